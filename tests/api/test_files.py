@@ -200,7 +200,7 @@ async def test_a_disk_that_takes_not_even_the_spool_s_folder_is_full(
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
     with pytest.raises(StorageFull):
-        async with spooled(tmp_path / "spool", body(), most=1):
+        async with spooled(tmp_path / "spool", body(), max_bytes=1):
             pass
 
 
@@ -231,7 +231,7 @@ async def body():
         yield bytes(1 << 20)
 async def main(folder):
     try:
-        async with spool.spooled(folder / "in", body(), most=1 << 30):
+        async with spool.spooled(folder / "in", body(), max_bytes=1 << 30):
             print("it was taken")
     except Exception as e:
         print(type(e).__name__, "left", list((folder / "in").iterdir()))

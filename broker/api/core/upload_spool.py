@@ -59,8 +59,8 @@ def sweep_halves(folder: Path) -> None:
 
 
 @asynccontextmanager
-async def spooled(folder: Path, body: AsyncIterable[bytes], *, most: int) -> AsyncGenerator[Spooled]:
-    """Store the body in a temporary file of at most `most` bytes.
+async def spooled(folder: Path, body: AsyncIterable[bytes], *, max_bytes: int) -> AsyncGenerator[Spooled]:
+    """Store the body in a temporary file of at most `max_bytes` bytes.
 
     Raises TooLarge, StorageFull, and errors of `body`.
     """
@@ -68,7 +68,7 @@ async def spooled(folder: Path, body: AsyncIterable[bytes], *, most: int) -> Asy
     try:
         try:
             private_folder(folder)
-            file = await _written(path, body, most)
+            file = await _written(path, body, max_bytes)
         except OSError as e:
             if e.errno not in FULL:
                 raise
@@ -79,7 +79,7 @@ async def spooled(folder: Path, body: AsyncIterable[bytes], *, most: int) -> Asy
             path.unlink(missing_ok=True)
 
 
-async def _written(path: Path, body: AsyncIterable[bytes], most: int) -> Spooled:
+async def _written(path: Path, body: AsyncIterable[bytes], max_bytes: int) -> Spooled:
     digest, size, held = hashlib.sha256(), 0, bytearray()
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb", 0) as file:
 
@@ -93,19 +93,19 @@ async def _written(path: Path, body: AsyncIterable[bytes], most: int) -> Spooled
 
         async for chunk in body:
             size += len(chunk)
-            if size > most:
+            if size > max_bytes:
                 raise TooLarge(
-                    f"the file has more than {most} bytes; send less, or raise upload_max_bytes of the daemon"
+                    f"the file has more than {max_bytes} bytes; send less, or raise upload_max_bytes of the daemon"
                 )
             held += chunk
             if len(held) >= WRITE_BYTES:
-                await _settled(write)
+                await _run_to_end(write)
                 held = bytearray()
-        await _settled(write)
+        await _run_to_end(write)
     return Spooled(path=path, bytes=size, sha256=digest.hexdigest())
 
 
-async def _settled(call: Callable[[], T]) -> T:
+async def _run_to_end(call: Callable[[], T]) -> T:
     """Run a call in a thread to its end, even if this task is cancelled, because the call still uses the open file."""
     work = asyncio.ensure_future(asyncio.to_thread(call))
     try:

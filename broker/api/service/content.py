@@ -72,7 +72,7 @@ class Content:
         fmt = _format(name, declared)
         async with self._of_team[caller.team], self._uploading:
             settings = self._service.settings
-            async with spooled(settings.spool, _in_time(body), most=settings.upload_bytes) as file:
+            async with spooled(settings.spool, _in_time(body), max_bytes=settings.upload_bytes) as file:
                 if sha256 not in (None, file.sha256):
                     message = (
                         f"these {file.bytes} bytes have {file.sha256}; they were changed in transit; send them again"

@@ -54,7 +54,7 @@ class SlackNotifier:
         self._api_url = api_url
         self._session: aiohttp.ClientSession | None = None
         self._clients: dict[str, tuple[bytes | None, str, SlackClient]] = {}
-        self._seen: OrderedDict[tuple[str, str], _Seen] = OrderedDict()
+        self._threads: OrderedDict[tuple[str, str], _ThreadRecord] = OrderedDict()
 
     def check(self, config: Mapping[str, object], secrets: Mapping[str, str]) -> Settings:
         return check(config, secrets)
@@ -83,7 +83,7 @@ class SlackNotifier:
         self, channel: Channel, delivery: Delivery, snapshot: JobSnapshot | None, state: State | None
     ) -> State | None:
         name, now = (channel.id, delivery.stream), self._clock.monotonic()
-        session = self._seen.pop(name, None)
+        session = self._threads.pop(name, None)
         replies = (
             session.replies if session is not None and session.state == state and now - session.at < TRUST_S else None
         )
@@ -98,9 +98,9 @@ class SlackNotifier:
             raise
         if thread.replies is not None:
             now = self._clock.monotonic()
-            self._seen[name] = _Seen(replies=thread.replies, state=thread.state or None, at=now)
-        while len(self._seen) > TRUSTED:
-            self._seen.popitem(last=False)
+            self._threads[name] = _ThreadRecord(replies=thread.replies, state=thread.state or None, at=now)
+        while len(self._threads) > TRUSTED:
+            self._threads.popitem(last=False)
         return thread.state or None
 
     async def close(self) -> None:
@@ -109,7 +109,7 @@ class SlackNotifier:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Seen:
+class _ThreadRecord:
     """State of a thread when this process last wrote to it."""
 
     replies: set[str]
@@ -139,15 +139,15 @@ class _Thread:
         if delivery.refresh and ("ts" not in self.state or self.client.busy):
             return
         try:
-            await self._told(delivery, snapshot)
+            await self._deliver_job(delivery, snapshot)
         except Missing:  # a user deleted the root message; a new one lets users find the job
             self.state.clear()
             if not delivery.refresh:
                 self.replies = None
                 with contextlib.suppress(Missing):
-                    await self._told(delivery, snapshot)
+                    await self._deliver_job(delivery, snapshot)
 
-    async def _told(self, delivery: Delivery, snapshot: JobSnapshot) -> None:
+    async def _deliver_job(self, delivery: Delivery, snapshot: JobSnapshot) -> None:
         shown = root(snapshot)
         thread = str(self.state.get("ts") or await self._open(snapshot, shown))
         if delivery.event is not None:
@@ -170,15 +170,15 @@ class _Thread:
         if event.kind not in slack_replies.ENDS:
             content = slack_replies.reply(event, snapshot, delivery.folded)
             if content is not None:
-                await self._say(content, delivery.id, event, thread)
+                await self._post(content, delivery.id, event, thread)
             return
         losses = await self._losses(snapshot.job)
         picture = plot.png(losses, _heldout(snapshot), _resumed(snapshot)) if len(losses) > 1 else None
-        await self._say(ended(snapshot, () if picture else losses), delivery.id, event, thread)
+        await self._post(ended(snapshot, () if picture else losses), delivery.id, event, thread)
         if picture is not None:
             await self._upload(picture, snapshot.job, event, thread)
 
-    async def _say(self, content: SlackMessage, name: str, event: Event, thread: str) -> None:
+    async def _post(self, content: SlackMessage, name: str, event: Event, thread: str) -> None:
         posted = await self._posted_since(event, thread)
         if name not in posted:
             await self.client.post(content, key={"channel": self.channel.id, "id": name}, thread=thread)
