@@ -63,24 +63,24 @@ class Fleet:
     ) -> "Fleet":
         context = replace(context, timeouts=replace(context.timeouts, beat_s=context.limits.heartbeat_s))
         inventory, launchers, destroys = Inventory(context), CreatesInFlight(context), Destroys(context)
-        beats, lessons = HeartbeatReader(context), ObservedRuns(context)
+        beats, observed_runs = HeartbeatReader(context), ObservedRuns(context)
         outbox = Outbox(context, notifiers, jitter=random.random, keep=keep)
-        boot = Boot(context=context, box=box, trainer=trainer, learned=lessons)
+        boot = Boot(context=context, box=box, trainer=trainer, learned=observed_runs)
         launch = Launch(context, inventory, launchers, boot, beats, offers)
         return cls(
             context=context,
             launch=launch,
             destroys=destroys,
             outbox=outbox,
-            learned=lessons,
+            learned=observed_runs,
             controllers=(
-                Placement(context, inventory, offers, troubles, lessons),
+                Placement(context, inventory, offers, troubles, observed_runs),
                 launch,
                 *_of_machines(context, inventory, launchers, destroys, beats),
-                Guard(context, lessons),
+                Guard(context, observed_runs),
                 RetentionController(context),
                 Budgets(context),
-                lessons,
+                observed_runs,
                 Sweep(context, inventory, destroys, report_only=report_only),
                 Deadman(context),
                 Grants(context, Granting(context=context, box=box)),

@@ -214,8 +214,8 @@ async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Control
     providers = gated(providers, config.providers.rented(), clock)
     for provider in providers.values():
         stack.push_async_callback(provider.close)
-    seat = seat_of(config.home, providers, await store.database())
-    await refuse_conflicting_brokers(blobs, clock, seat)
+    identity = seat_of(config.home, providers, await store.database())
+    await refuse_conflicting_brokers(blobs, clock, identity)
     await _refuse_lost_providers(store, set(providers))
     context = ControllerContext(
         installation=installation,
@@ -225,7 +225,7 @@ async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Control
         providers=providers,
         clock=clock,
         intervals=intervals_of(config),
-        seat=seat,
+        identity=identity,
         limits=Limits(**config.limits.model_dump()),
         costs=costs_of(config),
         forbidden=partial(forbidden, config.trainer.remote_code),

@@ -14,14 +14,14 @@ from trainer.contract.documents import Final
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchLook:
+class LaunchObservation:
     """Facts that one poll gathered about an attempt whose create has not answered."""
 
-    seen: tuple[Observed, ...] = ()
+    listed: tuple[Observed, ...] = ()
     """Machines of the attempt in recent listings."""
-    omits: bool = False
+    missing_once: bool = False
     """True when only the latest listing omits a machine. That machine may exist in addition to the listed ones."""
-    beating: bool = False
+    has_heartbeats: bool = False
     """True when the agents of all machines have sent heartbeats, at any time, and this process awaits no answer of
     create.
     """
@@ -33,63 +33,65 @@ class LaunchLook:
     """True when a listing after the launcher's death proves that no machine exists."""
     final: Final | None = None
     """The agent's final report, which is read once the machines are absent; None: there is none."""
-    unread: bool = False
+    is_report_unreadable: bool = False
     """True when the machines are absent and the blob store could read neither the final report nor later attempts."""
-    followed: bool = False
+    is_superseded: bool = False
     """True when a later attempt of the job was bought: this one has ended, but a restored backup lacks its end."""
 
 
-def judge_launching(attempt: Attempt, look: LaunchLook, caps: Caps, now: datetime) -> AttemptEvent | None:
+def judge_launching(attempt: Attempt, observation: LaunchObservation, caps: Caps, now: datetime) -> AttemptEvent | None:
     """Return the event that follows from a poll; None: wait.
 
     ABSENT means that no machine exists and none will appear, so create may be called again. If the launcher starts the
     agent (`caps.agent_start_s`), a listed machine is adopted only with a heartbeat. The launcher may have died before
     it started the agent, and such a machine bills and never trains.
     """
-    complete = len(look.seen) >= attempt.line.nodes
-    handles = {machine.handle.id for machine in look.seen if machine.state is not InstanceState.GONE}
+    complete = len(observation.listed) >= attempt.line.nodes
+    handles = {machine.handle.id for machine in observation.listed if machine.state is not InstanceState.GONE}
     if len(handles) > attempt.line.nodes:
         return AttemptEvent.MISMATCH  # each extra machine bills
-    adoptable = complete and not look.omits
+    adoptable = complete and not observation.missing_once
     if adoptable and caps.agent_start_s is None:
         return AttemptEvent.CREATED
-    if any(machine.state in TAKEN_AWAY for machine in look.seen):
+    if any(machine.state in TAKEN_AWAY for machine in observation.listed):
         return AttemptEvent.GONE
-    if mismatch_message(attempt.line.offer, look.seen):
+    if mismatch_message(attempt.line.offer, observation.listed):
         return AttemptEvent.MISMATCH
-    if look.beating and adoptable:
+    if observation.has_heartbeats and adoptable:
         return AttemptEvent.CREATED
-    if fault_message(look.seen):
+    if fault_message(observation.listed):
         return AttemptEvent.SETUP_FAILED
     late = (now - (attempt.create_sent_at or now)).total_seconds() > caps.boot_deadline_s
-    if look.absent and look.dead_s is not None:
-        return _judge_absent(attempt, look, late=late)
+    if observation.absent and observation.dead_s is not None:
+        return _judge_absent(attempt, observation, late=late)
     # A machine that exists may train without a readable heartbeat, and a first listing may omit an existing machine.
-    if late and (look.store_ok or not complete) and not _may_be_left_out(look, caps):
+    if late and (observation.store_ok or not complete) and not _may_be_left_out(observation, caps):
         return AttemptEvent.DEADLINE
-    waited = look.store_ok and look.dead_s is not None and look.dead_s > (caps.agent_start_s or 0.0)
-    return AttemptEvent.SETUP_FAILED if look.seen and waited else None
+    waited = (
+        observation.store_ok and observation.dead_s is not None and observation.dead_s > (caps.agent_start_s or 0.0)
+    )
+    return AttemptEvent.SETUP_FAILED if observation.listed and waited else None
 
 
-def _judge_absent(attempt: Attempt, look: LaunchLook, *, late: bool) -> AttemptEvent | None:
-    if look.final is not None:  # every machine ended while no broker ran, or after the backup
+def _judge_absent(attempt: Attempt, observation: LaunchObservation, *, late: bool) -> AttemptEvent | None:
+    if observation.final is not None:  # every machine ended while no broker ran, or after the backup
         return AttemptEvent.FINAL
-    if attempt.handles or look.followed:
+    if attempt.handles or observation.is_superseded:
         return AttemptEvent.GONE  # a machine that existed and is absent was taken away
     if late:
         return AttemptEvent.DEADLINE
-    return None if look.unread else AttemptEvent.ABSENT
+    return None if observation.is_report_unreadable else AttemptEvent.ABSENT
 
 
-def _may_be_left_out(look: LaunchLook, caps: Caps) -> bool:
+def _may_be_left_out(observation: LaunchObservation, caps: Caps) -> bool:
     """Return True if a listing may omit a machine that trains.
 
     A restored backup may return an old row of an attempt that trains already. If a launcher starts the agents, a
     machine without a heartbeat by the deadline does not train.
     """
-    unproven = look.dead_s is not None and not look.seen
-    trains = look.beating or not look.store_ok or caps.agent_start_s is None
-    return unproven or (look.omits and trains)
+    unproven = observation.dead_s is not None and not observation.listed
+    trains = observation.has_heartbeats or not observation.store_ok or caps.agent_start_s is None
+    return unproven or (observation.missing_once and trains)
 
 
 def outdated(bought: Offer, latest: Offer | None, seen_at: datetime | None, price_rise: Decimal) -> str | None:

@@ -72,7 +72,7 @@ class AttemptObservation:
     beat_age_s: float | None = None
     progress_age_s: float | None = None
     final: Final | None = None
-    seen: tuple[Observed, ...] = ()
+    listed: tuple[Observed, ...] = ()
     absent: bool = False
     """True when two listings at least `list_lag_s` apart show no machine. Both began long enough after the create."""
     missing_from_listings: bool = False
@@ -114,7 +114,7 @@ def recorded_machines(attempt: Attempt, listed: tuple[Observed, ...]) -> tuple[O
 
 def liveness(expected_nodes: int, observation: AttemptObservation, timeouts: LivenessTimeouts) -> Liveness:
     """Return ALIVE by fresh heartbeats, DEAD only by the cloud's listings, otherwise UNKNOWN, which frees no money."""
-    states = [machine.state for machine in observation.seen]
+    states = [machine.state for machine in observation.listed]
     age_s = math.inf if observation.beat_age_s is None else observation.beat_age_s
     if not (len(_stopped_machines(observation)) <= observation.finished and age_s < timeouts.lost_s):
         if observation.lost or InstanceState.GONE in states:
@@ -142,7 +142,7 @@ def liveness(expected_nodes: int, observation: AttemptObservation, timeouts: Liv
 
 def _stopped_machines(observation: AttemptObservation) -> set[str]:
     """Return the machines that no longer run according to the cloud."""
-    return {machine.handle.id for machine in observation.seen if machine.state in TAKEN_AWAY} | observation.lost
+    return {machine.handle.id for machine in observation.listed if machine.state in TAKEN_AWAY} | observation.lost
 
 
 def poll_share(observation: AttemptObservation, timeouts: LivenessTimeouts) -> float:
@@ -158,7 +158,7 @@ def poll_share(observation: AttemptObservation, timeouts: LivenessTimeouts) -> f
         age_s = max(age_s, observation.peers_silent_s)
     if age_s < timeouts.late_s:
         return 0.0
-    if not observation.seen:
+    if not observation.listed:
         return 1.0
     return 0.5 if age_s < 12 * timeouts.beat_s else 0.0
 
@@ -205,13 +205,13 @@ def judge(
 def _judge_booting(
     attempt: Attempt, observation: AttemptObservation, now: datetime, timeouts: LivenessTimeouts, boot_deadline_s: float
 ) -> AttemptEvent | None:
-    if mismatch_message(attempt.line.offer, observation.seen):
+    if mismatch_message(attempt.line.offer, observation.listed):
         return AttemptEvent.MISMATCH
     if observation.beat is not None and observation.peers_silent_s != math.inf:  # every machine has sent a heartbeat
         return AttemptEvent.FIRST_BEAT
-    if fault_message(observation.seen):
+    if fault_message(observation.listed):
         return AttemptEvent.SETUP_FAILED
-    if any(machine.notice_s is not None for machine in observation.seen):
+    if any(machine.notice_s is not None for machine in observation.listed):
         return AttemptEvent.NOTICE
     late = (now - (attempt.create_sent_at or now)).total_seconds() > boot_deadline_s
     # While the blob store was unreachable, agents could not write heartbeats, so the deadline waits for `lost_s`.
@@ -220,7 +220,7 @@ def _judge_booting(
 
 
 def _notice_is_near(observation: AttemptObservation, timeouts: LivenessTimeouts) -> bool:
-    notices = [machine.notice_s for machine in observation.seen if machine.notice_s is not None]
+    notices = [machine.notice_s for machine in observation.listed if machine.notice_s is not None]
     if observation.beat is not None and observation.beat.notice_s is not None:
         notices.append(observation.beat.notice_s)
     return any(notice_s <= timeouts.notice_s for notice_s in notices)
@@ -233,7 +233,7 @@ def _is_hung(nodes: int, observation: AttemptObservation, timeouts: LivenessTime
     machine, because that machine may be gone. A machine that restarts gets its boot time.
     """
     readable = observation.store_ok_s is not None and observation.store_ok_s >= timeouts.lost_s
-    existing = [machine for machine in observation.seen if machine.state not in TAKEN_AWAY]
+    existing = [machine for machine in observation.listed if machine.state not in TAKEN_AWAY]
     if len(existing) < max(1, nodes - observation.finished) or not readable:
         return False
     running = all(machine.state is InstanceState.RUNNING for machine in existing)

@@ -7,7 +7,7 @@ from broker.domain.job import Attempt, Job, PlanAdjustment
 from broker.domain.offer import GIB, QuoteLine
 from broker.domain.workload import MemoryNeed, Plan, Workload
 from broker.estimator.memory.evidence import shortfall
-from broker.estimator.memory.job_memory import divides
+from broker.estimator.memory.job_memory import may_shard
 from broker.estimator.planning.plan_search import Planner, shards_of
 from broker.estimator.speed.hardware import TABLE
 from broker.estimator.workload import remaining
@@ -111,7 +111,7 @@ def adjustment_message(job: Job, line: QuoteLine, after: PlanAdjustment) -> str:
     if after.gradient_checkpointing and not ran.gradient_checkpointing:
         words.append("gradient checkpointing on")
     if after.oom_device_bytes > before.oom_device_bytes:
-        more = f", or the model divided between more than {after.oom_shards}" if divides(ran) else ""
+        more = f", or the model divided between more than {after.oom_shards}" if may_shard(ran) else ""
         words.append(f"only machines with more than {after.oom_device_bytes / GIB:.1f} GiB a device{more}")
     if after.oom_host_bytes > before.oom_host_bytes:
         words.append(f"only machines with more than {after.oom_host_bytes / GIB:.1f} GiB of memory")

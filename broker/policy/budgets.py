@@ -61,7 +61,7 @@ def extension(job: Job, attempt: Attempt | None, cap_usd: Decimal) -> BudgetRequ
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class PolicyUsage:
     """Spending and machines of the jobs that a policy covers."""
 
     charged: tuple[Decimal, ...] = ()
@@ -71,7 +71,7 @@ class Standing:
     gpus: int = 0
     jobs: int = 0
 
-    def plus(self, ask: BudgetRequest) -> "Standing":
+    def plus(self, ask: BudgetRequest) -> "PolicyUsage":
         """Return the status after the request was granted."""
         return replace(
             self,
@@ -87,10 +87,10 @@ class Applied:
 
     id: int
     policy: Policy
-    standing: Standing
+    usage: PolicyUsage
 
     def granted(self, ask: BudgetRequest) -> "Applied":
-        return replace(self, standing=self.standing.plus(ask))
+        return replace(self, usage=self.usage.plus(ask))
 
 
 class Hold(StrEnum):
@@ -145,7 +145,7 @@ def judge(ask: BudgetRequest, applied: Sequence[Applied], now: datetime) -> Refu
 def free_gpus(applied: Sequence[Applied]) -> tuple[int, str] | None:
     """Return how many GPUs a new attempt may have, and the limit in words; None: any number."""
     left = [
-        (limit - applied_policy.standing.gpus, applied_policy.policy)
+        (limit - applied_policy.usage.gpus, applied_policy.policy)
         for applied_policy in applied
         if (limit := applied_policy.policy.max_gpus) is not None
     ]
@@ -157,17 +157,17 @@ def free_gpus(applied: Sequence[Applied]) -> tuple[int, str] | None:
     return free, f"max_gpus of policy {policy.name} is {policy.max_gpus}{held}"
 
 
-def reached(policy: Policy, standing: Standing) -> Iterator[Reached]:
+def reached(policy: Policy, usage: PolicyUsage) -> Iterator[Reached]:
     """Yield thresholds whose share is spent. Reservations do not count, because they may be released."""
-    for budget, charged in zip(policy.budgets, standing.charged, strict=True):
+    for budget, charged in zip(policy.budgets, usage.charged, strict=True):
         for threshold in budget.thresholds:
             if charged >= threshold.at * budget.limit_usd:
                 yield Reached(budget=budget, threshold=threshold, charged_usd=charged)
 
 
-def drains(policy: Policy, standing: Standing) -> Reached | None:
+def drains(policy: Policy, usage: PolicyUsage) -> Reached | None:
     """Return the threshold that requires running jobs to stop now; None: none."""
-    return next((crossed for crossed in reached(policy, standing) if crossed.threshold.action is Action.DRAIN), None)
+    return next((crossed for crossed in reached(policy, usage) if crossed.threshold.action is Action.DRAIN), None)
 
 
 _EFFECTS = {
@@ -193,27 +193,27 @@ def _approval_message(ask: BudgetRequest, applied_policy: Applied) -> str | None
     above = applied_policy.policy.approval_above_usd
     if above is not None and ask.cap_usd > above:
         return f"policy {applied_policy.policy.name} requires it above a cap of {show(above)}"
-    for crossed in reached(applied_policy.policy, applied_policy.standing):
+    for crossed in reached(applied_policy.policy, applied_policy.usage):
         if crossed.threshold.action is Action.REQUIRE_APPROVAL:
             return f"policy {applied_policy.policy.name} requires it once {_share(applied_policy.policy, crossed)}"
     return None
 
 
 def _limit_message(ask: BudgetRequest, applied_policy: Applied, now: datetime) -> str | None:
-    policy, standing = applied_policy.policy, applied_policy.standing
+    policy, usage = applied_policy.policy, applied_policy.usage
     lead = f"waits for policy {policy.name}"
-    for crossed in reached(policy, standing):
+    for crossed in reached(policy, usage):
         stops = crossed.threshold.action is Action.STOP_LAUNCHES and ask.jobs
         if stops or crossed.threshold.action is Action.DRAIN:
             return f"{lead}: nothing is launched once {_share(policy, crossed)}{_until(policy, crossed.budget, now)}"
-    if ask.jobs and policy.max_jobs is not None and standing.jobs + ask.jobs > policy.max_jobs:
-        return f"{lead}: max_jobs is {policy.max_jobs}{_team_only(policy, f', {standing.jobs} hold machines')}"
-    if ask.gpus and policy.max_gpus is not None and standing.gpus + ask.gpus > policy.max_gpus:
-        held = _team_only(policy, f", {standing.gpus} are held")
+    if ask.jobs and policy.max_jobs is not None and usage.jobs + ask.jobs > policy.max_jobs:
+        return f"{lead}: max_jobs is {policy.max_jobs}{_team_only(policy, f', {usage.jobs} hold machines')}"
+    if ask.gpus and policy.max_gpus is not None and usage.gpus + ask.gpus > policy.max_gpus:
+        held = _team_only(policy, f", {usage.gpus} are held")
         return f"{lead}: max_gpus is {policy.max_gpus}{held}, and it needs {ask.gpus}"
-    for budget, charged in zip(policy.budgets, standing.charged, strict=True):
-        if charged + standing.outstanding_usd + ask.reserve_usd > budget.limit_usd:
-            return f"{lead}: {_over_budget_message(ask, policy, budget, charged, standing.outstanding_usd, now)}"
+    for budget, charged in zip(policy.budgets, usage.charged, strict=True):
+        if charged + usage.outstanding_usd + ask.reserve_usd > budget.limit_usd:
+            return f"{lead}: {_over_budget_message(ask, policy, budget, charged, usage.outstanding_usd, now)}"
     return None
 
 

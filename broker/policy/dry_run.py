@@ -15,12 +15,12 @@ from itertools import count
 from broker.domain.ids import JobId
 from broker.domain.money import ZERO
 from broker.domain.policy import Action, Policy
-from broker.policy.budgets import Applied, BudgetRequest, Hold, Standing, drains, judge, reached
+from broker.policy.budgets import Applied, BudgetRequest, Hold, PolicyUsage, drains, judge, reached
 from broker.policy.windows import QUARTER, quarter, window_start
 
 
 @dataclass(frozen=True, kw_only=True)
-class Past:
+class LedgerAttempt:
     """One attempt in the ledger. `charges` are (quarter-hour, dollars), oldest first."""
 
     job_id: JobId
@@ -36,7 +36,7 @@ class Past:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Other:
+class StorageSpending:
     """Dollars charged in a quarter-hour to no attempt: storage."""
 
     team: str
@@ -50,8 +50,8 @@ class History:
     """Contents of the ledger up to `now`."""
 
     now: datetime
-    attempts: Sequence[Past] = ()
-    others: Sequence[Other] = ()
+    attempts: Sequence[LedgerAttempt] = ()
+    others: Sequence[StorageSpending] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class DrainedAttempt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ApprovalRequest:
     """A job for which approval would have been requested."""
 
     job_id: JobId
@@ -82,7 +82,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Crossed:
+class CrossedThreshold:
     """A threshold that users would have been notified about."""
 
     budget: str
@@ -98,8 +98,8 @@ class DryRun:
     launches: int
     held: tuple[Held, ...]
     drained: tuple[DrainedAttempt, ...]
-    asked: tuple[Asked, ...]
-    crossed: tuple[Crossed, ...]
+    asked: tuple[ApprovalRequest, ...]
+    crossed: tuple[CrossedThreshold, ...]
     usd_spent: Decimal
     """Dollars charged in that time to the jobs that the policy covers."""
     usd_not_spent: Decimal
@@ -111,14 +111,14 @@ def dry_run(policy: Policy, since: datetime, history: History) -> DryRun:
 
     `history` reaches further back by the longest window, so that the spending of every budget is known at `since`.
     """
-    return _Play(policy=policy, since=since, history=history).run()
+    return _Replay(policy=policy, since=since, history=history).run()
 
 
 @dataclass(kw_only=True, eq=False)
 class _Live:
     """An attempt in the replay. `left`: charges not yet made, at the times of the replay."""
 
-    past: Past
+    past: LedgerAttempt
     left: list[tuple[datetime, Decimal]]
     ends_at: datetime | None
     reserved: Decimal
@@ -135,7 +135,7 @@ class _Live:
 
 
 @dataclass(kw_only=True)
-class _Play:
+class _Replay:
     policy: Policy
     since: datetime
     history: History
@@ -153,8 +153,8 @@ class _Play:
     launches: int = 0
     held: list[Held] = field(default_factory=list)
     drained: list[DrainedAttempt] = field(default_factory=list)
-    asked: dict[JobId, Asked] = field(default_factory=dict)
-    crossed: dict[tuple[str, Decimal, Action], list[Crossed]] = field(default_factory=dict)
+    asked: dict[JobId, ApprovalRequest] = field(default_factory=dict)
+    crossed: dict[tuple[str, Decimal, Action], list[CrossedThreshold]] = field(default_factory=dict)
 
     def run(self) -> DryRun:
         history = self.history
@@ -187,7 +187,7 @@ class _Play:
             usd_not_spent=max(ZERO, sum((usd for _, usd in paid), ZERO) - self.total),
         )
 
-    def _enter(self, attempts: Sequence[Past]) -> None:
+    def _enter(self, attempts: Sequence[LedgerAttempt]) -> None:
         """Schedule the launch of every job's first attempt. `_end` schedules the job's next attempt."""
         for past in sorted(attempts, key=lambda attempt: (attempt.job_id, attempt.number)):
             before = self.later.setdefault(past.job_id, [])
@@ -240,9 +240,9 @@ class _Play:
             self._note(ended + following[0].gap, following.pop(0), starts=True)
         self._retry(ended)
 
-    def _standing(self, at: datetime) -> Standing:
+    def _usage(self, at: datetime) -> PolicyUsage:
         starts = [window_start(budget, self.policy.zone, at) for budget in self.policy.budgets]
-        return Standing(
+        return PolicyUsage(
             charged=tuple(self.total - self.before.get(start, ZERO) for start in starts),
             outstanding_usd=sum((max(ZERO, live.reserved - live.charged) for live in self.running), ZERO),
             gpus=sum(live.past.gpus for live in self.running),
@@ -253,14 +253,14 @@ class _Play:
         """Record each threshold once a period, and drain while the share of a drain threshold is spent."""
         if at < self.since:
             return
-        standing = self._standing(at)
-        for reached_threshold in reached(self.policy, standing):
+        usage = self._usage(at)
+        for reached_threshold in reached(self.policy, usage):
             budget, threshold = reached_threshold.budget, reached_threshold.threshold
             crossings = self.crossed.setdefault((budget.key, threshold.at, threshold.action), [])
             if not crossings or crossings[-1].at < window_start(budget, self.policy.zone, at):
                 name = f"{budget.per}/{budget.window}"
-                crossings.append(Crossed(budget=name, share=threshold.at, action=threshold.action, at=at))
-        if drains(self.policy, standing) is None:
+                crossings.append(CrossedThreshold(budget=name, share=threshold.at, action=threshold.action, at=at))
+        if drains(self.policy, usage) is None:
             return
         for live in self.running:
             self.drained.append(DrainedAttempt(job_id=live.past.job_id, attempt=live.past.number, at=at))
@@ -291,10 +291,10 @@ class _Play:
     def _refusal(self, live: _Live, at: datetime) -> str | None:
         past = live.past
         ask = BudgetRequest(reserve_usd=live.reserved, cap_usd=past.cap_usd, gpus=past.gpus, jobs=1)
-        applied = (Applied(id=0, policy=self.policy, standing=self._standing(at)),)
+        applied = (Applied(id=0, policy=self.policy, usage=self._usage(at)),)
         refusal = judge(ask, applied, at)
         if refusal is not None and refusal.hold is Hold.APPROVAL:
-            self.asked.setdefault(past.job_id, Asked(job_id=past.job_id, at=at, reason=refusal.reason))
+            self.asked.setdefault(past.job_id, ApprovalRequest(job_id=past.job_id, at=at, reason=refusal.reason))
         if past.job_id in self.asked:
             refusal = judge(replace(ask, approved_usd=past.cap_usd), applied, at)
         return refusal.reason if refusal else None

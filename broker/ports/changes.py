@@ -70,7 +70,7 @@ class Change:
     active job that is written with an attempt is fenced by (id, state, attempts) instead: its attempt has the lease.
 
     Only the controllers' columns of `attempt[1]` and `job[1]` are written, not those of the API and of billing.
-    `launched_by` is written only if the change sets it, because `Store.launchers_through` may have cleared it.
+    `launched_by` is written only if the change sets it, because `Store.mark_launchers_finished` may have cleared it.
 
     The lease is released; the row is due again after `due_in_s`.
     """

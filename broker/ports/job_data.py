@@ -67,7 +67,7 @@ class GlobalJobData(TenantJobData, Protocol):
         """
         ...
 
-    async def heir(self, job_id: JobId) -> JobId | None:
+    async def unfinished_dependent(self, job_id: JobId) -> JobId | None:
         """Return an unfinished job of any team that starts from this job's checkpoints, or None."""
         ...
 

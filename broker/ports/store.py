@@ -70,7 +70,7 @@ class Store(TenantStore, ChannelStore, GlobalPolicies, GlobalJobData, Protocol):
         """Return terminating attempts whose launcher is not known to be finished, leased or not."""
         ...
 
-    async def launchers_through(self, attempts: Sequence[Attempt]) -> None:
+    async def mark_launchers_finished(self, attempts: Sequence[Attempt]) -> None:
         """Clear `launched_by` of terminating attempts where it is unchanged since it was read, leased or not.
 
         No lease is needed, because these launchers can create no more machines.

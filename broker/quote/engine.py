@@ -23,7 +23,7 @@ from broker.estimator.preemption_rate import basis
 from broker.quote.machine_cost import MachineCost, kind_of, scarcity_note
 from broker.quote.offer_index import OfferGroup, OfferIndex, offer_index, rank
 from broker.quote.offer_rules import GroupCase, apply_rules, dollars, drop_message, total_usd
-from broker.quote.request import QuoteRequest, policy
+from broker.quote.request import QuoteRequest, drop_reason
 from broker.quote.token_cache import rows_bytes
 
 LIFETIME = timedelta(minutes=5)
@@ -41,7 +41,7 @@ def _kind(ask: QuoteRequest, offer: Offer) -> MachineCost:
     if fits is None:
         fits = fit(ask.workload, offer, nodes=ask.nodes, local=ask.local_files, learned=ask.learned)
         ask.fits[hardware] = fits
-    verdict = policy(ask, offer, caps) or (fits.drop, fits.reason)
+    verdict = drop_reason(ask, offer, caps) or (fits.drop, fits.reason)
     return kind_of(
         ask.workload, offer, fits, caps, verdict, nodes=ask.nodes, storage_usd_per_gib_month=ask.storage
     )  # fmt: skip

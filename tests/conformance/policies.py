@@ -43,7 +43,7 @@ async def admit(store: Store, **changes: Any) -> bool:
 
 async def standing(store: Store) -> Any:
     _, (one,) = await store.budgets()
-    return one.standing
+    return one.usage
 
 
 async def charge(store: Store, job: Job, usd: str, kind: LedgerKind = LedgerKind.CHARGE) -> None:

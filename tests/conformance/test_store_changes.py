@@ -83,9 +83,9 @@ async def test_launching_broker_reports_completion_while_another_leases_the_row(
     (read,) = await store.unproven_launches()
     assert (read.id, read.launched_by) == (sent.id, "a")
     (held,) = await store.claim_attempts(Lane.TERMINATION, owner="b", lease_s=HOUR, limit=9)
-    await store.launchers_through([replace(read, launched_by="another")])
+    await store.mark_launchers_finished([replace(read, launched_by="another")])
     assert len(await store.unproven_launches()) == 1
-    await store.launchers_through([read])
+    await store.mark_launchers_finished([read])
     assert await store.unproven_launches() == []
     # What was leased before holds still, and does not bring it back.
     assert await store.apply([Change(attempt=(held.attempt, replace(held.attempt, destroy_failures=3)))]) == [True]
@@ -99,7 +99,7 @@ async def test_no_launcher_is_through_with_what_may_be_created_again(store: Stor
     sent = replace(leased.attempt, launched_by="a")
     assert await store.apply([Change(attempt=(leased.attempt, sent))]) == [True]
     assert await store.unproven_launches() == []
-    await store.launchers_through([sent])
+    await store.mark_launchers_finished([sent])
     assert [one.launched_by for one in await store.attempts(sent.job_id)] == ["a"]
 
 

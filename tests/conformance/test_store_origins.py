@@ -40,7 +40,10 @@ async def test_either_something_starts_from_a_checkpoint_or_it_is_deleted(store:
         await mine.submit(heir, key=heir.id, body_sha256="b", events=[make_event(heir)])
         with pytest.raises(InUse, match=heir.id):
             await mine.delete_data(origin.id, [kind], event)
-        assert (await store.heir(origin.id), await store.heir(heir.id)) == (heir.id, None)
+        assert (await store.unfinished_dependent(origin.id), await store.unfinished_dependent(heir.id)) == (
+            heir.id,
+            None,
+        )
         gone = await rested(store, state)
         await mine.delete_data(gone.id, [kind], make_event(gone))
         late, other_job = heir_of(gone), make_job()

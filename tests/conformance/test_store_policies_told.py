@@ -63,7 +63,7 @@ async def test_an_approval_is_never_lowered_and_of_no_use_to_what_is_over(store:
 
 async def crossed(store: Store) -> tuple[int, Reached]:
     _, (one,) = await store.budgets()
-    return one.id, next(reached(one.policy, one.standing))
+    return one.id, next(reached(one.policy, one.usage))
 
 
 async def test_a_threshold_is_told_once_a_window_by_whoever_comes_first(store: Store) -> None:

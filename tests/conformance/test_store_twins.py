@@ -194,7 +194,7 @@ class Player:
                 for job in sorted(jobs, key=lambda job: job.id)
             ],
             await self.store.counts(),
-            [(one.policy, one.standing) for one in (await self.store.budgets())[1]],
+            [(one.policy, one.usage) for one in (await self.store.budgets())[1]],
         )
 
 

@@ -144,7 +144,7 @@ PLAIN = Life(act=_plain)
 LIVES: dict[str, Life] = {
     "": PLAIN,
     "stopped": Life(act=_stopped, attempts=("stopped",), passes=("commit:apply(draining)",)),
-    "stopped early": Life(act=_stopped_early, attempts=("stopped",), passes=(CREATE, "commit:launchers_through")),
+    "stopped early": Life(act=_stopped_early, attempts=("stopped",), passes=(CREATE, "commit:mark_launchers_finished")),
     "preempted": Life(
         act=_preempted, attempts=("preempted", "completed"), passes=(CREATE,), until=GOES_ON,
         leaves="SELECT 1 FROM attempts WHERE reason = 'completed' AND final->>'resumed_from' IS NOT NULL",

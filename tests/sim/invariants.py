@@ -149,7 +149,7 @@ class Watch:
             self._world.pinged(process)
         elif name == "charge":
             self.budgets.charged(process, args[0], answer)
-        elif name == "launchers_through":
+        elif name == "mark_launchers_finished":
             self._through(process, args[0])
         elif before is not None and name == "apply":
             for change in (change for change, held in zip(args[0], answer, strict=True) if held):

@@ -100,7 +100,7 @@ MUTANTS = (
     ),
     _mutant(
         "any launcher is through", "launcher_at_rest",
-        (f"{PROVISIONING}.launcher_completion.LauncherCompletion._is_through", wrong.through_at_once),
+        (f"{PROVISIONING}.launcher_completion.LauncherCompletion._has_finished", wrong.through_at_once),
         aim=_always_on("people.stop_launch", "cloud.dea", "cloud.slow_create"),
     ),
     _mutant(
@@ -333,7 +333,8 @@ MUTANTS = (
     ),
     _mutant(
         "heirs are not asked about", "good_checkpoint_kept",
-        ("tests.support.memory_store.job_data.MemoryGlobalJobData.heir", wrong.nobody), aim=_now_and_then("preempt"),
+        ("tests.support.memory_store.job_data.MemoryGlobalJobData.unfinished_dependent", wrong.nobody),
+        aim=_now_and_then("preempt"),
     ),
     _mutant(
         "numbers after a backup's are issued again", "issued_once",

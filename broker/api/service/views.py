@@ -166,32 +166,32 @@ def budget_list(now: datetime, applied: Sequence[Applied]) -> BudgetList:
 
 
 def _standing(applied: Applied, now: datetime) -> StandingView:
-    policy, standing = applied.policy, applied.standing
+    policy, usage = applied.policy, applied.usage
     return StandingView(
         name=policy.name,
         team=policy.team,
         user=policy.user,
         timezone=policy.timezone,
         budgets=_budgets(applied, now),
-        outstanding_usd=standing.outstanding_usd,
-        gpus=standing.gpus,
+        outstanding_usd=usage.outstanding_usd,
+        gpus=usage.gpus,
         max_gpus=policy.max_gpus,
-        jobs=standing.jobs,
+        jobs=usage.jobs,
         max_jobs=policy.max_jobs,
         approval_above_usd=policy.approval_above_usd,
     )
 
 
 def _budgets(applied: Applied, now: datetime) -> tuple[BudgetView, ...]:
-    policy, standing = applied.policy, applied.standing
-    crossed = {(crossing.budget.key, crossing.threshold) for crossing in reached(policy, standing)}
+    policy, usage = applied.policy, applied.usage
+    crossed = {(crossing.budget.key, crossing.threshold) for crossing in reached(policy, usage)}
     return tuple(
         BudgetView(
             limit_usd=budget.limit_usd,
             per=budget.per,
             window=budget.window,
             charged_usd=charged,
-            committed_usd=charged + standing.outstanding_usd,
+            committed_usd=charged + usage.outstanding_usd,
             since=window_start(budget, policy.zone, now),
             until=window_end(budget, policy.zone, now),
             thresholds=tuple(
@@ -199,5 +199,5 @@ def _budgets(applied: Applied, now: datetime) -> tuple[BudgetView, ...]:
                 for threshold in budget.thresholds
             ),
         )
-        for budget, charged in zip(policy.budgets, standing.charged, strict=True)
+        for budget, charged in zip(policy.budgets, usage.charged, strict=True)
     )

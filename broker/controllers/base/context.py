@@ -97,12 +97,12 @@ class ControllerContext:
     limits: Limits = field(default_factory=Limits)
     timeouts: LivenessTimeouts = field(default_factory=LivenessTimeouts)
     costs: CostSettings = field(default_factory=CostSettings)
-    seat: BrokerIdentity = field(default_factory=BrokerIdentity)
+    identity: BrokerIdentity = field(default_factory=BrokerIdentity)
     forbidden: Callable[[JobSpec], str] = lambda spec: ""
     """Returns why the installation does not run a job, in one line; empty: it does. The answer may change over time."""
 
     @property
-    def at_once(self) -> Mapping[str, float]:
+    def no_wait_turns(self) -> Mapping[str, float]:
         """`turns` of a claim that takes due rows at once: zero seconds for every cloud.
 
         Drains and destroys use it. Even a broker that gets no answers from a cloud may reach it with a destroy.

@@ -30,12 +30,10 @@ class Budgets:
     async def step(self) -> bool:
         now, applied = await self._context.store.budgets()
         for policy in applied:
-            for reached_threshold in reached(policy.policy, policy.standing):
+            for reached_threshold in reached(policy.policy, policy.usage):
                 await self._report(policy, reached_threshold, now)
         draining = [
-            (policy, threshold)
-            for policy in applied
-            if (threshold := drains(policy.policy, policy.standing)) is not None
+            (policy, threshold) for policy in applied if (threshold := drains(policy.policy, policy.usage)) is not None
         ]
         if draining:
             await self._drain(draining)

@@ -48,7 +48,7 @@ class Billing:
         self._stepped: datetime | None = None
 
     async def step(self) -> bool:
-        self._thaw()
+        self._restart_after_pause()
         live = await self._context.store.live_attempts()
         for cache in self._caches:
             cache.keep({row.attempt.id for row in live})
@@ -69,7 +69,7 @@ class Billing:
 
     def _charge(self, row: Leased) -> Charge | None:
         """Return the charge of one attempt; None: no create was sent, its cloud was not listed, or nothing is new."""
-        if row.attempt.create_sent_at is None or self._is_blind(row.attempt.line.offer.provider):
+        if row.attempt.create_sent_at is None or self._lacks_listings(row.attempt.line.offer.provider):
             return None
         decision = decide_charge(self._gather(row))
         return None if decision is None else _charge_of(decision)
@@ -96,14 +96,14 @@ class Billing:
             self_stopped_by=stopped_by,
         )
 
-    def _thaw(self) -> None:
+    def _restart_after_pause(self) -> None:
         """Start again as a new process after a long pause, in which the monotonic clock may have stopped."""
         now = self._context.clock.now()
         if self._stepped and (now - self._stepped).total_seconds() > self.every_s + LISTED_S:
             self._began = self._context.clock.monotonic()
         self._stepped = now
 
-    def _is_blind(self, provider: str) -> bool:
+    def _lacks_listings(self, provider: str) -> bool:
         """Return True if this process has not listed a cloud twice since its start.
 
         A machine that vanished while no broker ran would otherwise be charged until now.

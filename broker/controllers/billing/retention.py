@@ -62,27 +62,27 @@ class RetentionController:
         jobs = await context.store.claim_stored(lease_s=LEASE_S, limit=JOBS)
         if jobs:
             data = {blob.key: blob.bytes for blob in await context.blobs.list(object_keys.JOB_DATA)}
-            await decide_batch(context, self.name, jobs, lambda job: self._look(job, data))
+            await decide_batch(context, self.name, jobs, lambda job: self._check_job(job, data))
         now = context.clock.monotonic()
         if now - self._uploads_at >= UPLOADS_S:
             self._uploads_at = now
             await self._uploads()
         return len(jobs) == JOBS
 
-    async def _look(self, job: Job, data: Mapping[str, int]) -> None:
+    async def _check_job(self, job: Job, data: Mapping[str, int]) -> None:
         context = self._context
         now, defaults = context.clock.now(), context.costs.retention
         attempts = await context.store.attempts(job.id)
-        retained = await self._kept(job, attempts, data)
+        retained = await self._retained_objects(job, attempts, data)
         deleted: tuple[str, ...] = ()
-        spares = self._spares(job, retained)
-        if not spares:
+        is_held_back = self._has_unknown_attempts(job, retained)
+        if not is_held_back:
             job = await self._expire(job, expired(job, defaults, now))
             deleted = (
                 *leftovers(job, attempts, retained),
                 *superseded(job, attempts, retained.by_kind["checkpoints"], now),
             )
-        if deleted and await context.store.heir(job.id) is not None:  # another job starts from them
+        if deleted and await context.store.unfinished_dependent(job.id) is not None:  # another job starts from them
             deleted = tuple(key for key in deleted if key not in retained.by_kind["checkpoints"])
         await self._delete(deleted)
         sizes = {key: size for objects in retained.by_kind.values() for key, size in objects.items()}
@@ -94,11 +94,11 @@ class RetentionController:
             read=job.stored,
             to=stored,
             usd=due_now(job.stored, stored),
-            due_in_s=CHECK_ENDED_S if spares else again_s,  # the deletion stays due
+            due_in_s=CHECK_ENDED_S if is_held_back else again_s,  # the deletion stays due
         )
         await context.store.charge_storage(charge)
 
-    def _spares(self, job: Job, retained: RetainedObjects) -> bool:
+    def _has_unknown_attempts(self, job: Job, retained: RetainedObjects) -> bool:
         """Return True if the blob store has checkpoints of an attempt that the database does not know.
 
         That attempt may still train and save, so nothing of its job is deleted.
@@ -113,7 +113,9 @@ class RetentionController:
             )  # fmt: skip
         return bool(unknown_attempts)
 
-    async def _kept(self, job: Job, attempts: Sequence[Attempt], data: Mapping[str, int]) -> RetainedObjects:
+    async def _retained_objects(
+        self, job: Job, attempts: Sequence[Attempt], data: Mapping[str, int]
+    ) -> RetainedObjects:
         prefixes = [object_keys.checkpoints(job.id), *(f"attempts/{attempt.id}/" for attempt in attempts)]
         listed = [blob for prefix in prefixes for blob in await self._context.blobs.list(prefix)]
         prefix = object_keys.job_data(job.id, "")

@@ -24,24 +24,24 @@ SPOTS_EVERY = 20
 class ObservedRuns:
     """Reads the observations from time to time, so that quotes never wait for them."""
 
-    name = "lessons"
+    name = "observed_runs"
 
     def __init__(self, context: ControllerContext) -> None:
         self._context = context
         self._assessed: dict[AttemptId, ComparedRun | None] = {}
-        self._experience = NO_CORRECTIONS
+        self._corrections = NO_CORRECTIONS
         self._steps = 0
         self.every_s = context.intervals.observed_runs_s
 
     def __call__(self) -> Corrections:
-        return self._experience
+        return self._corrections
 
     async def step(self) -> bool:
         if self._steps % SPOTS_EVERY == 0:
             spot_hours = await self._context.store.spot_hours(within_s=SPOTS_WITHIN_S)
             spots = {place_of(run): run for run in spot_hours}
-            if spots != self._experience.spots:
-                self._experience = replace(self._experience, spots=spots)
+            if spots != self._corrections.spots:
+                self._corrections = replace(self._corrections, spots=spots)
         self._steps += 1
         observed = await self._context.store.observations(each=EACH)
         if {run.attempt_id for run in observed} == self._assessed.keys():
@@ -56,5 +56,5 @@ class ObservedRuns:
         for hardware in experience.speeds:
             experience.prepare(hardware)
             await asyncio.sleep(0)
-        self._assessed, self._experience = assessed, replace(experience, spots=self._experience.spots)
+        self._assessed, self._corrections = assessed, replace(experience, spots=self._corrections.spots)
         return False

@@ -22,7 +22,7 @@ class Deadman:
     async def step(self) -> bool:
         await self._context.store.ping()
         self._seq += 1
-        context, identity = self._context, self._context.seat
+        context, identity = self._context, self._context.identity
         lease = Lease(
             broker=context.owner, seq=self._seq, every_s=self.every_s, home=identity.home, clouds=dict(identity.clouds),
             database=identity.database,

@@ -36,7 +36,9 @@ class Interruption:
         self.every_s = context.intervals.poll_s
 
     async def step(self) -> bool:
-        async with self._claims.leased(limit=self._context.intervals.claim, turns=self._context.at_once) as leased:
+        async with self._claims.leased(
+            limit=self._context.intervals.claim, turns=self._context.no_wait_turns
+        ) as leased:
             return bool(leased) and await self._work_on(leased)
 
     async def _work_on(self, leased: Sequence[Leased]) -> bool:

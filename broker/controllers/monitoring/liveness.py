@@ -35,9 +35,9 @@ class LivenessController:
             self.every_s = self._context.intervals.poll_s
             if not leased:
                 await self._observer.beats.refresh_if_overdue()
-            return bool(leased) and await self._look(leased)
+            return bool(leased) and await self._decide_all(leased)
 
-    async def _look(self, leased: Sequence[Leased]) -> bool:
+    async def _decide_all(self, leased: Sequence[Leased]) -> bool:
         context = self._context
         unlisted = await self._observer.refresh(leased)
         decisions = await decide_batch(context, self.name, leased, lambda row: self._decide(row, unlisted))

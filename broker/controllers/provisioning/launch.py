@@ -127,7 +127,7 @@ class Launch:
                 case LaunchStep.WAIT:
                     await self._wait(leased, decision)
                 case LaunchStep.CONFIRM:
-                    outcome = await self._calls.confirm(decision.before, leased.job, facts.look.seen)
+                    outcome = await self._calls.confirm(decision.before, leased.job, facts.observation.listed)
                     await self._writer.write_confirmation(observed, outcome)
                 case LaunchStep.CREATE:
                     await self._create_again(observed, decision)

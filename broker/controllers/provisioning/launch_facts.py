@@ -10,7 +10,7 @@ from broker.controllers.observation.restored_attempts import RestoredAttempts
 from broker.controllers.provisioning.creates_in_flight import CreatesInFlight
 from broker.domain.errors import BlobsUnavailable, ProviderError
 from broker.lifecycle.decisions.launch_decision import LaunchFacts
-from broker.lifecycle.launch import LaunchLook
+from broker.lifecycle.launch import LaunchObservation
 from broker.lifecycle.signals import required_end
 from broker.ports import Leased
 
@@ -50,7 +50,7 @@ class LaunchFactsReader:
         """Return the facts. If a signal ends the attempt, the cloud is not listed, because listings do not matter."""
         attempt, context = leased.attempt, self._context
         provider = context.provider_of(attempt)
-        look, is_listed, running_at = LaunchLook(), True, None
+        observation, is_listed, running_at = LaunchObservation(), True, None
         if required_end(attempt, leased.job) is None:
             try:
                 await self._inventory.refresh(provider.name)
@@ -58,39 +58,39 @@ class LaunchFactsReader:
                 is_listed = False
             else:
                 running_at = self._inventory.running_at(attempt)
-                look = await self._look(leased, is_readable)
+                observation = await self._observe(leased, is_readable)
         return LaunchFacts(
             job=leased.job,
             attempt=attempt,
             caps=provider.caps,
             now=context.clock.now(),
-            look=look,
+            observation=observation,
             is_listed=is_listed,
             running_at=running_at,
             look_s=context.intervals.look_s,
         )
 
-    async def _look(self, leased: Leased, is_readable: bool) -> LaunchLook:
+    async def _observe(self, leased: Leased, is_readable: bool) -> LaunchObservation:
         attempt, provider = leased.attempt, leased.attempt.line.offer.provider
         dead_since = await self._launchers.dead_since(attempt)
         has_heartbeats = self._beats.shown(attempt.id, attempt.line.nodes)
         absence = self._inventory.absence(provider, attempt.name, dead_since, nodes=attempt.line.nodes)
-        look = LaunchLook(
-            seen=self._inventory.listed(provider, attempt.name),
-            omits=absence.missing_once,
-            beating=has_heartbeats and not self._launchers.is_in_flight(attempt.name),
+        observation = LaunchObservation(
+            listed=self._inventory.listed(provider, attempt.name),
+            missing_once=absence.missing_once,
+            has_heartbeats=has_heartbeats and not self._launchers.is_in_flight(attempt.name),
             store_ok=is_readable,
             dead_s=None if dead_since is None else self._context.clock.monotonic() - dead_since,
         )
         if not absence.proven:
-            return look
-        return await self._with_end(leased, replace(look, absent=True))
+            return observation
+        return await self._with_end(leased, replace(observation, absent=True))
 
-    async def _with_end(self, leased: Leased, look: LaunchLook) -> LaunchLook:
+    async def _with_end(self, leased: Leased, observation: LaunchObservation) -> LaunchObservation:
         """Add the final report, and whether a later attempt follows that a restored backup lacks."""
         try:
             final = await read_final(self._context, leased.attempt.id)
-            followed = await self._restored.was_superseded(leased.job, leased.attempt)
+            is_superseded = await self._restored.was_superseded(leased.job, leased.attempt)
         except BlobsUnavailable:
-            return replace(look, unread=True)
-        return replace(look, final=final, followed=followed)
+            return replace(observation, is_report_unreadable=True)
+        return replace(observation, final=final, is_superseded=is_superseded)

@@ -27,7 +27,7 @@ class LauncherCompletion:
     No create begins once an attempt is terminating, so a launcher that has finished by then stays finished.
     """
 
-    name = "through"
+    name = "launcher_completion"
 
     def __init__(self, context: ControllerContext, launchers: CreatesInFlight) -> None:
         self._context = context
@@ -38,13 +38,13 @@ class LauncherCompletion:
         store: Store = self._context.store
         attempts: Sequence[Attempt] = await store.unproven_launches()
         known_here = [attempt for attempt in attempts if attempt.line.offer.provider in self._context.providers]
-        decisions = await decide_batch(self._context, self.name, known_here, self._is_through)
+        decisions = await decide_batch(self._context, self.name, known_here, self._has_finished)
         finished = [attempt for attempt, is_finished in decisions if is_finished]
         if finished:
-            await store.launchers_through(finished)
+            await store.mark_launchers_finished(finished)
         return False
 
-    async def _is_through(self, attempt: Attempt) -> bool:
+    async def _has_finished(self, attempt: Attempt) -> bool:
         """Return True if the launcher has finished.
 
         A create that this process still has in flight is cancelled first, because another broker has given it up.
@@ -74,5 +74,5 @@ async def confirm_lost(store: Store, attempt: Attempt, provider: Provider | None
         f"an operator confirms that launcher {attempt.launched_by!r} of {attempt.name} can create nothing any more"
     )
     await store.apply([Change(events=(event(job, "attempt.launcher_lost", message, attempt=attempt),))])
-    await store.launchers_through([attempt])
+    await store.mark_launchers_finished([attempt])
     return True

@@ -110,10 +110,10 @@ class Grants:
         self._failures = {i: n for i, n in self._failures.items() if i in ids}
         now = context.clock.now()
         due = [row for row in live if row.attempt.id not in self._due or self._due[row.attempt.id] <= now]
-        await decide_batch(context, self.name, due, self._look)
+        await decide_batch(context, self.name, due, self._renew_if_due)
         return False
 
-    async def _look(self, leased: Leased) -> None:
+    async def _renew_if_due(self, leased: Leased) -> None:
         attempt = leased.attempt
         try:
             at = await self._renewed(leased)

@@ -45,7 +45,9 @@ class Termination:
         self.every_s = context.intervals.poll_s
 
     async def step(self) -> bool:
-        async with self._claims.leased(limit=self._context.intervals.claim, turns=self._context.at_once) as leased:
+        async with self._claims.leased(
+            limit=self._context.intervals.claim, turns=self._context.no_wait_turns
+        ) as leased:
             return bool(leased) and await self._end_all(leased)
 
     async def _end_all(self, leased: Sequence[Leased]) -> bool:

@@ -13,7 +13,7 @@ from broker.domain.instance import Caps, Observed
 from broker.domain.job import Attempt, Handle, Job, PriceChange, Reason
 from broker.domain.offer import Offer
 from broker.lifecycle.account_refusals import AccountRefusal
-from broker.lifecycle.launch import LaunchLook, judge_launching
+from broker.lifecycle.launch import LaunchObservation, judge_launching
 from broker.lifecycle.liveness import fault_message, mismatch_message
 from broker.lifecycle.signals import SIGNALS, required_end
 from broker.lifecycle.state_machine import AttemptEvent, Effect
@@ -129,9 +129,9 @@ class LaunchFacts:
     """The attempt as it was claimed."""
     caps: Caps
     now: datetime
-    look: LaunchLook = field(default_factory=LaunchLook)
+    observation: LaunchObservation = field(default_factory=LaunchObservation)
     is_listed: bool = True
-    """False when the cloud could not be listed just now: `look` holds nothing then."""
+    """False when the cloud could not be listed just now: `observation` holds nothing then."""
     running_at: datetime | None = None
     """Time at which the machines ran according to the listings; None: no listing has shown them running."""
     look_s: float = 2.0
@@ -163,16 +163,16 @@ def advance_launch(facts: LaunchFacts) -> LaunchDecision:
     A signal ends the attempt independently of listings. Create is called again only when the launcher is dead and the
     absence of its machines is proven.
     """
-    attempt, look, now = facts.attempt, facts.look, facts.now
+    attempt, observation, now = facts.attempt, facts.observation, facts.now
     if (signal := required_end(attempt, facts.job)) is not None:
-        return _end(attempt, signal, LaunchLook(), now)
+        return _end(attempt, signal, LaunchObservation(), now)
     if not facts.is_listed:
         return LaunchDecision(step=LaunchStep.WAIT, before=attempt, attempt=attempt, due_in_s=CREATE_POLL_S)
     observed = replace(attempt, running_at=facts.running_at)
-    event = judge_launching(attempt, look, facts.caps, now)
+    event = judge_launching(attempt, observation, facts.caps, now)
     if event is None:  # recorded now, because later listings may not show the machines that must be destroyed
         due_in_s = min(CREATE_POLL_S, facts.look_s)
-        noted = replace(observed, handles=all_handles(observed, look.seen))
+        noted = replace(observed, handles=all_handles(observed, observation.listed))
         return LaunchDecision(step=LaunchStep.WAIT, before=attempt, attempt=noted, due_in_s=due_in_s)
     if event is AttemptEvent.CREATED:
         return LaunchDecision(step=LaunchStep.CONFIRM, before=observed, attempt=observed)
@@ -184,7 +184,7 @@ def advance_launch(facts: LaunchFacts) -> LaunchDecision:
             charge=LaunchCharge.UP_TO_NOW,  # for the first create; the next one may be refused
             due_in_s=CREATE_POLL_S,
         )
-    return _end(observed, event, look, now)
+    return _end(observed, event, observation, now)
 
 
 def after_create(
@@ -265,16 +265,22 @@ def _not_sent(
     return _write(attempt, unsent, due_in_s=poll_s)
 
 
-def _end(attempt: Attempt, event: AttemptEvent, look: LaunchLook, now: datetime) -> LaunchDecision:
+def _end(attempt: Attempt, event: AttemptEvent, observation: LaunchObservation, now: datetime) -> LaunchDecision:
     """End a launch: its machines are destroyed, and its launcher is asked to stop."""
-    reason = setup_reason(look.seen) if event is AttemptEvent.SETUP_FAILED else None
-    if look.final is not None:
-        reason = reason_of(look.final, None)  # termination determines the reason of a drain
+    reason = setup_reason(observation.listed) if event is AttemptEvent.SETUP_FAILED else None
+    if observation.final is not None:
+        reason = reason_of(observation.final, None)  # termination determines the reason of a drain
     transition = step(attempt, event, now, reason=reason)
     # The message of the create says more about the cause than the event does.
     cause = f"{event.value} ({attempt.detail})" if attempt.detail else event.value
-    detail = look.final.message if look.final else _fault_message(attempt.line.offer, event, look.seen) or cause
-    ended = replace(transition.attempt, final=look.final, detail=detail, handles=all_handles(attempt, look.seen))
+    detail = (
+        observation.final.message
+        if observation.final
+        else _fault_message(attempt.line.offer, event, observation.listed) or cause
+    )
+    ended = replace(
+        transition.attempt, final=observation.final, detail=detail, handles=all_handles(attempt, observation.listed)
+    )
     return LaunchDecision(
         step=LaunchStep.WRITE,
         before=attempt,

@@ -95,12 +95,12 @@ def _continue(facts: LivenessFacts, observation: AttemptObservation) -> Liveness
 def _move(facts: LivenessFacts, observation: AttemptObservation, event: AttemptEvent) -> LivenessDecision:
     reason = reason_of(observation.final, facts.drained_for) if observation.final else None
     if event is AttemptEvent.SETUP_FAILED:
-        reason = setup_reason(observation.seen)
+        reason = setup_reason(observation.listed)
     attempt = step(facts.attempt, event, facts.now, reason=reason).attempt
     if event is not AttemptEvent.FIRST_BEAT:
         attempt = replace(attempt, detail=_end_message(facts, observation, event))
     if not attempt.handles:
-        attempt = replace(attempt, handles=tuple(machine.handle for machine in observation.seen))
+        attempt = replace(attempt, handles=tuple(machine.handle for machine in observation.listed))
     due_in_s = facts.look_s if attempt.state is AttemptState.TRAINING else 0.0
     return LivenessDecision(before=facts.before, attempt=attempt, report=LivenessReport.TRANSITION, due_in_s=due_in_s)
 
@@ -108,7 +108,7 @@ def _move(facts: LivenessFacts, observation: AttemptObservation, event: AttemptE
 def _end_message(facts: LivenessFacts, observation: AttemptObservation, event: AttemptEvent) -> str:
     """Return why an attempt ends, in one line."""
     if event is AttemptEvent.MISMATCH:
-        return mismatch_message(facts.attempt.line.offer, observation.seen) or ""
+        return mismatch_message(facts.attempt.line.offer, observation.listed) or ""
     if event is AttemptEvent.SETUP_FAILED:
-        return fault_message(observation.seen) or event.value
+        return fault_message(observation.listed) or event.value
     return observation.final.message if observation.final else event.value

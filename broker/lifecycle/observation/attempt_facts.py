@@ -84,7 +84,7 @@ def interpret(facts: ObservedFacts) -> AttemptObservation:
         beat_age_s=age_s,
         progress_age_s=progress_age_s,
         final=facts.final,
-        seen=facts.machines,
+        listed=facts.machines,
         absent=facts.proof.proven,
         missing_from_listings=facts.proof.missing_for_seconds,
         lost=facts.proof.lost,

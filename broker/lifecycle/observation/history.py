@@ -54,7 +54,7 @@ class NameHistory:
 
     born_by: datetime | None
     """Database time at which all machines existed; None: unknown."""
-    grown: float
+    listable_from: float
     """Listings that began before this time may omit a machine because it is young."""
     missing_from: float = math.inf
     """Start of the first listing in the current run of listings without the name; infinity: the name is shown."""
@@ -77,17 +77,20 @@ class NameHistory:
         else:
             without: list[Listing] = []
             for listing in listings:
-                without = [] if listing.begun < self.grown or listing.shows(name) else [*without, listing]
+                without = [] if listing.begun < self.listable_from or listing.shows(name) else [*without, listing]
             self.missing_from = without[0].begun if without else math.inf
             self.missing_twice_at = without[1].answered if len(without) > 1 else None
             self.gap_s = max((_gap_s(without[i : i + 3]) for i in range(len(without))), default=0.0)
 
     def record_never_shown(self, times: Sequence[tuple[float, float]]) -> None:
-        """Record that no listing since `grown` has shown the name. `times`: start and answer of each listing."""
-        grown = [time for time in times if time[0] >= self.grown]
-        if len(grown) > 1:
-            self.missing_from, self.missing_twice_at = grown[0][0], grown[1][1]
-        gaps = (later[1] - first[0] for first, later in zip(grown, grown[2:], strict=False))
+        """Record that no listing since `listable_from` has shown the name.
+
+        `times`: start and answer of each listing.
+        """
+        listable = [time for time in times if time[0] >= self.listable_from]
+        if len(listable) > 1:
+            self.missing_from, self.missing_twice_at = listable[0][0], listable[1][1]
+        gaps = (later[1] - first[0] for first, later in zip(listable, listable[2:], strict=False))
         self.gap_s = max(gaps, default=0.0)
 
 
@@ -111,7 +114,7 @@ class CloudHistory:
         answered = clock.database_time(listing.answered)
         absent_at = clock.database_time(self.times[-3][0] - lag_s) if len(self.times) > 2 else None
         for name in listing.shown:
-            history = self.names.setdefault(name, NameHistory(born_by=None, grown=-math.inf))
+            history = self.names.setdefault(name, NameHistory(born_by=None, listable_from=-math.inf))
             for machine in listing.existing(name):
                 if machine.handle.id not in history.machines:
                     since = born_after(absent_at, machine.created_at, answered)
@@ -141,9 +144,11 @@ class CloudHistory:
         if history is not None and history.born_by == born_by:
             return history
         existed_at = sent_at if born_by is None else born_by + timedelta(seconds=lag_s)
-        grown = -math.inf if existed_at is None else clock.monotonic_time(existed_at)
-        renewed = NameHistory(born_by=born_by, grown=grown, machines=history.machines if history else {})
-        if history is not None and history.missing_twice_at is not None and history.missing_from >= grown:
+        listable_from = -math.inf if existed_at is None else clock.monotonic_time(existed_at)
+        renewed = NameHistory(
+            born_by=born_by, listable_from=listable_from, machines=history.machines if history else {}
+        )
+        if history is not None and history.missing_twice_at is not None and history.missing_from >= listable_from:
             renewed.missing_from, renewed.missing_twice_at = history.missing_from, history.missing_twice_at
         elif existed_at is not None and (history is None or history.missing_twice_at is not None):
             renewed.record_never_shown(self.times)

@@ -112,8 +112,8 @@ def proof_listing(
     without = _trailing_without(listings, shows, since)
     if len(without) < 2 or without[-2].begun - without[0].begun < lag_s:
         return None
-    grown = [listing for listing in without if listing.begun - born >= lag_s]
-    return grown[1] if len(grown) > 1 else None
+    conclusive = [listing for listing in without if listing.begun - born >= lag_s]
+    return conclusive[1] if len(conclusive) > 1 else None
 
 
 def _trailing_without(listings: Sequence[Listing], shows: Callable[[Listing], bool], since: float) -> list[Listing]:
@@ -125,15 +125,15 @@ def _trailing_without(listings: Sequence[Listing], shows: Callable[[Listing], bo
     return without
 
 
-def missing_for_seconds(listings: Sequence[Listing], name: InstanceName, grown: float) -> bool:
-    """Return True if the listings of the last `MISSING_S` seconds omit a name, each begun after `grown`.
+def missing_for_seconds(listings: Sequence[Listing], name: InstanceName, listable_from: float) -> bool:
+    """Return True if the listings of the last `MISSING_S` seconds omit a name, each begun after `listable_from`.
 
-    `grown`: monotonic time from which listings show every machine that existed when this process began to watch the
-    name. A machine may still be created later.
+    `listable_from`: monotonic time from which listings show every machine that existed when this process began to
+    watch the name. A machine may still be created later.
     """
     without: list[Listing] = []
     for listing in listings:
-        without = [] if listing.begun <= grown or listing.shows(name) else [*without, listing]
+        without = [] if listing.begun <= listable_from or listing.shows(name) else [*without, listing]
     return len(without) >= 2 and without[-1].begun - without[0].begun >= MISSING_S
 
 

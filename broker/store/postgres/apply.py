@@ -16,7 +16,7 @@ from broker.domain.money import ZERO
 from broker.policy.budgets import admission
 from broker.ports import Change, Charge
 from broker.store.postgres import row_codec
-from broker.store.postgres.budgets import Room
+from broker.store.postgres.budgets import AdmissionBudget
 from broker.store.postgres.pool import QUERIES, Connection, Pool, RolledBack, columns
 from broker.store.rules import fences
 
@@ -147,11 +147,13 @@ async def _allowed(
     admits = {index: c.admit for index, c in enumerate(changes) if c.admit is not None and held[index]}
     if not admits:
         return held
-    room = await Room.locked(connection, {(jobs[a.job_id].team, jobs[a.job_id].owner) for a in admits.values()})
+    admission_budget = await AdmissionBudget.locked(
+        connection, {(jobs[a.job_id].team, jobs[a.job_id].owner) for a in admits.values()}
+    )
     for index, attempt in admits.items():
         job = jobs[attempt.job_id]
         ask = admission(attempt, job.cap_usd, job.approved_usd)
-        held[index] = room.take(ask, (job.team, job.owner)) is None
+        held[index] = admission_budget.admit(ask, (job.team, job.owner)) is None
     return held
 
 

@@ -16,7 +16,7 @@ class PostgresPart:
         self._pool = pool
         self._tenant = tenant
 
-    async def _tell(self, connection: Connection, event: Event, job: row_codec.Record) -> None:
+    async def _write_event(self, connection: Connection, event: Event, job: row_codec.Record) -> None:
         """Write an event of a locked job, whose event counter was already increased."""
         await send_events(connection, [row_codec.written_event(event, job["event_seq"])])
         await notify(connection, {"jobs": None, f"job/{job['id']}": None})

@@ -7,7 +7,7 @@ from functools import lru_cache
 import asyncpg
 
 from broker.domain.policy import Policy
-from broker.policy.budgets import Applied, BudgetRequest, Refusal, Standing, judge
+from broker.policy.budgets import Applied, BudgetRequest, PolicyUsage, Refusal, judge
 from broker.policy.windows import window_start
 from broker.ports.policies import JobOwner
 from broker.store.postgres.pool import QUERIES, Connection
@@ -21,9 +21,7 @@ def policy_of(document: str) -> Policy:
     return Policy.model_validate_json(document)
 
 
-async def with_standing(
-    connection: Connection, records: Sequence[asyncpg.Record]
-) -> tuple[datetime, dict[int, Applied]]:
+async def with_usage(connection: Connection, records: Sequence[asyncpg.Record]) -> tuple[datetime, dict[int, Applied]]:
     """Return the policies with the dollars, GPUs and jobs that count against them.
 
     Window starts follow from the database time that was read with the rows. If that time is slightly old, a window
@@ -40,14 +38,14 @@ async def with_standing(
     applied: dict[int, Applied] = {}
     for row in await connection.fetch(QUERIES["standings"], ids, teams, people, starts):
         key = row["policy"]
-        before = applied[key].standing.charged if key in applied else ()
+        before = applied[key].usage.charged if key in applied else ()
         charged = (*before, row["charged"]) if policies[key].budgets else ()
-        standing = Standing(charged=charged, outstanding_usd=row["outstanding"], gpus=row["gpus"], jobs=row["jobs"])
-        applied[key] = Applied(id=key, policy=policies[key], standing=standing)
+        usage = PolicyUsage(charged=charged, outstanding_usd=row["outstanding"], gpus=row["gpus"], jobs=row["jobs"])
+        applied[key] = Applied(id=key, policy=policies[key], usage=usage)
     return now, applied
 
 
-class Room:
+class AdmissionBudget:
     """Remaining budget for admissions, which are judged one after the other under the policies' locks."""
 
     def __init__(self, now: datetime | None = None, applied: Mapping[int, Applied] | None = None) -> None:
@@ -55,7 +53,7 @@ class Room:
         self._applied = dict(applied or {})
 
     @classmethod
-    async def locked(cls, connection: Connection, whose: Iterable[JobOwner]) -> "Room":
+    async def locked(cls, connection: Connection, whose: Iterable[JobOwner]) -> "AdmissionBudget":
         """Lock the policies that cover these jobs until the end of the transaction."""
         teams, owners = (list(column) for column in zip(*sorted(set(whose)), strict=True))
         await connection.execute(QUERIES["enter_admission"])
@@ -63,9 +61,9 @@ class Room:
         if not records:
             return cls()
         # Read after the locks were taken, so that all earlier admissions under them are included.
-        return cls(*await with_standing(connection, records))
+        return cls(*await with_usage(connection, records))
 
-    def take(self, ask: BudgetRequest, whose: JobOwner) -> Refusal | None:
+    def admit(self, ask: BudgetRequest, whose: JobOwner) -> Refusal | None:
         """Return why the request is refused; None: it is granted, and later requests see it as granted."""
         covering = [applied for applied in self._applied.values() if applied.policy.covers(*whose)]
         if not covering or self._now is None:

@@ -14,14 +14,14 @@ from broker.store.rules import job_data
 
 
 class PostgresTenantJobData(PostgresPart):
-    _house: Pool
+    _all_teams_pool: Pool
 
     async def delete_data(self, job_id: JobId, kinds: Collection[StoredKind], event: Event) -> Job | None:
         if not await self._pool.read("job", job_id):
             return None
         # The submission of a job that starts from this job locks the row too. That job may be of another team, which
         # the tenant's own pool does not show.
-        async with self._house.transaction("delete_data") as connection:
+        async with self._all_teams_pool.transaction("delete_data") as connection:
             row = await connection.fetchrow(QUERIES["lock_job"], job_id)
             if row is None:
                 return None
@@ -33,7 +33,7 @@ class PostgresTenantJobData(PostgresPart):
             if not new:
                 return job
             (row,) = await connection.fetch(QUERIES["delete_data"], job_id, new)
-            await self._tell(connection, event, row)
+            await self._write_event(connection, event, row)
             await write_audit(connection, [job_data.data_deleted(self._tenant, job, new)])
             return row_codec.job(row)
 
@@ -71,7 +71,7 @@ class PostgresGlobalJobData(PostgresPart):
     async def claim_stored(self, *, lease_s: float, limit: int) -> Sequence[Job]:
         return [row_codec.job(row) for row in await self._pool.fetch("claim_stored", lease_s, limit)]
 
-    async def heir(self, job_id: JobId) -> JobId | None:
+    async def unfinished_dependent(self, job_id: JobId) -> JobId | None:
         records = await self._pool.fetch("starts_from", job_id)
         return JobId(records[0]["id"]) if records else None
 

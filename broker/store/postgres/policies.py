@@ -12,11 +12,11 @@ from broker.domain.job import TERMINAL_JOB_STATES, Event, Job
 from broker.domain.notifications import Notice
 from broker.domain.policy import Policy, PolicyVersion, StoredPolicy
 from broker.policy.budgets import Applied, Reached, extension
-from broker.policy.dry_run import History, Other, Past
+from broker.policy.dry_run import History, LedgerAttempt, StorageSpending
 from broker.ports.policies import JobOwner
 from broker.store.postgres import row_codec
 from broker.store.postgres.base import PostgresPart, write_audit
-from broker.store.postgres.budgets import Room, policy_of, with_standing
+from broker.store.postgres.budgets import AdmissionBudget, policy_of, with_usage
 from broker.store.postgres.channels import posted
 from broker.store.postgres.pool import QUERIES, Connection, Pool, columns
 from broker.store.rules import fences
@@ -24,7 +24,7 @@ from broker.store.rules import policies as policy_rules
 
 
 class PostgresTenantPolicies(PostgresPart):
-    _house: Pool
+    _all_teams_pool: Pool
     """Pool that sees all teams. A policy may cover other teams' jobs, which the tenant's own pool does not show."""
 
     async def put_policy(self, policy: Policy) -> StoredPolicy:
@@ -77,14 +77,14 @@ class PostgresTenantPolicies(PostgresPart):
             now = await connection.fetchval(QUERIES["now"])
             if not records:
                 return now, []
-            now, applied = await with_standing(connection, records)
+            now, applied = await with_usage(connection, records)
             return now, list(applied.values())
 
     async def past(self, since: datetime) -> History:
         async with self._pool.transaction("past") as connection:
             now = await connection.fetchval(QUERIES["now"])
             attempts = [_past(row) for row in await connection.fetch(QUERIES["past_attempts"], since)]
-            others = [Other(**dict(row)) for row in await connection.fetch(QUERIES["past_others"], since)]
+            others = [StorageSpending(**dict(row)) for row in await connection.fetch(QUERIES["past_others"], since)]
         return History(now=now, attempts=attempts, others=others)
 
     async def approve(self, job_id: JobId, up_to_usd: Decimal, event: Event) -> Job | None:
@@ -94,21 +94,21 @@ class PostgresTenantPolicies(PostgresPart):
             if job is None or job.state in TERMINAL_JOB_STATES or (job.approved_usd or 0) >= up_to_usd:
                 return job
             (row,) = await connection.fetch(QUERIES["approve"], job_id, up_to_usd)
-            await self._tell(connection, event, row)
+            await self._write_event(connection, event, row)
             await write_audit(connection, [fences.approved(self._tenant, job, up_to_usd)])
             return row_codec.job(row)
 
     async def raise_cap(self, job_id: JobId, cap_usd: Decimal, event: Event) -> Job | None:
         if not await self._pool.read("job", job_id):
             return None
-        async with self._house.transaction("raise_cap") as connection:
+        async with self._all_teams_pool.transaction("raise_cap") as connection:
             record = await connection.fetchrow(QUERIES["lock_job"], job_id)
             job = row_codec.job(record) if record else None
             if job is None or cap_usd <= job.cap_usd or fences.cannot_run_again(job):
                 return job
             await _extend(connection, job, cap_usd)
             (row,) = await connection.fetch(QUERIES["raise_cap"], job_id, cap_usd)
-            await self._tell(connection, event, row)
+            await self._write_event(connection, event, row)
             await write_audit(connection, [fences.cap_raised(self._tenant, job, cap_usd)])
             return row_codec.job(row)
 
@@ -121,7 +121,7 @@ class PostgresGlobalPolicies(PostgresPart):
             now = await connection.fetchval(QUERIES["now"])
             if not records:
                 return now, dict.fromkeys(whose, ())
-            now, applied = await with_standing(connection, records)
+            now, applied = await with_usage(connection, records)
         return now, {owner_key: [a for a in applied.values() if a.policy.covers(*owner_key)] for owner_key in whose}
 
     async def post_threshold(self, policy_id: int, reached: Reached, notice: Notice, *, since: datetime) -> bool:
@@ -142,8 +142,8 @@ async def _extend(connection: Connection, job: Job, cap_usd: Decimal) -> None:
     ask = extension(job, attempt, cap_usd)
     if ask is None or attempt is None:
         return
-    room = await Room.locked(connection, [(job.team, job.owner)])
-    refusal = room.take(ask, (job.team, job.owner))
+    admission_budget = await AdmissionBudget.locked(connection, [(job.team, job.owner)])
+    refusal = admission_budget.admit(ask, (job.team, job.owner))
     if refusal is not None:
         raise OverBudget(policy_rules.no_higher_cap(job, refusal))
     await connection.execute(QUERIES["extend_reservation"], attempt.id, ask.reserve_usd)
@@ -161,8 +161,8 @@ def _kept(row: asyncpg.Record) -> StoredPolicy:
     )
 
 
-def _past(row: asyncpg.Record) -> Past:
-    return Past(
+def _past(row: asyncpg.Record) -> LedgerAttempt:
+    return LedgerAttempt(
         job_id=JobId(row["job_id"]),
         number=row["number"],
         team=row["team"],

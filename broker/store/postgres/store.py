@@ -36,7 +36,7 @@ class PostgresStore(PostgresTenant, PostgresChannels, PostgresGlobalPolicies, Po
     """
 
     def __init__(self, pool: Pool, api: Pool, dsn: str) -> None:
-        super().__init__(pool, OPERATOR, Submitter(api), Listener(dsn), house=pool)
+        super().__init__(pool, OPERATOR, Submitter(api), Listener(dsn), all_teams_pool=pool)
         self._api = api
         self._applier = Applier(pool)
         files = load(MIGRATIONS)
@@ -57,7 +57,7 @@ class PostgresStore(PostgresTenant, PostgresChannels, PostgresGlobalPolicies, Po
 
     def as_tenant(self, tenant: Tenant) -> PostgresTenant:
         pool = self._api.as_tenant(tenant)
-        return PostgresTenant(pool, tenant, self._submitter, self._listener, house=self._pool)
+        return PostgresTenant(pool, tenant, self._submitter, self._listener, all_teams_pool=self._pool)
 
     # --- controllers
 
@@ -95,8 +95,10 @@ class PostgresStore(PostgresTenant, PostgresChannels, PostgresGlobalPolicies, Po
     async def unproven_launches(self) -> Sequence[Attempt]:
         return [row_codec.attempt(row) for row in await self._pool.read("unproven_launches")]
 
-    async def launchers_through(self, attempts: Sequence[Attempt]) -> None:
-        await self._pool.fetch("launchers_through", *columns((attempt.id, attempt.launched_by) for attempt in attempts))
+    async def mark_launchers_finished(self, attempts: Sequence[Attempt]) -> None:
+        await self._pool.fetch(
+            "mark_launchers_finished", *columns((attempt.id, attempt.launched_by) for attempt in attempts)
+        )
 
     async def charge(self, charges: Sequence[Charge]) -> Sequence[bool]:
         return await self._applier.apply([Change(charge=charge) for charge in charges])

@@ -37,11 +37,16 @@ class PostgresTenant(
     PostgresSpending,
     PostgresPart,
 ):
-    """View of one tenant, created by `PostgresStore.as_tenant`. `house`: the daemon's pool, which sees every team."""
+    """View of one tenant, created by `PostgresStore.as_tenant`.
 
-    def __init__(self, pool: Pool, tenant: Tenant, submitter: Submitter, listener: Listener, *, house: Pool) -> None:
+    `all_teams_pool`: the daemon's pool, which sees every team.
+    """
+
+    def __init__(
+        self, pool: Pool, tenant: Tenant, submitter: Submitter, listener: Listener, *, all_teams_pool: Pool
+    ) -> None:
         super().__init__(pool, tenant)
-        self._house = house
+        self._all_teams_pool = all_teams_pool
         self._submitter = submitter
         self._listener = listener
 
@@ -76,7 +81,7 @@ class PostgresTenant(
                 return job
             (row,) = await connection.fetch(QUERIES["request_stop"], job_id)
             await connection.execute(QUERIES["stop_attempts"], job_id)
-            await self._tell(connection, event, row)
+            await self._write_event(connection, event, row)
             await write_audit(connection, [fences.stopped(self._tenant, job)])
             return row_codec.job(row)
 

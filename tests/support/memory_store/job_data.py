@@ -57,7 +57,7 @@ class MemoryGlobalJobData(MemoryPart):
             row.stored_due_at = now + timedelta(seconds=lease_s)
         return [shown(row) for row in found]
 
-    async def heir(self, job_id: JobId) -> JobId | None:
+    async def unfinished_dependent(self, job_id: JobId) -> JobId | None:
         by = _starts_from(self._state, job_id)
         return by.id if by else None
 

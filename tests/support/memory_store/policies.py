@@ -1,4 +1,4 @@
-"""Policies and their standing in memory."""
+"""Policies and their usage in memory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from broker.domain.money import ZERO
 from broker.domain.notifications import Notice
 from broker.domain.policy import Policy, PolicyVersion, StoredPolicy
 from broker.policy.budgets import Applied, Reached, extension
-from broker.policy.dry_run import History, Other, Past
+from broker.policy.dry_run import History, LedgerAttempt, StorageSpending
 from broker.policy.windows import quarter
 from broker.ports.policies import JobOwner
 from broker.store.rules import fences
@@ -85,7 +85,9 @@ class MemoryTenantPolicies(MemoryPart):
             if entry.attempt_id is None and at >= quarter(since):
                 key = at, own[entry.job_id].team, own[entry.job_id].owner
                 stored[key] = stored.get(key, ZERO) + entry.usd
-        others = [Other(team=team, owner=owner, at=at, usd=usd) for (at, team, owner), usd in sorted(stored.items())]
+        others = [
+            StorageSpending(team=team, owner=owner, at=at, usd=usd) for (at, team, owner), usd in sorted(stored.items())
+        ]
         return History(now=now, attempts=sorted(attempts, key=lambda one: one.at), others=others)
 
     async def approve(self, job_id: JobId, up_to_usd: Decimal, event: Event) -> Job | None:
@@ -153,11 +155,11 @@ class MemoryGlobalPolicies(MemoryPart):
         return True
 
 
-def _past(job: Job, attempt: Attempt, spent: Sequence[tuple[datetime, Decimal]]) -> Past:
+def _past(job: Job, attempt: Attempt, spent: Sequence[tuple[datetime, Decimal]]) -> LedgerAttempt:
     charges: dict[datetime, Decimal] = {}
     for at, usd in spent:
         charges[at] = charges.get(at, ZERO) + usd
-    return Past(
+    return LedgerAttempt(
         job_id=job.id,
         number=attempt.number,
         team=job.team,

@@ -8,7 +8,7 @@ from decimal import Decimal
 from broker.domain.job import Attempt, Job
 from broker.domain.money import ZERO, LedgerEntry, LedgerKind
 from broker.domain.policy import Action, Policy, PolicyVersion, StoredPolicy
-from broker.policy.budgets import Applied, BudgetRequest, Refusal, Standing, judge
+from broker.policy.budgets import Applied, BudgetRequest, PolicyUsage, Refusal, judge
 from broker.policy.windows import quarter, window_start
 from broker.ports.policies import JobOwner
 
@@ -54,16 +54,14 @@ class PolicyTables:
     def applied(
         self, policies: Iterable[tuple[int, Policy]], running: Sequence[tuple[Job, Attempt]], now: datetime
     ) -> list[Applied]:
-        """Return the policies with their standing; `running`: live attempts of all teams."""
-        return [
-            Applied(id=key, policy=policy, standing=self._standing(policy, running, now)) for key, policy in policies
-        ]
+        """Return the policies with their usage; `running`: live attempts of all teams."""
+        return [Applied(id=key, policy=policy, usage=self._usage(policy, running, now)) for key, policy in policies]
 
-    def _standing(self, policy: Policy, running: Sequence[tuple[Job, Attempt]], now: datetime) -> Standing:
+    def _usage(self, policy: Policy, running: Sequence[tuple[Job, Attempt]], now: datetime) -> PolicyUsage:
         mine = [attempt for job, attempt in running if policy.covers(job.team, job.owner)]
         starts = [window_start(budget, policy.zone, now) for budget in policy.budgets]
         spent = [(bucket, usd) for (team, owner, bucket), usd in self.usage.items() if policy.covers(team, owner)]
-        return Standing(
+        return PolicyUsage(
             charged=tuple(sum((usd for bucket, usd in spent if bucket >= start), ZERO) for start in starts),
             outstanding_usd=sum((max(ZERO, one.reserved_usd - one.charged_usd) for one in mine), ZERO),
             gpus=sum(one.line.offer.gpus * one.line.nodes for one in mine),

@@ -183,7 +183,7 @@ class MemoryStore(MemoryTenant, MemoryChannels, MemoryGlobalPolicies, MemoryGlob
         leaving = (self._state.attempts[i].value for i in self._state.by_lane[Lane.TERMINATION])
         return [attempt for attempt in leaving if attempt.launched_by]
 
-    async def launchers_through(self, attempts: Sequence[Attempt]) -> None:
+    async def mark_launchers_finished(self, attempts: Sequence[Attempt]) -> None:
         for read in attempts:
             row = self._state.attempts[read.id]
             if row.value.state is AttemptState.TERMINATING and row.value.launched_by == read.launched_by:

@@ -166,7 +166,7 @@ FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.lane IS NOT NULL;
 -- name: unproven_launches
 SELECT *, prices_of(id) AS prices FROM attempts WHERE lane = 'termination' AND launched_by <> '';
 
--- name: launchers_through
+-- name: mark_launchers_finished
 WITH held AS (
     SELECT a.id FROM attempts a JOIN unnest($1::text[], $2::text[]) AS u (id, launched_by) USING (id, launched_by)
     WHERE a.lane = 'termination' ORDER BY a.id FOR NO KEY UPDATE OF a

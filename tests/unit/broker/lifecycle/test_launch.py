@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from broker.domain.instance import Caps, InstanceState, Observed
 from broker.domain.job import AttemptState, Handle
-from broker.lifecycle.launch import LaunchLook, judge_launching, outdated
+from broker.lifecycle.launch import LaunchObservation, judge_launching, outdated
 from broker.lifecycle.state_machine import AttemptEvent, Rule, attempt_rule
 from tests.support import build
 from trainer.contract.documents import Final, Outcome
@@ -35,64 +35,64 @@ def verdict(
 ) -> AttemptEvent | None:
     line = replace(build.line(), nodes=nodes)
     attempt = build.attempt(AttemptState.LAUNCHING, handles=handles, line=line)
-    return judge_launching(attempt, LaunchLook(**look), caps, build.at(at))
+    return judge_launching(attempt, LaunchObservation(**look), caps, build.at(at))
 
 
 @pytest.mark.parametrize(
     ("look", "expected"),
     [
-        ({"seen": (machine(),)}, None),
-        ({"seen": (machine(),), "beating": True}, AttemptEvent.CREATED),
-        ({"beating": True}, None),
-        ({"seen": (machine(),), "dead_s": 29.0}, None),
-        ({"seen": (machine(),), "dead_s": 30.0}, None),
-        ({"seen": (machine(),), "dead_s": 31.0}, AttemptEvent.SETUP_FAILED),
-        ({"seen": (machine(),), "dead_s": 31.0, "store_ok": False}, None),
-        ({"seen": (machine(),), "dead_s": 31.0, "beating": True}, AttemptEvent.CREATED),
-        ({"seen": (machine(InstanceState.STOPPED),)}, AttemptEvent.GONE),
-        ({"seen": (machine(), machine(InstanceState.GONE)), "beating": True}, AttemptEvent.GONE),
-        ({"seen": (machine(accelerator="t4"),), "beating": True}, AttemptEvent.MISMATCH),
-        ({"seen": (machine(),), "at": 600}, None),
-        ({"seen": (machine(),), "at": 601}, AttemptEvent.DEADLINE),
-        ({"seen": (machine(),), "at": 601, "beating": True}, AttemptEvent.CREATED),
-        ({"seen": (machine(),), "at": 601, "store_ok": False}, None),
+        ({"listed": (machine(),)}, None),
+        ({"listed": (machine(),), "has_heartbeats": True}, AttemptEvent.CREATED),
+        ({"has_heartbeats": True}, None),
+        ({"listed": (machine(),), "dead_s": 29.0}, None),
+        ({"listed": (machine(),), "dead_s": 30.0}, None),
+        ({"listed": (machine(),), "dead_s": 31.0}, AttemptEvent.SETUP_FAILED),
+        ({"listed": (machine(),), "dead_s": 31.0, "store_ok": False}, None),
+        ({"listed": (machine(),), "dead_s": 31.0, "has_heartbeats": True}, AttemptEvent.CREATED),
+        ({"listed": (machine(InstanceState.STOPPED),)}, AttemptEvent.GONE),
+        ({"listed": (machine(), machine(InstanceState.GONE)), "has_heartbeats": True}, AttemptEvent.GONE),
+        ({"listed": (machine(accelerator="t4"),), "has_heartbeats": True}, AttemptEvent.MISMATCH),
+        ({"listed": (machine(),), "at": 600}, None),
+        ({"listed": (machine(),), "at": 601}, AttemptEvent.DEADLINE),
+        ({"listed": (machine(),), "at": 601, "has_heartbeats": True}, AttemptEvent.CREATED),
+        ({"listed": (machine(),), "at": 601, "store_ok": False}, None),
         ({"at": 601, "store_ok": False}, AttemptEvent.DEADLINE),
         ({"at": 601, "dead_s": 99.0}, None),
         ({"at": 601, "dead_s": 99.0, "absent": True}, AttemptEvent.DEADLINE),
-        ({"at": 601, "dead_s": 99.0, "seen": (machine(),)}, AttemptEvent.DEADLINE),
-        ({"at": 601, "omits": True, "beating": True}, None),
-        ({"at": 601, "omits": True, "store_ok": False}, None),
-        ({"at": 601, "omits": True, "caps": BY_ITSELF}, None),
-        ({"at": 601, "omits": True}, AttemptEvent.DEADLINE),
-        ({"at": 601, "seen": (SECOND,), "nodes": 2, "beating": True, "omits": True}, None),
+        ({"at": 601, "dead_s": 99.0, "listed": (machine(),)}, AttemptEvent.DEADLINE),
+        ({"at": 601, "missing_once": True, "has_heartbeats": True}, None),
+        ({"at": 601, "missing_once": True, "store_ok": False}, None),
+        ({"at": 601, "missing_once": True, "caps": BY_ITSELF}, None),
+        ({"at": 601, "missing_once": True}, AttemptEvent.DEADLINE),
+        ({"at": 601, "listed": (SECOND,), "nodes": 2, "has_heartbeats": True, "missing_once": True}, None),
         ({"dead_s": 99.0}, None),
         ({"dead_s": 0.0, "absent": True}, AttemptEvent.ABSENT),
         ({"dead_s": 0.0, "absent": True, "handles": (HANDLE,)}, AttemptEvent.GONE),
-        ({"dead_s": 0.0, "absent": True, "unread": True}, None),
-        ({"dead_s": 0.0, "absent": True, "unread": True, "handles": (HANDLE,)}, AttemptEvent.GONE),
-        ({"dead_s": 0.0, "absent": True, "unread": True, "at": 601}, AttemptEvent.DEADLINE),
+        ({"dead_s": 0.0, "absent": True, "is_report_unreadable": True}, None),
+        ({"dead_s": 0.0, "absent": True, "is_report_unreadable": True, "handles": (HANDLE,)}, AttemptEvent.GONE),
+        ({"dead_s": 0.0, "absent": True, "is_report_unreadable": True, "at": 601}, AttemptEvent.DEADLINE),
         ({"dead_s": 0.0, "absent": True, "at": 601, "handles": (HANDLE,)}, AttemptEvent.GONE),
-        ({"dead_s": 0.0, "absent": True, "followed": True}, AttemptEvent.GONE),
+        ({"dead_s": 0.0, "absent": True, "is_superseded": True}, AttemptEvent.GONE),
         ({"dead_s": 0.0, "absent": True, "final": DONE}, AttemptEvent.FINAL),
         ({"dead_s": 0.0, "absent": True, "final": DONE, "handles": (HANDLE,)}, AttemptEvent.FINAL),
-        ({"dead_s": 0.0, "absent": True, "final": DONE, "at": 601, "followed": True}, AttemptEvent.FINAL),
-        ({"seen": (machine(),), "caps": BY_ITSELF}, AttemptEvent.CREATED),
-        ({"seen": (machine(), SECOND), "caps": BY_ITSELF}, AttemptEvent.MISMATCH),
-        ({"seen": (replace(SECOND, state=InstanceState.GONE), machine()), "caps": BY_ITSELF}, AttemptEvent.CREATED),
-        ({"seen": (machine(InstanceState.GONE),), "caps": BY_ITSELF}, AttemptEvent.CREATED),
+        ({"dead_s": 0.0, "absent": True, "final": DONE, "at": 601, "is_superseded": True}, AttemptEvent.FINAL),
+        ({"listed": (machine(),), "caps": BY_ITSELF}, AttemptEvent.CREATED),
+        ({"listed": (machine(), SECOND), "caps": BY_ITSELF}, AttemptEvent.MISMATCH),
+        ({"listed": (replace(SECOND, state=InstanceState.GONE), machine()), "caps": BY_ITSELF}, AttemptEvent.CREATED),
+        ({"listed": (machine(InstanceState.GONE),), "caps": BY_ITSELF}, AttemptEvent.CREATED),
         ({"dead_s": 99.0, "caps": BY_ITSELF}, None),
-        ({"seen": (machine(),), "beating": True, "nodes": 2}, None),
-        ({"seen": (machine(), machine()), "beating": True, "nodes": 2}, AttemptEvent.CREATED),
-        ({"seen": (machine(),), "dead_s": 31.0, "nodes": 2}, AttemptEvent.SETUP_FAILED),
-        ({"seen": (machine(),), "caps": BY_ITSELF, "nodes": 2}, None),
-        ({"seen": (machine(),), "caps": BY_ITSELF, "nodes": 2, "dead_s": 0.5}, AttemptEvent.SETUP_FAILED),
-        ({"seen": (machine(), SECOND), "beating": True}, AttemptEvent.MISMATCH),
-        ({"seen": (SECOND,), "handles": (HANDLE,), "beating": True, "omits": True}, None),
-        ({"seen": (SECOND,), "handles": (HANDLE,), "beating": True}, AttemptEvent.CREATED),
-        ({"seen": (SECOND,), "handles": (HANDLE,), "caps": BY_ITSELF, "omits": True}, None),
-        ({"seen": (machine(fault="no image"),)}, AttemptEvent.SETUP_FAILED),
-        ({"seen": (machine(fault="no image"),), "beating": True}, AttemptEvent.CREATED),
-        ({"seen": (machine(), SECOND), "beating": True, "nodes": 2}, AttemptEvent.CREATED),
+        ({"listed": (machine(),), "has_heartbeats": True, "nodes": 2}, None),
+        ({"listed": (machine(), machine()), "has_heartbeats": True, "nodes": 2}, AttemptEvent.CREATED),
+        ({"listed": (machine(),), "dead_s": 31.0, "nodes": 2}, AttemptEvent.SETUP_FAILED),
+        ({"listed": (machine(),), "caps": BY_ITSELF, "nodes": 2}, None),
+        ({"listed": (machine(),), "caps": BY_ITSELF, "nodes": 2, "dead_s": 0.5}, AttemptEvent.SETUP_FAILED),
+        ({"listed": (machine(), SECOND), "has_heartbeats": True}, AttemptEvent.MISMATCH),
+        ({"listed": (SECOND,), "handles": (HANDLE,), "has_heartbeats": True, "missing_once": True}, None),
+        ({"listed": (SECOND,), "handles": (HANDLE,), "has_heartbeats": True}, AttemptEvent.CREATED),
+        ({"listed": (SECOND,), "handles": (HANDLE,), "caps": BY_ITSELF, "missing_once": True}, None),
+        ({"listed": (machine(fault="no image"),)}, AttemptEvent.SETUP_FAILED),
+        ({"listed": (machine(fault="no image"),), "has_heartbeats": True}, AttemptEvent.CREATED),
+        ({"listed": (machine(), SECOND), "has_heartbeats": True, "nodes": 2}, AttemptEvent.CREATED),
     ],
 )
 def test_what_a_look_amounts_to(look: dict[str, Any], expected: AttemptEvent | None) -> None:
@@ -101,9 +101,9 @@ def test_what_a_look_amounts_to(look: dict[str, Any], expected: AttemptEvent | N
 
 @given(
     st.builds(
-        LaunchLook,
-        seen=st.lists(st.sampled_from(InstanceState).map(machine), max_size=2).map(tuple),
-        beating=st.booleans(),
+        LaunchObservation,
+        listed=st.lists(st.sampled_from(InstanceState).map(machine), max_size=2).map(tuple),
+        has_heartbeats=st.booleans(),
         store_ok=st.booleans(),
         dead_s=st.none() | st.floats(0, 1000),
         absent=st.booleans(),
@@ -111,10 +111,10 @@ def test_what_a_look_amounts_to(look: dict[str, Any], expected: AttemptEvent | N
     st.sampled_from([SET_UP, BY_ITSELF]),
     st.floats(0, 1000),
 )
-def test_create_is_repeated_only_after_proven_death_and_absence(look: LaunchLook, caps: Caps, at: float) -> None:
+def test_create_is_repeated_only_after_proven_death_and_absence(look: LaunchObservation, caps: Caps, at: float) -> None:
     told = judge_launching(build.attempt(AttemptState.LAUNCHING), look, caps, build.at(at))
     assert told is not AttemptEvent.ABSENT or (look.dead_s is not None and look.absent)
-    assert told is not AttemptEvent.CREATED or look.beating or caps is BY_ITSELF
+    assert told is not AttemptEvent.CREATED or look.has_heartbeats or caps is BY_ITSELF
     assert told is None or isinstance(attempt_rule(AttemptState.LAUNCHING, told), Rule)
 
 

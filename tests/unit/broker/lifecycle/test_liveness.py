@@ -48,7 +48,7 @@ observations = st.builds(
     beat=st.none() | st.just(BEAT),
     beat_age_s=st.none() | st.floats(0, 5000),
     progress_age_s=st.none() | st.floats(0, 5000),
-    seen=st.lists(st.sampled_from(InstanceState).map(machine), max_size=2).map(tuple),
+    listed=st.lists(st.sampled_from(InstanceState).map(machine), max_size=2).map(tuple),
     absent=st.booleans(),
     missing_from_listings=st.booleans(),
     store_ok_s=st.none() | st.floats(0, 1e4),
@@ -57,7 +57,7 @@ observations = st.builds(
 
 @given(observations)
 def test_death_is_only_declared_by_the_cloud(seen: AttemptObservation) -> None:
-    states = {o.state for o in seen.seen}
+    states = {o.state for o in seen.listed}
     dead = liveness(1, seen, PATIENCE) is Liveness.DEAD
     assert not dead or TAKEN_AWAY & states or ((seen.absent or seen.missing_from_listings) and not states)
 
@@ -65,7 +65,7 @@ def test_death_is_only_declared_by_the_cloud(seen: AttemptObservation) -> None:
 @given(observations)
 def test_a_beating_attempt_survives_whatever_listings_omit(seen: AttemptObservation) -> None:
     fresh = seen.beat_age_s is not None and seen.beat_age_s < PATIENCE.three_beats_s
-    if fresh and not TAKEN_AWAY & {o.state for o in seen.seen}:
+    if fresh and not TAKEN_AWAY & {o.state for o in seen.listed}:
         assert liveness(1, seen, PATIENCE) is Liveness.ALIVE
 
 
@@ -94,7 +94,7 @@ def test_an_outage_of_our_own_store_hangs_nobody(seen: AttemptObservation, state
         ({"beat_age_s": 14.9}, False),  # three beats are not missing yet
         ({"beat_age_s": None}, False),  # no heartbeat was observed: an agent that starts
         ({"beat_age_s": 15.0, "store_ok_s": None}, False),
-        ({"beat_age_s": 15.0, "seen": (machine(),)}, False),
+        ({"beat_age_s": 15.0, "listed": (machine(),)}, False),
         ({"beat_age_s": 15.0, "missing_from_listings": False}, False),
     ],
 )
@@ -108,8 +108,8 @@ def test_what_listings_leave_out_is_dead_once_three_beats_are_missing(seen: dict
     [
         ({"beat_age_s": 7.4}, 0.0),
         ({"beat_age_s": 7.5}, 1.0),
-        ({"beat_age_s": 7.5, "seen": (machine(),)}, 0.5),
-        ({"beat_age_s": 60.0, "seen": (machine(),)}, 0.0),
+        ({"beat_age_s": 7.5, "listed": (machine(),)}, 0.5),
+        ({"beat_age_s": 60.0, "listed": (machine(),)}, 0.0),
         ({"beat_age_s": 60.0}, 1.0),
         ({"beat_age_s": None}, 0.0),
         ({"beat_age_s": 60.0, "store_ok_s": None}, 0.0),
@@ -123,7 +123,7 @@ def test_nobody_is_hung_while_a_machine_of_several_is_not_shown() -> None:
     """The missing machine may be gone, or the listing may have omitted it."""
     two = build.attempt(line=replace(build.line(), nodes=2))
     for shown, event in ((1, None), (2, AttemptEvent.HUNG)):
-        seen = AttemptObservation(seen=(machine(),) * shown, beat=BEAT, beat_age_s=400.0)
+        seen = AttemptObservation(listed=(machine(),) * shown, beat=BEAT, beat_age_s=400.0)
         assert judge(two, seen, build.at(10), PATIENCE, 600) is event
 
 
@@ -143,9 +143,9 @@ def test_all_of_several_machines_must_beat(
 ) -> None:
     two = build.attempt(state, line=replace(build.line(), nodes=2), create_sent_at=build.at(0))
     shown = (machine(), machine(handle=Handle(provider="simulated", id="i-2", name=two.name)))
-    assert judge(two, AttemptObservation(seen=shown, beat=BEAT, **seen), build.at(10), PATIENCE, 600) is expected
+    assert judge(two, AttemptObservation(listed=shown, beat=BEAT, **seen), build.at(10), PATIENCE, 600) is expected
     if expected is None and state is AttemptState.BOOTING:
-        assert judge(two, AttemptObservation(seen=shown, beat=BEAT, **seen), build.at(601), PATIENCE, 600) is (
+        assert judge(two, AttemptObservation(listed=shown, beat=BEAT, **seen), build.at(601), PATIENCE, 600) is (
             AttemptEvent.DEADLINE
         )
 
@@ -172,14 +172,14 @@ def test_most_silent_machine_decides_and_a_finished_one_is_not_missed(
     """The machine that is silent for longest decides and one that is finished is not missed."""
     two = build.attempt(line=replace(build.line(), nodes=2))
     shown = (machine(), machine(second, handle=Handle(provider="simulated", id="i-2", name=two.name)))
-    looked = AttemptObservation(**{"seen": shown, "beat": BEAT, "beat_age_s": 1.0} | seen)
+    looked = AttemptObservation(**{"listed": shown, "beat": BEAT, "beat_age_s": 1.0} | seen)
     assert judge(two, looked, build.at(10), PATIENCE, 600) is expected
 
 
 def test_hung_first_machine_is_found_after_its_peer_finished() -> None:
     """A first machine that hangs is found though the other one is done and gone."""
     two = build.attempt(line=replace(build.line(), nodes=2))
-    looked = AttemptObservation(seen=(machine(),), lost=frozenset({"i-2"}), finished=1, beat=BEAT, beat_age_s=1.0)
+    looked = AttemptObservation(listed=(machine(),), lost=frozenset({"i-2"}), finished=1, beat=BEAT, beat_age_s=1.0)
     assert judge(two, looked, build.at(10), PATIENCE, 600) is None
     stuck = replace(looked, beat=BEAT.model_copy(update={"phase": "saving"}), progress_age_s=PATIENCE.stuck_s)
     assert judge(two, stuck, build.at(10), PATIENCE, 600) is AttemptEvent.HUNG
@@ -190,7 +190,7 @@ def test_stopped_machine_is_believed_after_two_missed_heartbeats(beat_s: float, 
     """However seldom agents are asked for one: between two of them a listing may blink."""
     asked = replace(PATIENCE, beat_s=beat_s)
     found = [
-        liveness(1, AttemptObservation(seen=(machine(InstanceState.STOPPED),), beat=BEAT, beat_age_s=age), asked)
+        liveness(1, AttemptObservation(listed=(machine(InstanceState.STOPPED),), beat=BEAT, beat_age_s=age), asked)
         for age in ages
     ]
     assert found[0] is not Liveness.DEAD
@@ -199,53 +199,53 @@ def test_stopped_machine_is_believed_after_two_missed_heartbeats(beat_s: float, 
 
 def test_running_machine_before_its_first_heartbeat_is_alive() -> None:
     """A running machine that has not beaten yet is alive and an unlisted one unknown."""
-    assert liveness(1, AttemptObservation(seen=(machine(),)), PATIENCE) is Liveness.ALIVE
+    assert liveness(1, AttemptObservation(listed=(machine(),)), PATIENCE) is Liveness.ALIVE
     assert liveness(1, AttemptObservation(), PATIENCE) is Liveness.UNKNOWN
-    assert liveness(2, AttemptObservation(seen=(machine(),)), PATIENCE) is Liveness.UNKNOWN
+    assert liveness(2, AttemptObservation(listed=(machine(),)), PATIENCE) is Liveness.UNKNOWN
 
 
 @pytest.mark.parametrize(
     ("seen", "state", "expected"),
     [
         ({"final": Final(attempt="x", outcome=Outcome.COMPLETED)}, AttemptState.TRAINING, AttemptEvent.FINAL),
-        ({"seen": (machine(InstanceState.GONE),)}, AttemptState.TRAINING, AttemptEvent.GONE),
-        ({"seen": (machine(), machine(InstanceState.GONE))}, AttemptState.TRAINING, AttemptEvent.GONE),
-        ({"seen": (machine(InstanceState.STOPPED),)}, AttemptState.BOOTING, AttemptEvent.GONE),
-        ({"seen": (machine(InstanceState.STOPPED),), "beat_age_s": 10.0}, AttemptState.TRAINING, AttemptEvent.GONE),
-        ({"seen": (machine(InstanceState.STOPPED),), "beat_age_s": 9.0}, AttemptState.TRAINING, None),
-        ({"seen": (machine(InstanceState.STOPPED),), "beat_age_s": 4000.0}, AttemptState.TRAINING, AttemptEvent.GONE),
-        ({"seen": (machine(InstanceState.STARTING),), "beat_age_s": 599.0}, AttemptState.TRAINING, None),
-        ({"seen": (machine(InstanceState.STARTING),), "beat_age_s": 600.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
-        ({"seen": (machine(InstanceState.UNKNOWN),), "beat_age_s": 600.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
-        ({"seen": (machine(),), "lost": frozenset("1"), "beat_age_s": 1.0}, AttemptState.TRAINING, AttemptEvent.GONE),
+        ({"listed": (machine(InstanceState.GONE),)}, AttemptState.TRAINING, AttemptEvent.GONE),
+        ({"listed": (machine(), machine(InstanceState.GONE))}, AttemptState.TRAINING, AttemptEvent.GONE),
+        ({"listed": (machine(InstanceState.STOPPED),)}, AttemptState.BOOTING, AttemptEvent.GONE),
+        ({"listed": (machine(InstanceState.STOPPED),), "beat_age_s": 10.0}, AttemptState.TRAINING, AttemptEvent.GONE),
+        ({"listed": (machine(InstanceState.STOPPED),), "beat_age_s": 9.0}, AttemptState.TRAINING, None),
+        ({"listed": (machine(InstanceState.STOPPED),), "beat_age_s": 4000.0}, AttemptState.TRAINING, AttemptEvent.GONE),
+        ({"listed": (machine(InstanceState.STARTING),), "beat_age_s": 599.0}, AttemptState.TRAINING, None),
+        ({"listed": (machine(InstanceState.STARTING),), "beat_age_s": 600.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
+        ({"listed": (machine(InstanceState.UNKNOWN),), "beat_age_s": 600.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
+        ({"listed": (machine(),), "lost": frozenset("1"), "beat_age_s": 1.0}, AttemptState.TRAINING, AttemptEvent.GONE),
         ({"absent": True, "beat": BEAT, "beat_age_s": 60.0}, AttemptState.TRAINING, AttemptEvent.GONE),
         ({"absent": True, "beat": BEAT, "beat_age_s": 5.0}, AttemptState.TRAINING, None),
-        ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 1.0}, AttemptState.BOOTING, AttemptEvent.FIRST_BEAT),
-        ({"seen": (machine(accelerator="a6000"),)}, AttemptState.BOOTING, AttemptEvent.MISMATCH),
-        ({"seen": (machine(), machine(fault="no image"))}, AttemptState.BOOTING, AttemptEvent.SETUP_FAILED),
-        ({"seen": (machine(fault="no image"),), "beat": BEAT}, AttemptState.BOOTING, AttemptEvent.FIRST_BEAT),
-        ({"seen": (machine(fault="no image"),)}, AttemptState.TRAINING, None),
-        ({"seen": (machine(notice_s=30.0),)}, AttemptState.BOOTING, AttemptEvent.NOTICE),
-        ({"seen": (machine(notice_s=30.0),)}, AttemptState.TRAINING, AttemptEvent.NOTICE),
-        ({"seen": (machine(notice_s=900.0),)}, AttemptState.TRAINING, None),
+        ({"listed": (machine(),), "beat": BEAT, "beat_age_s": 1.0}, AttemptState.BOOTING, AttemptEvent.FIRST_BEAT),
+        ({"listed": (machine(accelerator="a6000"),)}, AttemptState.BOOTING, AttemptEvent.MISMATCH),
+        ({"listed": (machine(), machine(fault="no image"))}, AttemptState.BOOTING, AttemptEvent.SETUP_FAILED),
+        ({"listed": (machine(fault="no image"),), "beat": BEAT}, AttemptState.BOOTING, AttemptEvent.FIRST_BEAT),
+        ({"listed": (machine(fault="no image"),)}, AttemptState.TRAINING, None),
+        ({"listed": (machine(notice_s=30.0),)}, AttemptState.BOOTING, AttemptEvent.NOTICE),
+        ({"listed": (machine(notice_s=30.0),)}, AttemptState.TRAINING, AttemptEvent.NOTICE),
+        ({"listed": (machine(notice_s=900.0),)}, AttemptState.TRAINING, None),
         ({"beat": NOTICED, "beat_age_s": 1.0}, AttemptState.TRAINING, AttemptEvent.NOTICE),
-        ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 400.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
-        ({"seen": (machine(),), "beat": BEAT, "progress_age_s": 4000.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
-        ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 1.0, "progress_age_s": 4.0}, AttemptState.TRAINING, None),
-        ({"seen": (), "beat": BEAT, "beat_age_s": 400.0}, AttemptState.TRAINING, None),
-        ({"seen": (machine(),)}, AttemptState.BOOTING, None),
+        ({"listed": (machine(),), "beat": BEAT, "beat_age_s": 400.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
+        ({"listed": (machine(),), "beat": BEAT, "progress_age_s": 4000.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
+        ({"listed": (machine(),), "beat": BEAT, "beat_age_s": 1.0, "progress_age_s": 4.0}, AttemptState.TRAINING, None),
+        ({"listed": (), "beat": BEAT, "beat_age_s": 400.0}, AttemptState.TRAINING, None),
+        ({"listed": (machine(),)}, AttemptState.BOOTING, None),
         ({"absent": True, "beat": BEAT, "beat_age_s": 20.0}, AttemptState.TRAINING, AttemptEvent.GONE),
-        ({"seen": (machine(notice_s=150.0),)}, AttemptState.TRAINING, AttemptEvent.NOTICE),
-        ({"seen": (machine(notice_s=900.0), machine(notice_s=30.0))}, AttemptState.DRAINING, AttemptEvent.NOTICE),
-        ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 299.0}, AttemptState.TRAINING, None),
-        ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 300.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
-        ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 300.0}, AttemptState.DRAINING, None),
-        ({"seen": (machine(),), "beat": BEAT, "progress_age_s": 1800.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
-        ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 400.0, "store_ok_s": None}, AttemptState.TRAINING, None),
-        ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 400.0, "store_ok_s": 19.0}, AttemptState.TRAINING, None),
-        ({"seen": (machine(InstanceState.UNKNOWN),), "beat": BEAT, "beat_age_s": 1.0, "progress_age_s": 1e6},
+        ({"listed": (machine(notice_s=150.0),)}, AttemptState.TRAINING, AttemptEvent.NOTICE),
+        ({"listed": (machine(notice_s=900.0), machine(notice_s=30.0))}, AttemptState.DRAINING, AttemptEvent.NOTICE),
+        ({"listed": (machine(),), "beat": BEAT, "beat_age_s": 299.0}, AttemptState.TRAINING, None),
+        ({"listed": (machine(),), "beat": BEAT, "beat_age_s": 300.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
+        ({"listed": (machine(),), "beat": BEAT, "beat_age_s": 300.0}, AttemptState.DRAINING, None),
+        ({"listed": (machine(),), "beat": BEAT, "progress_age_s": 1800.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
+        ({"listed": (machine(),), "beat": BEAT, "beat_age_s": 400.0, "store_ok_s": None}, AttemptState.TRAINING, None),
+        ({"listed": (machine(),), "beat": BEAT, "beat_age_s": 400.0, "store_ok_s": 19.0}, AttemptState.TRAINING, None),
+        ({"listed": (machine(InstanceState.UNKNOWN),), "beat": BEAT, "beat_age_s": 1.0, "progress_age_s": 1e6},
          AttemptState.TRAINING, None),
-        ({"seen": (machine(), machine(InstanceState.STARTING)), "beat": BEAT, "beat_age_s": 400.0},
+        ({"listed": (machine(), machine(InstanceState.STARTING)), "beat": BEAT, "beat_age_s": 400.0},
          AttemptState.TRAINING, None),
     ],
 )  # fmt: skip
@@ -266,7 +266,7 @@ def test_what_says_nothing_new_is_stuck_after_a_time_that_its_phase_allows(
     beat = BEAT.model_copy(update={"phase": phase, "step": step})
 
     def after(age_s: float) -> AttemptEvent | None:
-        return verdict(seen=(machine(),), beat=beat, beat_age_s=1.0, progress_age_s=age_s)
+        return verdict(listed=(machine(),), beat=beat, beat_age_s=1.0, progress_age_s=age_s)
 
     assert after((limit_s or 1e6) - 1) is None
     assert after(limit_s or 1e6) is (AttemptEvent.HUNG if limit_s else None)
@@ -293,26 +293,26 @@ def test_the_fault_of_any_machine_is_told() -> None:
 
 
 def test_booting_has_a_deadline() -> None:
-    assert verdict(AttemptState.BOOTING, at=600, seen=(machine(),)) is None
-    assert verdict(AttemptState.BOOTING, at=601, seen=(machine(),)) is AttemptEvent.DEADLINE
+    assert verdict(AttemptState.BOOTING, at=600, listed=(machine(),)) is None
+    assert verdict(AttemptState.BOOTING, at=601, listed=(machine(),)) is AttemptEvent.DEADLINE
 
 
 @pytest.mark.parametrize(("store_ok_s", "event"), [(None, None), (19.9, None), (20.0, AttemptEvent.DEADLINE)])
 def test_the_deadline_waits_for_beats_that_can_be_read(store_ok_s: float | None, event: AttemptEvent | None) -> None:
     """An agent that could not write while the blob store was away writes as soon as it is back."""
-    assert verdict(AttemptState.BOOTING, at=9000, seen=(machine(),), store_ok_s=store_ok_s) is event
+    assert verdict(AttemptState.BOOTING, at=9000, listed=(machine(),), store_ok_s=store_ok_s) is event
 
 
 def test_stopped_listing_is_believed_only_while_heartbeats_are_readable() -> None:
     """Heartbeats are unreadable, so every working machine seems silent. A wrong listing must not end one."""
     seen = (machine(InstanceState.STOPPED),)
-    assert verdict(AttemptState.TRAINING, seen=seen, beat_age_s=4000.0, store_ok_s=None) is None
-    assert verdict(AttemptState.TRAINING, seen=seen, beat_age_s=4000.0, store_ok_s=0.0) is AttemptEvent.GONE
+    assert verdict(AttemptState.TRAINING, listed=seen, beat_age_s=4000.0, store_ok_s=None) is None
+    assert verdict(AttemptState.TRAINING, listed=seen, beat_age_s=4000.0, store_ok_s=0.0) is AttemptEvent.GONE
 
 
 def test_a_wrong_machine_is_told_by_its_cloud_alone() -> None:
     seen = (machine(accelerator="a6000"),)
-    assert verdict(AttemptState.BOOTING, seen=seen, store_ok_s=None) is AttemptEvent.MISMATCH
+    assert verdict(AttemptState.BOOTING, listed=seen, store_ok_s=None) is AttemptEvent.MISMATCH
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from broker.policy.budgets import (
     Applied,
     BudgetRequest,
     Hold,
-    Standing,
+    PolicyUsage,
     admission,
     drains,
     entry,
@@ -45,13 +45,13 @@ def thresholds(*pairs: tuple[str, str]) -> list[dict[str, str]]:
 
 
 def applied(rules: Policy, charged: str = "0", outstanding: str = "0", gpus: int = 0, jobs: int = 0) -> Applied:
-    standing = Standing(
+    standing = PolicyUsage(
         charged=tuple(Decimal(charged) for _ in rules.budgets),
         outstanding_usd=Decimal(outstanding),
         gpus=gpus,
         jobs=jobs,
     )
-    return Applied(id=1, policy=rules, standing=standing)
+    return Applied(id=1, policy=rules, usage=standing)
 
 
 def ask(usd: str = "10", **changes: Any) -> BudgetRequest:
@@ -79,9 +79,9 @@ def test_one_after_the_other_they_never_jointly_pass_the_limit(wishes: list[Deci
     granted = ZERO
     for usd in wishes:
         if judge(ask(str(usd)), [one], NOW) is None:
-            one, granted = replace(one, standing=one.standing.plus(ask(str(usd)))), granted + usd
-    assert granted == one.standing.outstanding_usd <= 150
-    assert one.standing.jobs == one.standing.gpus <= 7
+            one, granted = replace(one, usage=one.usage.plus(ask(str(usd)))), granted + usd
+    assert granted == one.usage.outstanding_usd <= 150
+    assert one.usage.jobs == one.usage.gpus <= 7
 
 
 def test_every_policy_has_a_say() -> None:
@@ -144,7 +144,7 @@ def test_machines_and_jobs_are_counted() -> None:
 
 def test_a_granted_ask_is_counted() -> None:
     one = applied(policy(max_jobs=1)).granted(ask())
-    assert (one.standing.outstanding_usd, one.standing.gpus, one.standing.jobs) == (10, 1, 1)
+    assert (one.usage.outstanding_usd, one.usage.gpus, one.usage.jobs) == (10, 1, 1)
 
 
 def test_a_higher_cap_of_a_running_job_is_no_launch() -> None:
@@ -242,7 +242,7 @@ def test_a_higher_cap_that_was_approved_before_is_not_asked_for_again() -> None:
 
 def test_what_people_are_told_of_a_threshold() -> None:
     limits = policy(timezone="Asia/Tokyo", budgets=[budget(thresholds=thresholds(("0.5", "notify"), ("0.9", "drain")))])
-    first, last = reached(limits, Standing(charged=(Decimal(91),)))
+    first, last = reached(limits, PolicyUsage(charged=(Decimal(91),)))
     assert reached_message(limits, first, NOW) == (
         "policy nlp (team nlp): $91.00 of $100.00 a day is spent, 50% is reached"
     )
@@ -251,7 +251,7 @@ def test_what_people_are_told_of_a_threshold() -> None:
         "runs saves a checkpoint and stops until 2026-03-05 00:00 Asia/Tokyo"
     )
     rolling = policy(budgets=[budget(window="rolling", thresholds=thresholds(("0.5", "stop_launches")))])
-    (only,) = reached(rolling, Standing(charged=(Decimal(51),)))
+    (only,) = reached(rolling, PolicyUsage(charged=(Decimal(51),)))
     assert reached_message(rolling, only, NOW).endswith("50% is reached; nothing more is launched")
 
 
@@ -259,7 +259,7 @@ def test_reached_thresholds_in_order_and_the_drain_among_them() -> None:
     limits = policy(
         budgets=[budget(thresholds=thresholds(("0.5", "notify"), ("0.9", "drain"))), budget("1000", per="month")]
     )
-    halfway = Standing(charged=(Decimal(50), Decimal(900)))
+    halfway = PolicyUsage(charged=(Decimal(50), Decimal(900)))
     assert [one.threshold.action for one in reached(limits, halfway)] == [Action.NOTIFY]
     assert drains(limits, halfway) is None
     found = drains(limits, replace(halfway, charged=(Decimal(91), Decimal(900))))
@@ -294,6 +294,6 @@ def test_a_reservation_as_high_as_the_budget_can_start_some_day() -> None:
 
 def test_what_a_budget_has_spent_is_never_guessed() -> None:
     limits = policy(budgets=[budget(), budget("1000", per="month")])
-    one = Applied(id=1, policy=limits, standing=Standing(charged=(ZERO,)))
+    one = Applied(id=1, policy=limits, usage=PolicyUsage(charged=(ZERO,)))
     with pytest.raises(ValueError, match="shorter"):
         judge(ask(), [one], NOW)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from broker.domain.ids import JobId
 from broker.domain.policy import Policy
-from broker.policy.dry_run import History, Other, Past, dry_run
+from broker.policy.dry_run import History, LedgerAttempt, StorageSpending, dry_run
 from broker.policy.windows import QUARTER
 
 NOW = datetime(2026, 3, 31, tzinfo=UTC)
@@ -21,17 +21,17 @@ def policy(**rules: Any) -> Policy:
     return Policy.model_validate({"name": "nlp", "team": "nlp", **rules})
 
 
-def past(job: str, at: datetime, hours: int = 2, usd: str = "1", **changes: Any) -> Past:
+def past(job: str, at: datetime, hours: int = 2, usd: str = "1", **changes: Any) -> LedgerAttempt:
     """Charges `usd` in each hour."""
     values: dict[str, Any] = {
         "job_id": JobId(job), "number": 1, "team": "nlp", "owner": "ann", "gpus": 1, "cap_usd": Decimal(20),
         "reserved_usd": Decimal(20), "at": at, "ended_at": at + hours * timedelta(hours=1),
         "charges": tuple((at + n * timedelta(hours=1), Decimal(usd)) for n in range(hours)),
     }  # fmt: skip
-    return Past(**values | changes)
+    return LedgerAttempt(**values | changes)
 
 
-def history(*attempts: Past, others: tuple[Other, ...] = ()) -> History:
+def history(*attempts: LedgerAttempt, others: tuple[StorageSpending, ...] = ()) -> History:
     return History(now=NOW, attempts=attempts, others=others)
 
 
@@ -53,7 +53,7 @@ def test_others_are_not_covered() -> None:
         SINCE,
         history(
             past("a", SINCE, team="vision"),
-            others=(Other(team="vision", owner="ann", at=SINCE, usd=Decimal(3)),),
+            others=(StorageSpending(team="vision", owner="ann", at=SINCE, usd=Decimal(3)),),
         ),
     )
     assert (done.launches, done.usd_spent) == (0, 0)
@@ -135,7 +135,7 @@ def test_approval_is_asked_once_a_job_and_taken_to_come() -> None:
 def test_what_ran_before_counts_and_is_not_judged() -> None:
     rules = policy(budgets=[{"limit_usd": "22", "per": "week", "window": "rolling"}], max_jobs=5)
     before = past("a", SINCE - DAY, 3)
-    stored = Other(team="nlp", owner="bob", at=SINCE - DAY, usd=Decimal(1))
+    stored = StorageSpending(team="nlp", owner="bob", at=SINCE - DAY, usd=Decimal(1))
     done = dry_run(rules, SINCE, history(before, past("b", SINCE), others=(stored,)))
     assert (done.launches, done.usd_spent) == (1, Decimal(2))
     assert [(one.job_id, one.until) for one in done.held] == [("b", SINCE - DAY + timedelta(days=7) + QUARTER)]
@@ -156,7 +156,7 @@ attempts = st.builds(
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(attempts, max_size=12, unique_by=lambda one: one.job_id))
-def test_money_is_neither_made_nor_lost(given_: list[Past]) -> None:
+def test_money_is_neither_made_nor_lost(given_: list[LedgerAttempt]) -> None:
     rules = policy(
         budgets=[{"limit_usd": "45", "per": "day", "thresholds": [{"at": "0.4", "action": "drain"}]}], max_jobs=2
     )
@@ -168,9 +168,9 @@ def test_money_is_neither_made_nor_lost(given_: list[Past]) -> None:
 
 def test_storage_counts_in_the_quarter_hour_in_which_a_window_begins() -> None:
     rules = policy(budgets=[{"limit_usd": "20.5", "per": "day"}])
-    stored = Other(team="nlp", owner="bob", at=SINCE + DAY, usd=Decimal(1))
+    stored = StorageSpending(team="nlp", owner="bob", at=SINCE + DAY, usd=Decimal(1))
     first, second = past("z", SINCE), past("a", SINCE + DAY + 2 * QUARTER)
     done = dry_run(rules, SINCE, history(first, second, others=(stored,)))
     assert [(one.at, one.until) for one in done.held] == [(SINCE + DAY + 2 * QUARTER, SINCE + 2 * DAY)]
-    before = Other(team="nlp", owner="bob", at=SINCE + DAY - QUARTER, usd=Decimal(1))
+    before = StorageSpending(team="nlp", owner="bob", at=SINCE + DAY - QUARTER, usd=Decimal(1))
     assert dry_run(rules, SINCE, history(past("a", SINCE + DAY), others=(before,))).held == ()

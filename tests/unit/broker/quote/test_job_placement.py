@@ -13,7 +13,7 @@ from broker.domain.job import Event, Job, JobState, Reason
 from broker.domain.offer import ACCOUNT, Offer
 from broker.domain.policy import Policy
 from broker.estimator.planning.corrections import NO_CORRECTIONS
-from broker.policy.budgets import Applied, Standing
+from broker.policy.budgets import Applied, PolicyUsage
 from broker.quote.job_placement import place, placement_events
 from broker.quote.placement_facts import (
     FactsNeeded,
@@ -40,9 +40,9 @@ def job(spec_changes: dict[str, Any] | None = None, **changes: Any) -> Job:
     return build.job(**values | changes)
 
 
-def policy(standing: Standing | None = None, **rules: Any) -> Applied:
+def policy(standing: PolicyUsage | None = None, **rules: Any) -> Applied:
     found = Policy.model_validate({"name": "nlp", "team": "nlp", **rules})
-    return Applied(id=1, policy=found, standing=standing or Standing())
+    return Applied(id=1, policy=found, usage=standing or PolicyUsage())
 
 
 def facts(queued: Job, offers: Sequence[Offer] | None = None, **changes: Any) -> PlacementFacts:
@@ -96,7 +96,7 @@ def test_a_policy_asks_for_approval_once() -> None:
     assert pending.due_in_s == SETTINGS.retry_s
 
 
-@pytest.mark.parametrize("rules", [[], [policy(Standing(jobs=1), max_jobs=1)]])
+@pytest.mark.parametrize("rules", [[], [policy(PolicyUsage(jobs=1), max_jobs=1)]])
 def test_approval_is_waived_when_the_policy_has_changed(rules: list[Applied]) -> None:
     decision = decide(job(state=JobState.AWAITING_APPROVAL), policies=rules)
     assert (decision.outcome, decision.job.state) == (PlacementOutcome.APPROVAL_WAIVED, JobState.QUEUED)
@@ -104,7 +104,7 @@ def test_approval_is_waived_when_the_policy_has_changed(rules: list[Applied]) ->
 
 
 def test_a_full_policy_and_silent_providers_are_both_named() -> None:
-    rules = [policy(Standing(jobs=1), max_jobs=1)]
+    rules = [policy(PolicyUsage(jobs=1), max_jobs=1)]
     wait = decide(job(), policies=rules, troubles={"cloud": "no answer"})
     assert wait.outcome is PlacementOutcome.WAITING
     assert wait.job.reason.startswith("waits for policy nlp: max_jobs is 1")
@@ -185,7 +185,7 @@ def test_a_gpu_limit_of_a_policy_never_caps_a_job() -> None:
 
 def test_a_policy_can_refuse_the_purchase_itself() -> None:
     budgets = [{"limit_usd": "5", "per": "day"}]
-    wait = decide(job(), [offer()], policies=[policy(Standing(charged=(Decimal(0),)), budgets=budgets)])
+    wait = decide(job(), [offer()], policies=[policy(PolicyUsage(charged=(Decimal(0),)), budgets=budgets)])
     assert wait.outcome is PlacementOutcome.WAITING
     assert "more than the budget" in wait.job.reason
 

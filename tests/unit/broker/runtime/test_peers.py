@@ -106,7 +106,7 @@ async def test_a_lease_tells_the_interval_of_whose_it_is() -> None:
     blobs, clock = ObstoreBlobs.open("memory://", Installation("abcd")), SteppedClock()
     seat, intervals = BrokerIdentity(home="there", clouds=CLOUDS), Intervals(deadman_s=7)
     broker: Any = SimpleNamespace(
-        store=MemoryStore(clock), blobs=blobs, owner="there/1", seat=seat, intervals=intervals
+        store=MemoryStore(clock), blobs=blobs, owner="there/1", identity=seat, intervals=intervals
     )
     await Deadman(broker).step()
     lease = Lease.model_validate_json(await blobs.get(keys.BROKER_LEASE) or b"")

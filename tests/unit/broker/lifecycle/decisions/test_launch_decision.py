@@ -28,7 +28,7 @@ from broker.lifecycle.decisions.launch_decision import (
     advance_launch,
     after_create,
 )
-from broker.lifecycle.launch import LaunchLook
+from broker.lifecycle.launch import LaunchObservation
 from broker.lifecycle.state_machine import AttemptEvent
 from tests.support import build
 from trainer.contract.documents import Final, Outcome
@@ -54,7 +54,7 @@ def advance(
 ) -> LaunchDecision:
     values: dict[str, Any] = {
         "job": build.active_job(**job or {}), "attempt": attempt or launching(), "caps": CAPS, "now": NOW,
-        "look": LaunchLook(**look),
+        "observation": LaunchObservation(**look),
     }  # fmt: skip
     return advance_launch(LaunchFacts(**values | (facts or {})))
 
@@ -88,14 +88,14 @@ def test_an_unlisted_cloud_changes_nothing() -> None:
 @pytest.mark.parametrize(("look_s", "due_in_s"), [(2.0, 2.0), (9.0, CREATE_POLL_S)])
 def test_listed_machines_are_recorded_while_it_waits(look_s: float, due_in_s: float) -> None:
     two = replace(build.line(), nodes=2)
-    decision = advance(launching(line=two), seen=(LISTED,), facts={"running_at": NOW, "look_s": look_s})
+    decision = advance(launching(line=two), listed=(LISTED,), facts={"running_at": NOW, "look_s": look_s})
     assert (decision.step, decision.due_in_s) == (LaunchStep.WAIT, due_in_s)
     assert (decision.attempt.handles, decision.attempt.running_at) == ((HANDLE,), NOW)
     assert decision.before == launching(line=two)
 
 
 def test_listed_machines_are_confirmed_before_they_are_adopted() -> None:
-    decision = advance(seen=(LISTED,), facts={"running_at": NOW})
+    decision = advance(listed=(LISTED,), facts={"running_at": NOW})
     assert (decision.step, decision.attempt) == (LaunchStep.CONFIRM, launching(running_at=NOW))
 
 
@@ -117,7 +117,7 @@ def test_a_proven_absence_creates_again_and_charges_the_time_of_the_first() -> N
 )
 def test_the_listing_names_the_cause_of_an_end(machine: dict[str, Any], reason: Reason, detail: str) -> None:
     set_up = replace(CAPS, agent_start_s=30)
-    decision = advance(seen=(replace(LISTED, **machine),), facts={"caps": set_up})
+    decision = advance(listed=(replace(LISTED, **machine),), facts={"caps": set_up})
     assert (decision.attempt.reason, decision.report) == (reason, LaunchReport.ENDED)
     assert detail in decision.attempt.detail
     assert decision.attempt.handles == (HANDLE,)
@@ -207,26 +207,26 @@ def test_an_unknown_outcome_is_looked_up() -> None:
 
 @given(
     st.builds(
-        LaunchLook,
-        seen=st.lists(st.sampled_from(InstanceState).map(lambda s: replace(LISTED, state=s)), max_size=2).map(tuple),
-        omits=st.booleans(),
-        beating=st.booleans(),
+        LaunchObservation,
+        listed=st.lists(st.sampled_from(InstanceState).map(lambda s: replace(LISTED, state=s)), max_size=2).map(tuple),
+        missing_once=st.booleans(),
+        has_heartbeats=st.booleans(),
         store_ok=st.booleans(),
         dead_s=st.none() | st.floats(0, 1000),
         absent=st.booleans(),
-        unread=st.booleans(),
-        followed=st.booleans(),
+        is_report_unreadable=st.booleans(),
+        is_superseded=st.booleans(),
     ),
     st.floats(0, 1000),
     st.none() | st.sampled_from([Signal.CAP, Signal.OUT_OF_TIME, Signal.BUDGET]),
 )
-def test_create_is_repeated_only_when_proven_safe(look: LaunchLook, at: float, signal: Signal | None) -> None:
+def test_create_is_repeated_only_when_proven_safe(look: LaunchObservation, at: float, signal: Signal | None) -> None:
     """Every listed machine is recorded before anything is written, unless a signal ends the attempt unseen."""
-    decision = advance(launching(signal=signal), facts={"look": look, "now": build.at(at)})
+    decision = advance(launching(signal=signal), facts={"observation": look, "now": build.at(at)})
     if decision.step is LaunchStep.CREATE:
         assert look.absent
         assert look.dead_s is not None
     if decision.step is LaunchStep.WRITE:
         assert decision.attempt.state is AttemptState.TERMINATING
-        assert signal is not None or {m.handle for m in look.seen} <= set(decision.attempt.handles)
+        assert signal is not None or {m.handle for m in look.listed} <= set(decision.attempt.handles)
     assert decision.before.state is AttemptState.LAUNCHING

@@ -39,7 +39,7 @@ OBSERVATIONS = st.builds(
     beat=st.none() | st.just(BEAT),
     beat_age_s=st.none() | st.floats(0, 1000),
     final=st.none() | st.sampled_from(Outcome).map(lambda outcome: final(outcome)),
-    seen=st.lists(
+    listed=st.lists(
         st.builds(
             Observed,
             handle=st.just(HANDLE),
@@ -118,7 +118,7 @@ def test_silence_is_reported_once_and_withdrawn() -> None:
 
 
 def test_the_first_heartbeat_starts_training_and_records_the_machines() -> None:
-    decision = decide(build.attempt(AttemptState.BOOTING), beat=BEAT, beat_age_s=0.0, seen=(RUNNING,))
+    decision = decide(build.attempt(AttemptState.BOOTING), beat=BEAT, beat_age_s=0.0, listed=(RUNNING,))
     assert (decision.attempt.state, decision.attempt.handles) == (AttemptState.TRAINING, (HANDLE,))
     assert [event.kind for event in liveness_events(build.active_job(), decision)] == ["attempt.training"]
 
@@ -126,10 +126,10 @@ def test_the_first_heartbeat_starts_training_and_records_the_machines() -> None:
 @pytest.mark.parametrize(
     ("observation", "reason", "detail"),
     [
-        ({"seen": (replace(RUNNING, gpus=99),)}, Reason.MISMATCH, "GPUs, got 99"),
-        ({"seen": (replace(RUNNING, fault="no disk"),)}, Reason.INFRASTRUCTURE, "no disk"),
+        ({"listed": (replace(RUNNING, gpus=99),)}, Reason.MISMATCH, "GPUs, got 99"),
+        ({"listed": (replace(RUNNING, fault="no disk"),)}, Reason.INFRASTRUCTURE, "no disk"),
         ({"final": final(Outcome.OOM, "out of memory")}, Reason.OOM, "out of memory"),
-        ({"seen": (replace(RUNNING, state=InstanceState.GONE),)}, Reason.PREEMPTED, AttemptEvent.GONE.value),
+        ({"listed": (replace(RUNNING, state=InstanceState.GONE),)}, Reason.PREEMPTED, AttemptEvent.GONE.value),
     ],
 )
 def test_an_end_names_its_cause(observation: dict[str, Any], reason: Reason, detail: str) -> None:
