@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,6 +56,33 @@ def test_what_the_driver_says_of_a_gpu_counts_where_it_is_grave() -> None:
     assert host.xid(line.format(31) + line.format(13)) == "", "errors of a program are not the machine's"
     assert host.uncorrected("0\n2\n") == "GPU 1 had 2 memory errors that were not corrected"
     assert host.uncorrected("[N/A]\n0\n") == ""
+
+
+def nvidia_smi(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Install a script as nvidia-smi."""
+    tool = folder / "nvidia-smi"
+    tool.write_text(script)
+    tool.chmod(0o755)
+    monkeypatch.setattr(shutil, "which", lambda _: str(tool))
+    return tool
+
+
+async def test_an_nvidia_smi_that_does_not_answer_is_killed_and_reaped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = tmp_path / "pid"
+    nvidia_smi(tmp_path, f"#!/bin/sh\necho $$ > {pid}\nexec sleep 60\n", monkeypatch)
+    monkeypatch.setattr(host, "LIMIT_S", 1.0)
+    assert await host._ecc() == ""
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
+async def test_an_nvidia_smi_that_cannot_start_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = nvidia_smi(tmp_path, "#!/bin/sh\necho 0\n", monkeypatch)
+    assert await host._ecc() == "0\n"
+    tool.unlink()
+    assert await host._ecc() == ""
 
 
 def test_a_machine_without_a_driver_tells_nothing_of_gpus() -> None:

@@ -16,6 +16,8 @@ from trainer.contract.documents import Outcome
 BLOCK = 4 << 20
 """Bytes that are written and read back."""
 LIMIT_S = 10.0
+REAP_S = 1.0
+"""Longest wait for the end of a killed nvidia-smi; a hung driver can hold it for ever."""
 XID = re.compile(r"NVRM: Xid \((?P<where>[^)]*)\): (?P<number>\d+)")
 FATAL = {
     48: "a memory error of two bits",
@@ -110,17 +112,19 @@ async def _ecc() -> str:
     if tool is None:
         return ""
     query = "--query-gpu=ecc.errors.uncorrected.volatile.total"
-    process = await asyncio.create_subprocess_exec(
-        tool,
-        query,
-        "--format=csv,noheader",
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            tool, query, "--format=csv,noheader", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        )
+    except OSError:
+        return ""
     try:
         async with asyncio.timeout(LIMIT_S):
             out, _ = await process.communicate()
     except TimeoutError:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError, TimeoutError):
+            process.kill()
+            async with asyncio.timeout(REAP_S):
+                await process.wait()
         return ""
     return out.decode(errors="replace")
