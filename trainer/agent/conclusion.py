@@ -48,7 +48,7 @@ class ProgramResult:
     ran_out: Literal["device", "host"] | None
     """Memory that ran out; None: neither, or unknown."""
     bad_host: bool
-    pulled: bool
+    failed_by_peer: bool
     """True if the worker failed only because a process of another machine ended."""
 
 
@@ -75,11 +75,11 @@ def exit_outcome(code: int, *, script: bool, asked: bool, killed_for_memory: boo
 
 def program_result(end: ProgramEnd) -> ProgramResult:
     """Return the meaning of a program's end."""
-    report, code, bad_host, pulled = _own_report(end), end.code, False, False
+    report, code, bad_host, failed_by_peer = _own_report(end), end.code, False, False
     if report is not None and not end.stopped:
         # BACK without a new worker counts as drained: an end was requested during the rollback.
         code = ExitCode.DRAINED if report.code == ExitCode.BACK else report.code
-        bad_host, pulled = report.bad_host, report.pulled
+        bad_host, failed_by_peer = report.bad_host, report.failed_by_peer
     outcome = exit_outcome(code, script=end.script, asked=end.asked, killed_for_memory=end.killed_for_memory)
     killed = outcome is Outcome.OOM and report is None and end.killed_for_memory
     ran_out: Literal["device", "host"] | None = None
@@ -92,7 +92,7 @@ def program_result(end: ProgramEnd) -> ProgramResult:
         message="the kernel killed it for memory: the machine's own is too small" if killed else message,
         ran_out=ran_out,
         bad_host=bad_host,
-        pulled=pulled,
+        failed_by_peer=failed_by_peer,
     )
 
 
@@ -101,8 +101,8 @@ def _own_report(end: ProgramEnd) -> Ended | None:
 
     The report then only states that another process ended.
     """
-    pulled = end.report is not None and end.report.pulled
-    return None if pulled and end.code == 128 + signal.SIGKILL else end.report
+    failed_by_peer = end.report is not None and end.report.failed_by_peer
+    return None if failed_by_peer and end.code == 128 + signal.SIGKILL else end.report
 
 
 def exit_message(end: ProgramEnd, code: int) -> str:

@@ -19,10 +19,10 @@ LAST_BEAT_S = 30.0
 """Seconds for which the last heartbeat is retried; the machine's shutdown delay starts after it."""
 FOLLOW_BEATS = 3
 """Heartbeat intervals that a failed node waits for the report of node 0, because the failure stops node 0 too."""
-PULLED_BEATS = 9
+FAILED_BY_PEER_BEATS = 9
 """Heartbeat intervals that a node waits if it failed only because another node ended; that node reports the cause."""
 
-WELL = (Outcome.COMPLETED, Outcome.DRAINED, Outcome.DEADMAN)
+REPORTED_BY_NODE_0 = (Outcome.COMPLETED, Outcome.DRAINED, Outcome.DEADMAN)
 """Outcomes that only node 0 reports."""
 
 
@@ -44,7 +44,7 @@ class FinalReport:
         This machine shuts down soon after its agent ends, but node 0 may still save and deliver for a long time. The
         limits are the longest delivery, and the remaining time once the attempt must end.
         """
-        if self._env.node == 0 or outcome not in WELL:
+        if self._env.node == 0 or outcome not in REPORTED_BY_NODE_0:
             return
         log(f"{outcome} here; how the attempt ended is for the first machine to say")
         self._state.phase, self._state.message = "done", message
@@ -60,20 +60,20 @@ class FinalReport:
             return await self._objects.read(object_keys.final(self._env.attempt)) is not None
         return False
 
-    async def write(self, outcome: Outcome, message: str, code: int | None, *, pulled: bool) -> Outcome:
+    async def write(self, outcome: Outcome, message: str, code: int | None, *, failed_by_peer: bool) -> Outcome:
         """Ship the log, write `final.json`, and send the last heartbeat.
 
-        `pulled`: this machine failed only because a process of another machine ended.
+        `failed_by_peer`: this machine failed only because a process of another machine ended.
         """
         patience_s = max(30.0, self._state.drain_left_s)
         final = self._final(outcome, message, code)
         try:
-            await prepare.insist(self._shipper.flush, patience_s)
-            if await self._must_write(outcome, pulled):
+            await prepare.retry_while_unreachable(self._shipper.flush, patience_s)
+            if await self._must_write(outcome, failed_by_peer):
                 sent, received = self._objects.sent_bytes, self._objects.received_bytes
                 final = final.model_copy(update={"sent_bytes": sent, "received_bytes": received})
                 data = final.model_dump_json().encode()
-                await prepare.insist(
+                await prepare.retry_while_unreachable(
                     lambda: self._objects.create(object_keys.final(self._env.attempt), data), patience_s
                 )
         except ObjectStoreError as e:
@@ -81,7 +81,7 @@ class FinalReport:
             return Outcome.INFRASTRUCTURE
         self._state.phase, self._state.message = "done", message
         with contextlib.suppress(ObjectStoreError):  # once heartbeats stop, the broker looks for final.json anyway
-            await prepare.insist(self._beater.send, LAST_BEAT_S)
+            await prepare.retry_while_unreachable(self._beater.send, LAST_BEAT_S)
         return outcome
 
     def _final(self, outcome: Outcome, message: str, code: int | None) -> Final:
@@ -105,16 +105,16 @@ class FinalReport:
             boot=self._state.boot,
         )
 
-    async def _must_write(self, outcome: Outcome, pulled: bool) -> bool:
+    async def _must_write(self, outcome: Outcome, failed_by_peer: bool) -> bool:
         """Return True if this node writes `final.json`.
 
         A node that failed only through another node waits longest, so that the node with the cause writes
         first.
         """
-        if self._env.node == 0 and not pulled:
+        if self._env.node == 0 and not failed_by_peer:
             return True
-        if outcome in WELL:
+        if outcome in REPORTED_BY_NODE_0:
             return False
         self._state.phase = "saving"
-        await asyncio.sleep((PULLED_BEATS if pulled else FOLLOW_BEATS) * self._state.limits.heartbeat_s)
+        await asyncio.sleep((FAILED_BY_PEER_BEATS if failed_by_peer else FOLLOW_BEATS) * self._state.limits.heartbeat_s)
         return await self._objects.read(object_keys.final(self._env.attempt)) is None

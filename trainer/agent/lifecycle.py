@@ -52,7 +52,7 @@ class AttemptLifecycle:
         self.trackers = Trackers(self.state.run, folder or env.workdir, report=self.report)
         self.beater.redact = self.log.redact
         self._grant_seq = -1
-        self._pulled = False
+        self._failed_by_peer = False
         """True if this machine failed only because a process of another machine ended."""
 
     @property
@@ -182,7 +182,8 @@ class AttemptLifecycle:
         `whole`: True if a snapshot holds everything that the program left.
         """
         result = program_result(self._program_end(child, code, script=script))
-        self.state.ran_out, self.state.bad_host, self._pulled = result.ran_out, result.bad_host, result.pulled
+        self.state.ran_out, self.state.bad_host = result.ran_out, result.bad_host
+        self._failed_by_peer = result.failed_by_peer
         self.state.phase = "saving"
         self.beater.now()
         failed = result.outcome not in (Outcome.COMPLETED, Outcome.DRAINED)
@@ -233,4 +234,4 @@ class AttemptLifecycle:
         """Log the outcome, finish the trackers, and write the final report."""
         self.log_line(f"{outcome}: {message}" if message else str(outcome))
         await self.trackers.finish(outcome, self.state.drain_left_s)
-        return await self.final_report.write(outcome, message, code, pulled=self._pulled)
+        return await self.final_report.write(outcome, message, code, failed_by_peer=self._failed_by_peer)

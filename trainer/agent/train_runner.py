@@ -102,5 +102,7 @@ class TrainRunner:
         with contextlib.suppress(ObjectStoreError, OSError):
             await saver.once()
         objects = self._lifecycle.objects
-        await prepare.insist(lambda: protocol.remove_after(objects, self._origin, step), prepare.PATIENCE_S)
+        await prepare.retry_while_unreachable(
+            lambda: protocol.remove_after(objects, self._origin, step), prepare.PATIENCE_S
+        )
         self._state.run.renew()

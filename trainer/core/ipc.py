@@ -99,7 +99,7 @@ class Ended(Document):
     """Row skips past the bad steps if the code is `BACK`."""
     bad_host: bool = False
     """True if the device check found this machine unfit."""
-    pulled: bool = False
+    failed_by_peer: bool = False
     """True if the worker failed only because another process ended; that process reports the reason."""
 
 
@@ -146,9 +146,9 @@ class RunFolder:
         return self.root / "interval"
 
     @property
-    def told(self) -> Path:
+    def messages_file(self) -> Path:
         """File with the worker's messages: a JSON list [kind, message] a line."""
-        return self.root / "told.jsonl"
+        return self.root / "messages.jsonl"
 
     @property
     def track(self) -> Path:
@@ -187,7 +187,7 @@ class MessageWriter:
         """Write complete lines only, because a reader ignores a line without its end."""
         with contextlib.suppress(OSError):
             while self._pending:
-                with self._run.told.open("a") as file:
+                with self._run.messages_file.open("a") as file:
                     file.write(json.dumps(self._pending[0]) + "\n")
                 self._pending.pop(0)
 

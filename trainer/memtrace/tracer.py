@@ -187,7 +187,7 @@ def trace(
 def on_gpu(config: Mapping[str, Any], ask: TraceOptions) -> Probe:
     """Return the step of the whole model with random weights on this machine's GPU, deterministic as in the worker."""
     determinism.begin()
-    determinism.insist()
+    determinism.require()
     task, depths = task_of(ask.task, ask.train, config), depths_of(config)
     probe = Probe(ask, lambda: _build(config, depths, ask, task, device="cuda"), Storages("meta"), task, "cuda")
     probe.trained.bare.train()

@@ -22,12 +22,12 @@ def begin() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def insist() -> None:
+def require() -> None:
     """Require deterministic kernels: an operation without one raises RuntimeError from here on."""
     torch.use_deterministic_algorithms(True)
 
 
-def lacking(step: Callable[[], None]) -> str:
+def first_nondeterministic_operation(step: Callable[[], None]) -> str:
     """Run `step` to its end and return its first operation without a deterministic kernel; empty: all have one."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -39,10 +39,10 @@ def lacking(step: Callable[[], None]) -> str:
     return next((match[1] for match in matches if match), "")
 
 
-def settle(lacks: str) -> None:
+def require_or_report(lacks: str) -> None:
     """Require deterministic kernels, or report why that is impossible."""
     if not lacks:
-        return insist()
+        return require()
     accelerations.notice(
         f"{lacks} has no kernel here that gives the same bits each time, so a run that is resumed may differ from one "
         "that was not in the last of them"
@@ -59,4 +59,4 @@ def leniently() -> Iterator[None]:
         yield
     finally:
         if insisted:
-            insist()
+            require()

@@ -15,13 +15,13 @@ from trainer.contract.guard import GuardConfig
 
 WINDOW = 64
 """Number of latest good steps with which a new step is compared."""
-ENOUGH = 16
+MIN_GOOD_STEPS = 16
 """Number of good steps before the first comparison, because early steps are noisy. Also the smallest number of steps
 between two reports.
 """
 NORMAL = 1.4826
 """Standard deviation of a normal distribution per median absolute deviation."""
-LEAST = 0.02
+MIN_SPREAD_SHARE = 0.02
 """Smallest spread as a share of the median; a constant loss would otherwise have none."""
 
 LEAST_SCALE = 1.0
@@ -122,7 +122,7 @@ def _good_step(config: GuardConfig, before: GuardState, step: int, loss: float, 
         for name, value, earlier in (("loss", loss, before.losses), ("gradient norm", norm, before.norms))
         if _is_unusual(value, earlier, config.deviations)
     ]
-    reported = bool(unusual) and step >= before.reported_at + ENOUGH
+    reported = bool(unusual) and step >= before.reported_at + MIN_GOOD_STEPS
     after = before.model_copy(
         update={
             "bad_steps": 0,
@@ -135,8 +135,8 @@ def _good_step(config: GuardConfig, before: GuardState, step: int, loss: float, 
 
 
 def _is_unusual(value: float, earlier: tuple[float, ...], deviations: float) -> bool:
-    if len(earlier) < ENOUGH:
+    if len(earlier) < MIN_GOOD_STEPS:
         return False
     middle = median(earlier)
-    spread = max(NORMAL * median(abs(x - middle) for x in earlier), LEAST * abs(middle))
+    spread = max(NORMAL * median(abs(x - middle) for x in earlier), MIN_SPREAD_SHARE * abs(middle))
     return value > middle + deviations * spread

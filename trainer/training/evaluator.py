@@ -56,7 +56,7 @@ class Evaluator:
 
         def between() -> None:
             if self.arrangement.world == 1:
-                self._look()
+                self._raise_if_draining()
 
         self.task.data.begin_step(EVALUATION)
         set_seed(sampler.micro_batch_seed(self.job.train.seed, EVALUATION, 0))
@@ -64,7 +64,7 @@ class Evaluator:
             self.task, self.model, self.held, size=self.rows, device=self.accelerator.device, between=between
         )
 
-    def _look(self) -> None:
+    def _raise_if_draining(self) -> None:
         """Check for a stop request in this process alone. Raises: Drained."""
         if self.run.drain.exists():
             raise Drained
@@ -124,10 +124,10 @@ class Evaluator:
                 shutil.rmtree(folder / "model", ignore_errors=True)  # left by an earlier attempt
                 self.task.model.merge(folder)
 
-        self.insist(lambda: result_writer.try_write(write), lambda: self._wanted(whole))
+        self.retry_together(lambda: result_writer.try_write(write), lambda: self._wanted(whole))
         if self.job.train.output.merge:
             self.leave_if_asked()
-            self.insist(lambda: result_writer.try_write(merge), lambda: self._wanted(whole))
+            self.retry_together(lambda: result_writer.try_write(merge), lambda: self._wanted(whole))
 
     def _wanted(self, whole: Mapping[str, torch.Tensor] | None) -> int:
         """Return the bytes of the weights in the results."""
@@ -136,7 +136,7 @@ class Evaluator:
         merged = self.model.parameters() if output.merge else ()
         return sum(t.numel() * t.element_size() for t in (*trained.values(), *merged))
 
-    def insist(self, action: Callable[[], str], wanted: Callable[[], int]) -> None:
+    def retry_together(self, action: Callable[[], str], wanted: Callable[[], int]) -> None:
         """Repeat an action of all processes until it succeeds in all; it may exceed the timeout of a collective.
 
         `wanted`: bytes needed.
@@ -163,16 +163,16 @@ class Evaluator:
         if not self.job.train.samples.prompts or not (self.accelerator.is_main_process or self.arrangement.divided):
             return []
         alone = not self.arrangement.divided
-        tuned = self.written(alone=alone)
+        tuned = self.generate_samples(alone=alone)
         if progress.base_samples is not None:
             base = list(progress.base_samples)
         else:
             with evaluation.without_adapter(self.model):
-                base = self.written(alone=alone)
+                base = self.generate_samples(alone=alone)
         prompts = self.job.train.samples.prompts
         return [{"prompt": p, "base": b, "tuned": t} for p, b, t in zip(prompts, base, tuned, strict=True)]
 
-    def written(self, *, alone: bool) -> list[str]:
+    def generate_samples(self, *, alone: bool) -> list[str]:
         """Return the text or picture that the current weights generate for each prompt; empty texts on failure.
 
         A failure does not end the training. `alone`: True if no other process runs in step with this one, so that this
@@ -180,7 +180,7 @@ class Evaluator:
 
         Raises: Drained if `alone`.
         """
-        watched = evaluation.watched(self.model, self._look) if alone else contextlib.nullcontext()
+        watched = evaluation.watched(self.model, self._raise_if_draining) if alone else contextlib.nullcontext()
         try:
             with watched, determinism.leniently(), evaluation.as_trained(self.job.train, self.accelerator):
                 return self.task.samples.write(self.model, self.accelerator.device)

@@ -159,9 +159,9 @@ class TrainingLoop:
         # The model is compiled later, for the mode that this check chooses.
         eager = torch.compiler.set_stance("force_eager") if self._config.compile else contextlib.nullcontext()
         with eager, torch.random.fork_rng([device] if device.type == "cuda" else []):
-            lacks = determinism.lacking(lambda: self._runner.dry_run(rows, self._trained.bare))
+            lacks = determinism.first_nondeterministic_operation(lambda: self._runner.dry_run(rows, self._trained.bare))
         (any_lacks,) = self._arrangement.any_rank(bool(lacks))
-        determinism.settle(lacks or "a part of the model in another process" * any_lacks)
+        determinism.require_or_report(lacks or "a part of the model in another process" * any_lacks)
 
     def _check_memory(self) -> None:
         """Run the longest rows forward and backward with the optimizer's full state.
@@ -269,7 +269,7 @@ class TrainingLoop:
         if prompts and self._config.adapters is None:
             samples = [""] * len(prompts)
             if self._task.samples.keeps_base_samples:
-                samples = self._evaluator.written(alone=self._arrangement.world == 1)
+                samples = self._evaluator.generate_samples(alone=self._arrangement.world == 1)
             self._progress = self._progress.model_copy(update={"base_samples": tuple(samples)})
 
     def _evaluate(self) -> tuple[float, Mapping[str, float]]:
@@ -350,7 +350,7 @@ class TrainingLoop:
             samples = self._evaluator.write_samples(self._progress, after)
             self._checkpoints.settle()  # its copy and the results must not be in host memory at once
             self._evaluator.write(folder, self._progress, self._rate(), samples=samples, after=after, metrics=metrics)
-        self._evaluator.insist(
+        self._evaluator.retry_together(
             lambda: self._checkpoints.finish(self._progress, folder), lambda: self._checkpoints.checkpoint_bytes(folder)
         )
         if self._accelerator.is_main_process:  # only after all have written their parts: each retry needs the folder

@@ -21,19 +21,19 @@ def main(root: Path) -> ExitCode:
     if ended.message:
         print(f"failed: {ended.message}", flush=True)
     if ended.message or not _rank("LOCAL_RANK"):
-        _leave_word(run, ended)
+        _write_end(run, ended)
     # A launcher treats any other code as a failure and kills the processes that are still saving.
     asked = _rank("RANK") is not None and ended.code in (ExitCode.DRAINED, ExitCode.BACK)
     return ExitCode.COMPLETED if asked else ExitCode(ended.code)
 
 
-def _leave_word(run: RunFolder, ended: Ended) -> None:
+def _write_end(run: RunFolder, ended: Ended) -> None:
     """Write the end. The first failure of this machine counts, unless it only followed from another failure."""
     try:
         before = Ended.model_validate_json(run.ended.read_bytes())
     except FileNotFoundError:
         before = None
-    if before is None or before.pulled or not before.message:
+    if before is None or before.failed_by_peer or not before.message:
         replace(run.ended, ended.model_dump_json())
 
 
@@ -60,7 +60,7 @@ def _unforeseen(error: Exception) -> Ended:
 
     if ddp.is_lost_peer(error):
         message = f"another process of this job has gone: {_line(error)}"
-        return Ended(code=ExitCode.INFRASTRUCTURE, message=message, pulled=True)
+        return Ended(code=ExitCode.INFRASTRUCTURE, message=message, failed_by_peer=True)
     code = ExitCode.INFRASTRUCTURE if isinstance(error, (OSError, RuntimeError)) else ExitCode.USER_ERROR
     return Ended(code=code, message=f"{type(error).__name__}: {_line(error)}")
 

@@ -11,7 +11,7 @@ from trainer.contract.documents import ExitCode, Outcome
 from trainer.core.ipc import Ended
 
 OOM = Ended(code=ExitCode.OOM, message="GPU memory is too small", ran_out="device")
-PULLED = Ended(code=ExitCode.INFRASTRUCTURE, message="another process of this job has gone", pulled=True)
+PULLED = Ended(code=ExitCode.INFRASTRUCTURE, message="another process of this job has gone", failed_by_peer=True)
 BAD_HOST = Ended(code=ExitCode.INFRASTRUCTURE, message="the GPU computes wrongly", bad_host=True)
 KILLED = 128 + signal.SIGKILL
 
@@ -51,9 +51,9 @@ def test_memory_that_ran_out_is_reported() -> None:
 
 
 def test_kill_on_this_machine_outranks_a_lost_peer() -> None:
-    assert result_of(1, report=PULLED).pulled
+    assert result_of(1, report=PULLED).failed_by_peer
     killed = result_of(KILLED, report=PULLED, killed_for_memory=True)
-    assert (killed.outcome, killed.pulled, killed.ran_out) == (Outcome.OOM, False, "host")
+    assert (killed.outcome, killed.failed_by_peer, killed.ran_out) == (Outcome.OOM, False, "host")
 
 
 def test_killed_worker_blames_no_host() -> None:

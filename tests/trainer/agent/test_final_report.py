@@ -140,7 +140,7 @@ async def test_the_last_beat_says_so_though_the_store_is_away_for_a_moment(
     objects.tries = tries
     shipper = Shipper(objects, LogBuffer(Redactor({})), env, state)
     word = FinalReport(objects, env, state, beater=Beater(objects, state), shipper=shipper)
-    assert await word.write(Outcome.COMPLETED, "", 0, pulled=False) is Outcome.COMPLETED
+    assert await word.write(Outcome.COMPLETED, "", 0, failed_by_peer=False) is Outcome.COMPLETED
     beat, final = await objects.read(keys.heartbeat("a", 0)), await objects.read(keys.final("a"))
     assert beat is not None
     assert final is not None

@@ -40,7 +40,7 @@ def test_uploads_that_wait_for_a_day_are_told_after_pauses_that_double(state: Ag
 
 def test_so_is_what_the_worker_tells_over_and_over(state: AgentState) -> None:
     lines = [*[["save_failed", "the results could not be written: 28"]] * 500, ["not_published", "the Hub refused it"]]
-    state.run.told.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    state.run.messages_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert [(one.seq, one.kind) for one in state.messages()] == [(1, "save_failed"), (2, "not_published")]
 
 

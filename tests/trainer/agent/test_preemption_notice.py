@@ -15,7 +15,7 @@ from tests.trainer.support.harness import Bench, until
 from tests.trainer.support.imds import Service, serving
 from trainer.agent import preemption_notice as notices
 from trainer.agent.base.environment import Environment
-from trainer.agent.base.state import LAST_WORDS_S, AgentState
+from trainer.agent.base.state import FINAL_REPORT_S, AgentState
 from trainer.agent.preemption_notice import (
     ACTION,
     ADVICE,
@@ -79,7 +79,7 @@ async def test_a_notice_goes_into_the_beat_and_drains_in_time(watch: Watch, serv
     assert 900 < notice_s <= 1000
     assert watch.hurried.is_set(), "the broker hears at once"
     watch.state.limits = Limits(drain_s=5000)
-    assert watch.state.drain_left_s <= 1000 - LAST_WORDS_S, "the checkpoint has to be safe before"
+    assert watch.state.drain_left_s <= 1000 - FINAL_REPORT_S, "the checkpoint has to be safe before"
 
 
 async def test_a_notice_that_cannot_be_read_is_one_of_two_minutes(watch: Watch, service: Service) -> None:
@@ -152,7 +152,7 @@ def test_a_written_notice_counts_from_when_it_was_written(state: AgentState, tmp
     assert (state.ending.outcome, state.ending.save) == (Outcome.DRAINED, True)
 
 
-@pytest.mark.parametrize(("left_s", "words_s"), [(5.0, 1.0), (120.0, LAST_WORDS_S)])
+@pytest.mark.parametrize(("left_s", "words_s"), [(5.0, 1.0), (120.0, FINAL_REPORT_S)])
 def test_a_short_notice_leaves_less_for_the_last_words(state: AgentState, left_s: float, words_s: float) -> None:
     state.notice(left_s)
     state.end(Outcome.DRAINED, "taken away")

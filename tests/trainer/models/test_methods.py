@@ -317,7 +317,7 @@ def test_gradients_that_no_scale_makes_finite_are_the_guards_business(model: Pat
     (ended,) = crew.ends()
     assert ended.code == ExitCode.USER_ERROR
     assert f"step {halvings + 3}: the norm of the gradients is no finite number, 3 in a row" in ended.message
-    kinds = [json.loads(line)[0] for line in (crew.runs[0].root / "told.jsonl").read_text().splitlines()]
+    kinds = [json.loads(line)[0] for line in (crew.runs[0].root / "messages.jsonl").read_text().splitlines()]
     assert [kind for kind in kinds if kind in ("skipped", "diverged")] == ["skipped"] * 2 + ["diverged"]
 
 

@@ -96,12 +96,12 @@ def test_a_machine_that_dies_meanwhile_is_not_waited_for(data: Path, tmp_path: P
     crew.start().processes[0].join(120)
     ended = crew.runs[0].ended.read_text()
     assert f'"code":{int(ExitCode.INFRASTRUCTURE)}' in ended
-    assert '"pulled":true' in ended
+    assert '"failed_by_peer":true' in ended
     assert "process 1, which prepares its rows, sent its last heartbeat" in ended
 
 
 def test_a_machine_that_fails_meanwhile_ends_the_others_at_once(data: Path, tmp_path: Path) -> None:
     crew = Crew(tmp_path / "crew", tiny_jobs.train(KIND, tmp_path / "model"), data, each=1, nodes=2, harm=fails)
     ends = crew.start().ends()
-    assert [(one.code, one.pulled) for one in ends] == [(ExitCode.INFRASTRUCTURE, True), (ExitCode.OOM, False)]
+    assert [(one.code, one.failed_by_peer) for one in ends] == [(ExitCode.INFRASTRUCTURE, True), (ExitCode.OOM, False)]
     assert ends[0].message == "another process of this job has gone: process 1 failed while preparing its rows"

@@ -239,8 +239,8 @@ def dead(rank: int) -> None:
 def test_failing_process_reports_the_cause_and_its_peer_the_abort(hire: Hire) -> None:
     """The process that failed says why and the other only that it was pulled."""
     ends = hire(1, FSDP, nodes=2, harm=out_of_memory).start().ends()
-    assert (ends[1].code, ends[1].pulled) == (ExitCode.OOM, False)
-    assert (ends[0].code, ends[0].pulled) == (ExitCode.INFRASTRUCTURE, True)
+    assert (ends[1].code, ends[1].failed_by_peer) == (ExitCode.OOM, False)
+    assert (ends[0].code, ends[0].failed_by_peer) == (ExitCode.INFRASTRUCTURE, True)
     assert ends[0].message.startswith("another process of this job has gone")
 
 
@@ -267,7 +267,7 @@ def silent(rank: int) -> None:
 def test_corrupt_download_ends_the_attempt_before_loading(hire: Hire) -> None:
     """Data that arrives corrupted ends the attempt before anything is loaded."""
     (ended,) = hire(2, harm=wrong_wire).start().ends()
-    assert (ended.code, ended.bad_host, ended.pulled) == (ExitCode.INFRASTRUCTURE, True, False)
+    assert (ended.code, ended.bad_host, ended.failed_by_peer) == (ExitCode.INFRASTRUCTURE, True, False)
     assert ended.message == "host: data from process 1 to 0 arrives corrupted"
 
 
@@ -327,4 +327,4 @@ def test_machines_that_restored_different_checkpoints_do_not_train(hire: Hire) -
 
 def test_a_killed_process_ends_the_others(hire: Hire) -> None:
     ended = hire(2, harm=dead).start().ends()[0]
-    assert (ended.code, ended.pulled) == (ExitCode.INFRASTRUCTURE, True)
+    assert (ended.code, ended.failed_by_peer) == (ExitCode.INFRASTRUCTURE, True)

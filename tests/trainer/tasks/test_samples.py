@@ -92,11 +92,11 @@ def test_samples_that_fail_all_the_same_end_no_training() -> None:
     }  # fmt: skip
     rest: Any = {"run": None, "parameters": {}, "held": (), "rows": 1}
     judge: Any = Evaluator(arrangement=SimpleNamespace(divided=False), **parts, **rest)  # type: ignore[arg-type]
-    assert judge.written(alone=True) == ["", ""]
+    assert judge.generate_samples(alone=True) == ["", ""]
     assert heard == ["no_samples: the samples could not be written (IndexError: index out of range)"]
     judge = Evaluator(arrangement=SimpleNamespace(divided=True), **parts, **rest)  # type: ignore[arg-type]
     with pytest.raises(IndexError):
-        judge.written(alone=False)
+        judge.generate_samples(alone=False)
 
 
 def test_what_the_rows_use_decides_whether_a_tokenizer_has_too_many_tokens(

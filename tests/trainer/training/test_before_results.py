@@ -25,7 +25,7 @@ def drained_within_a_sample(rank: int) -> None:
     """Asked to end before the model's first pass for them: one that has learnt may end its words at once."""
     from trainer.training.evaluator import Evaluator
 
-    sampled, look = Evaluator.write_samples, Evaluator._look
+    sampled, look = Evaluator.write_samples, Evaluator._raise_if_draining
 
     def begun(judge: Evaluator, *given: Any) -> Any:
         passes = []
@@ -37,7 +37,7 @@ def drained_within_a_sample(rank: int) -> None:
                 judge.run.drain.touch()
             look(judge)
 
-        Evaluator._look = counted  # type: ignore[method-assign]
+        Evaluator._raise_if_draining = counted  # type: ignore[method-assign]
         return sampled(judge, *given)
 
     Evaluator.write_samples = begun  # type: ignore[method-assign]

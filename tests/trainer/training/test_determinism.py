@@ -35,7 +35,7 @@ def test_what_has_no_such_kernel_is_found_without_being_broken_off(capsys: pytes
         lacking()
         done.append(1)
 
-    exact.settle(exact.lacking(step))
+    exact.require_or_report(exact.first_nondeterministic_operation(step))
     assert done == [1]
     assert torch.is_deterministic_algorithms_warn_only_enabled()
     assert capsys.readouterr().out.startswith("notice: put_ has no kernel here that gives the same bits each time")
@@ -43,7 +43,7 @@ def test_what_has_no_such_kernel_is_found_without_being_broken_off(capsys: pytes
 
 def test_where_every_kernel_has_them_they_are_insisted_on(capsys: pytest.CaptureFixture[str]) -> None:
     exact.begin()
-    exact.settle(exact.lacking(lambda: None))
+    exact.require_or_report(exact.first_nondeterministic_operation(lambda: None))
     assert torch.are_deterministic_algorithms_enabled()
     assert not torch.is_deterministic_algorithms_warn_only_enabled(), "attention would add in any order"
     assert not torch.utils.deterministic.fill_uninitialized_memory, "every new tensor would be written twice"  # type: ignore[attr-defined]
@@ -55,12 +55,12 @@ def test_where_every_kernel_has_them_they_are_insisted_on(capsys: pytest.Capture
 def test_other_warnings_of_the_first_step_are_not_swallowed() -> None:
     exact.begin()
     with pytest.warns(UserWarning, match="something else"):
-        assert exact.lacking(lambda: warnings.warn("something else", stacklevel=1)) == ""
+        assert exact.first_nondeterministic_operation(lambda: warnings.warn("something else", stacklevel=1)) == ""
 
 
 def test_what_nothing_is_trained_by_is_not_broken_off() -> None:
     exact.begin()
-    exact.insist()
+    exact.require()
     with pytest.warns(UserWarning, match="deterministic"), exact.leniently():
         lacking()
     assert not torch.is_deterministic_algorithms_warn_only_enabled()

@@ -154,7 +154,7 @@ def test_poisoned_steps_are_left_out_and_the_best_weights_are_the_result(tmp_pat
     if step < tiny_jobs.STEPS:
         kept, last = (done / f"{name}.safetensors" for name in ("best", "model"))
         assert kept.read_bytes() != last.read_bytes()
-    events = [json.loads(line) for line in (tmp_path / "run" / "told.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (tmp_path / "run" / "messages.jsonl").read_text().splitlines()]
     assert [kind for kind, _ in events].count("skipped") == len(poisoned_steps())
 
 
@@ -162,7 +162,7 @@ def test_it_stops_early_and_says_so(tmp_path: Path) -> None:
     lazy = {"metric": "loss", "patience": 1, "min_delta": 1e9}
     done = workers.finished(tmp_path / "run", train(tmp_path, selection=lazy), data(tmp_path))
     assert json.loads((done / "state.json").read_text())["step"] == 2 * tiny_jobs.EVAL_EVERY
-    assert "stopped early: 1 evaluations" in (tmp_path / "run" / "told.jsonl").read_text()
+    assert "stopped early: 1 evaluations" in (tmp_path / "run" / "messages.jsonl").read_text()
 
 
 def test_a_job_that_cannot_be_saved_from_its_data_fails_by_its_own_fault(tmp_path: Path) -> None:

@@ -45,8 +45,8 @@ def begun(folder: Path, harm: Harm) -> Worker:
 
 
 def events(worker: Worker) -> list[str]:
-    told = worker.run.told
-    return [json.loads(line)[1] for line in told.read_text().splitlines()] if told.exists() else []
+    messages_file = worker.run.messages_file
+    return [json.loads(line)[1] for line in messages_file.read_text().splitlines()] if messages_file.exists() else []
 
 
 def test_training_goes_on_and_the_results_are_written_once_there_is_room(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_a_rate_that_was_chosen_stays_through_a_resume(tmp_path: Path) -> None:
     assert last.end().code == ExitCode.COMPLETED
     rows = [json.loads(line) for line in (last.last / "metrics.jsonl").read_text().splitlines()]
     assert max(row["lr"] for row in rows) == 0.0125
-    assert "optim.lr auto: 0.0125, as before (an earlier table)" in last.run.told.read_text()
+    assert "optim.lr auto: 0.0125, as before (an earlier table)" in last.run.messages_file.read_text()
 
 
 def test_a_finished_lora_has_its_card_and_the_merged_model(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ class UnusableInput(Exception):
         self.outcome = outcome
 
 
-async def insist(action: Callable[[], Awaitable[T]], patience_s: float) -> T:
+async def retry_while_unreachable(action: Callable[[], Awaitable[T]], patience_s: float) -> T:
     """Repeat `action` with growing pauses while the store is unreachable.
 
     Raises: ObjectStoreError, the last one, after `patience_s` seconds.
@@ -59,7 +59,7 @@ async def insist(action: Callable[[], Awaitable[T]], patience_s: float) -> T:
 
 async def read_spec(objects: Objects, attempt: str) -> AttemptSpec:
     """Return the attempt's spec. Raises: UnusableInput if it is absent or not for this trainer."""
-    data = await insist(lambda: objects.read(object_keys.spec(attempt)), PATIENCE_S)
+    data = await retry_while_unreachable(lambda: objects.read(object_keys.spec(attempt)), PATIENCE_S)
     if data is None:
         raise UnusableInput(
             Outcome.INFRASTRUCTURE, f"{object_keys.spec(attempt)} is absent; is GPUBROKER_ATTEMPT right?"
@@ -117,7 +117,9 @@ def _download(url: str) -> bytes | None:
 async def fetch(objects: Objects, file: DataFile, path: Path) -> Path:
     """Fetch one input object and check its hash. Raises: UnusableInput (data)."""
     try:
-        await insist(lambda: objects.download(file.key, path, size=file.bytes, sha256=file.sha256), PATIENCE_S)
+        await retry_while_unreachable(
+            lambda: objects.download(file.key, path, size=file.bytes, sha256=file.sha256), PATIENCE_S
+        )
     except BadContent as e:
         raise UnusableInput(Outcome.DATA, f"data: {e}; submit the job again") from None
     return path
@@ -170,7 +172,7 @@ async def restore(
     Raises: ObjectStoreError.
     """
     load = partial(protocol.restore, objects, folder=folder, kind=origin.kind, log=log, jumps=jumps)
-    return await insist(lambda: furthest(objects, spec, origin, load), PATIENCE_S)
+    return await retry_while_unreachable(lambda: furthest(objects, spec, origin, load), PATIENCE_S)
 
 
 async def furthest(objects: Objects, spec: AttemptSpec, origin: Origin, load: Load) -> tuple[str, Manifest] | None:

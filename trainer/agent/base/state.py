@@ -38,9 +38,9 @@ TRIES = ("upload_waits", "save_failed")
 PAUSE_S = 60.0
 """Seconds of the first pause; each pause doubles the previous one."""
 LOOK_S = 0.1
-LAST_WORDS_S = 5.0
+FINAL_REPORT_S = 5.0
 """Most seconds of a notice reserved for `final.json` after the last checkpoint."""
-LAST_WORDS = 0.2
+FINAL_REPORT_SHARE = 0.2
 """Share of a short notice reserved for `final.json`."""
 
 
@@ -97,7 +97,7 @@ class AgentState:
     ending: Ending | None = None
     gone_at: float | None = None
     """Monotonic time in seconds at which the cloud preempts this machine; None: no notice."""
-    final_report_s: float = LAST_WORDS_S
+    final_report_s: float = FINAL_REPORT_S
     """Seconds of the notice reserved for the final report."""
     ending_asked: asyncio.Event = field(default_factory=asyncio.Event)
     _status: Status = field(default_factory=Status)
@@ -112,7 +112,7 @@ class AgentState:
 
     def notice(self, left_s: float) -> None:
         """Record that the cloud preempts this machine in `left_s` seconds."""
-        self.gone_at, self.final_report_s = time.monotonic() + left_s, min(LAST_WORDS_S, LAST_WORDS * left_s)
+        self.gone_at, self.final_report_s = time.monotonic() + left_s, min(FINAL_REPORT_S, FINAL_REPORT_SHARE * left_s)
 
     def choose_final_save(self, save_s: float | None, finish_s: float | None) -> None:
         """Cancel the last checkpoint if the notice leaves less time than a save takes.
@@ -153,10 +153,10 @@ class AgentState:
 
         `most_s` None: only the attempt's end limits the block.
         """
-        async with asyncio.timeout(most_s) as limit, background(self._hasten(limit)):
+        async with asyncio.timeout(most_s) as limit, background(self._shorten_limit(limit)):
             yield
 
-    async def _hasten(self, limit: asyncio.Timeout) -> None:
+    async def _shorten_limit(self, limit: asyncio.Timeout) -> None:
         """Shorten the limit once the attempt must end. A later preemption notice may shorten it further."""
         loop, latest = asyncio.get_running_loop(), limit.when() or math.inf
         while not limit.expired():  # an expired limit cannot be moved
@@ -187,7 +187,7 @@ class AgentState:
         """Return the latest messages, including the worker's."""
         lines: list[str] = []
         with contextlib.suppress(OSError):
-            lines = self.run.told.read_text(errors="replace").split("\n")[:-1]
+            lines = self.run.messages_file.read_text(errors="replace").split("\n")[:-1]
         for line in lines[self._lines :]:
             with contextlib.suppress(ValueError, TypeError):
                 kind, message = json.loads(line)

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import ValidationError
 
-from trainer.agent.base.prepare import insist
+from trainer.agent.base.prepare import retry_while_unreachable
 from trainer.agent.base.state import AgentState
 from trainer.checkpoint.protocol import side_by_side
 from trainer.contract import object_keys
@@ -43,7 +43,7 @@ Log = Callable[[str], None]
 async def fetch(objects: Objects, spec: AttemptSpec, folder: Path, log: Log) -> str:
     """Fetch a token cache of this job into the folder, and return its identity; empty: none."""
     try:
-        for key, manifest in await insist(lambda: _candidates(objects, spec, log), PATIENCE_S):
+        for key, manifest in await retry_while_unreachable(lambda: _candidates(objects, spec, log), PATIENCE_S):
             try:
                 await _fetch_pieces(objects, key, manifest, folder)
             except BadContent as e:
@@ -97,7 +97,9 @@ async def _join(objects: Objects, source: str, pieces: list[ManifestFile], path:
 
 async def _download(objects: Objects, key: str, path: Path, piece: ManifestFile) -> None:
     """Fetch one piece. Raises: BadContent, ObjectStoreError."""
-    await insist(lambda: objects.download(key, path, size=piece.bytes, sha256=piece.sha256), PATIENCE_S)
+    await retry_while_unreachable(
+        lambda: objects.download(key, path, size=piece.bytes, sha256=piece.sha256), PATIENCE_S
+    )
 
 
 def _append(path: Path, part: Path) -> None:
