@@ -85,7 +85,7 @@ async def measure(method: LoraConfig | FullConfig, model: Path, steps: int, ever
 
 async def _figures(objects: Objects, folder: Path, lines: list[str]) -> dict[str, Any]:
     origin = checkpoint.Origin(job="job", attempt="attempt", kind="train")
-    last, *before = await checkpoint.own(objects, origin)
+    last, *before = await checkpoint.own_manifests(objects, origin)
     if not before:
         raise SystemExit("nothing was saved before the end; lower --every, or raise --steps")
     started = time.monotonic()

@@ -91,7 +91,7 @@ class _RowStatistics:
 
     def __init__(self, train: TrainConfig, task: Task[Any]) -> None:
         self._train, self._task = train, task
-        self._uncut = tasks.of(train.model_copy(update={"max_length": UNCUT}))
+        self._uncut = tasks.build_task(train.model_copy(update={"max_length": UNCUT}))
         self._row_ids: set[int] = set()
         self.lengths: Counter[int] = Counter()
         self.labels: Counter[str] = Counter()
@@ -166,7 +166,7 @@ def _check(spec: Path, report: PreflightReport, trusted: bool) -> None:
         raise BadConfig("data.path: an upload is the daemon's; give the file")
     report.max_length = train.max_length
     report.model = availability.check_model_available(train.model, model_files(train.task), revision=train.revision)
-    task = tasks.of(train)
+    task = tasks.build_task(train)
     statistics = _RowStatistics(train, task)
     try:
         with sources.readable(train.data, spec.parent) as dataset:
@@ -178,7 +178,7 @@ def _check(spec: Path, report: PreflightReport, trusted: bool) -> None:
     train, report.settled = batch_defaults.resolve_global_batch(train, report.rows)
     report.steps = learning_rates.total_steps(train, len(training))
     report.warnings += _warnings(train, report)
-    sampler.check_rows_per_step(len(training), train.rows_a_step)
+    sampler.check_rows_per_step(len(training), train.global_batch_rows)
     if train.adapters is not None or train.attention != "auto":
         _check_model(task, train)
 

@@ -36,7 +36,7 @@ def steps_of(spec: JobSpec, rows: int) -> int:
     assert train is not None
     if train.max_steps is not None:
         return train.max_steps
-    return max(1, math.ceil(train.epochs * (rows - held_out(rows, train.data.eval_share)) / train.rows_a_step))
+    return max(1, math.ceil(train.epochs * (rows - held_out(rows, train.data.eval_share)) / train.global_batch_rows))
 
 
 def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Workload:
@@ -87,9 +87,9 @@ def _settings(train: TrainConfig) -> dict[str, Any]:
         "precision": train.precision,
         "gradient_checkpointing": train.recomputes,
         "free_checkpointing": train.gradient_checkpointing == "auto",
-        "micro_batch": train.rows_at_once,
+        "micro_batch": train.micro_batch_rows,
         "free_micro_batch": train.micro_batch == "auto",
-        "global_batch": train.rows_a_step,
+        "global_batch": train.global_batch_rows,
         "keeps_best": train.selection.best,
         "merges": train.output.merge,
     }

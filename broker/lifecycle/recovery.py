@@ -157,7 +157,7 @@ def planned_train_config(train: TrainConfig, plan: Plan | None, changed: PlanAdj
         micro_batch, recompute = plan.micro_batch, plan.gradient_checkpointing
     else:
         max_micro_batch = changed.micro_batch if changed else 0
-        micro_batch = min(train.rows_at_once, max_micro_batch or train.rows_at_once)
+        micro_batch = min(train.micro_batch_rows, max_micro_batch or train.micro_batch_rows)
         recompute = train.recomputes or (changed is not None and changed.gradient_checkpointing)
     return train.model_copy(update={"micro_batch": micro_batch, "gradient_checkpointing": recompute})
 

@@ -216,11 +216,11 @@ def _template(train: TrainConfig, field: str, template: str, summary: DataSummar
 def _split(train: TrainConfig, rows: int) -> tuple[int, int]:
     """Return (training, held-out) rows. Raises InvalidInput if one optimizer step would use a row twice."""
     held = held_out(rows, train.data.eval_share)
-    if rows - held < train.rows_a_step:
+    if rows - held < train.global_batch_rows:
         raise _at(
             "global_batch",
             f"{rows - held} training rows ({rows} minus {held} held out) are fewer than global_batch "
-            f"{train.rows_a_step}; lower it, or give more rows",
+            f"{train.global_batch_rows}; lower it, or give more rows",
         )
     return rows - held, held
 

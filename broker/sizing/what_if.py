@@ -100,7 +100,7 @@ def of_spec(
         dropout=lora.dropout if lora else 0.0,
     )
     load = TrainingLoad(
-        global_batch=train.rows_a_step,
+        global_batch=train.global_batch_rows,
         tokens_per_row=min(mean, ask.length),
         target_tokens_per_row=min(written, ask.length),
         steps=steps,

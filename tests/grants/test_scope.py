@@ -94,7 +94,7 @@ async def test_checkpoints_are_saved_in_parts_restored_from_others_and_pruned(
     for step in (1, 2, 3):
         saved.append((await checkpoint.commit(granted, origin, folder, step=step, complete=False, taken_s=0.0))[0])
     await checkpoint.prune(granted, origin, CheckpointConfig(keep=2), None)
-    assert await checkpoint.own(granted, origin) == saved[:0:-1]
+    assert await checkpoint.own_manifests(granted, origin) == saved[:0:-1]
     earlier = []
     for job in (JOB, ORIGIN_JOB):
         daemon = Objects.open(gate.place, gate.options(), HERE)

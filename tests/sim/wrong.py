@@ -380,5 +380,5 @@ _RESTORE = checkpoint.restore
 
 
 async def prune_newest(objects: Any, origin: Any, config: Any, _: Any) -> None:
-    for key in (await checkpoint.own(objects, origin))[: -config.keep]:
+    for key in (await checkpoint.own_manifests(objects, origin))[: -config.keep]:
         await objects.delete(key)

@@ -13,7 +13,7 @@ from trainer.core import disk_space
 from trainer.objectstore.objects import BadContent, Objects, ObjectStoreError
 from trainer.publish import publisher
 
-RESULTS = (*(f"{name}/" for name in publisher.FOLDERS), *publisher.BESIDE)
+RESULTS = (*(f"{name}/" for name in publisher.FOLDERS), *publisher.TOP_LEVEL_FILES)
 PAUSES_S = (5.0, 30.0)
 """Pauses in seconds before a failed delivery is repeated."""
 LIMIT_S = 3600.0

@@ -107,12 +107,12 @@ async def commit_parts(
     complete: bool,
     taken_s: float,
     part: SnapshotPart,
-    hopeless: Callable[[], bool],
+    should_give_up: Callable[[], bool],
     sent: Callable[[int], None] = lambda count: None,
 ) -> tuple[str, Manifest] | None:
     """Upload the first machine's part, wait for the other parts and commit them all.
 
-    Return None if `hopeless` returns True while a part is missing, e.g. because its machine has ended.
+    Return None if `should_give_up` returns True while a part is missing, e.g. because its machine has ended.
 
     Raises: ObjectStoreError, also if an offered file is missing; BadContent if a part's description cannot be read,
     or if this checkpoint has a different manifest already.
@@ -123,7 +123,7 @@ async def commit_parts(
     for node in range(1, part.nodes):
         key = f"{target}{PART}{node}.json"
         while (data := await objects.read(key)) is None:
-            if hopeless():
+            if should_give_up():
                 return None
             await asyncio.sleep(POLL_S)
         try:
@@ -195,7 +195,7 @@ async def _seal(
     return key, stored
 
 
-async def own(objects: Objects, origin: Origin) -> list[str]:
+async def own_manifests(objects: Objects, origin: Origin) -> list[str]:
     """Return the keys of the manifests that this attempt committed, newest first.
 
     Of two manifests of the same step, the one with results comes first.
@@ -234,7 +234,7 @@ async def verified(objects: Objects, key: str) -> bool:
 
 async def remove_after(objects: Objects, origin: Origin, step: int) -> None:
     """Delete this attempt's checkpoints after `step`, because a rollback abandoned them. Raises: ObjectStoreError."""
-    for key in await own(objects, origin):
+    for key in await own_manifests(objects, origin):
         if object_keys.step_of(key) > step:
             await objects.delete(key)
 

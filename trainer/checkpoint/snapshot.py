@@ -69,7 +69,7 @@ class SnapshotWriter:
 
     number: int = 0
     of: int = 1
-    beside: tuple[int, ...] = (0,)
+    machine_writers: tuple[int, ...] = (0,)
     """Numbers of the writers on this machine; the first of them completes the snapshot."""
     part: SnapshotPart | None = None
     """Part of a snapshot on several machines; None on one machine."""
@@ -77,9 +77,9 @@ class SnapshotWriter:
     @property
     def first(self) -> bool:
         """True for the first writer of this machine."""
-        return self.number == self.beside[0]
+        return self.number == self.machine_writers[0]
 
-    def own(self, held: "Held") -> "Held":
+    def owned(self, held: "Held") -> "Held":
         """Return the tensors that this process writes."""
         return {g: {n: t for n, t in tensors.items() if t.mine} for g, tensors in held.items()}
 
@@ -100,7 +100,7 @@ class LocalSnapshot:
     cannot write.
     """
     complete: bool = False
-    still: bool = False
+    tensors_frozen: bool = False
     """True if no tensor changes before the snapshot is written. The live tensors are then written, because a copy
     would raise the peak of host memory.
     """
@@ -109,7 +109,7 @@ class LocalSnapshot:
 def parts(held: Held, writer: SnapshotWriter) -> dict[str, dict[str, TensorLayout]]:
     """Return this writer's part of the plan."""
     layouts: dict[str, dict[str, TensorLayout]] = {}
-    for group, tensors in writer.own(held).items():
+    for group, tensors in writer.owned(held).items():
         file = file_name(group, writer.number, writer.of)
         layouts[group] = {
             name: TensorLayout(
@@ -234,7 +234,7 @@ class Snapshots:
     def _take(self, snapshot: LocalSnapshot, size: int, started: float, stream: Any) -> None:
         try:
             try:
-                copied = {} if snapshot.still else snapshot.held
+                copied = {} if snapshot.tensors_frozen else snapshot.held
                 with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():
                     copies = {group: _to_host(tensors) for group, tensors in copied.items()}
             finally:
@@ -266,7 +266,7 @@ class Snapshots:
         except (OSError, SafetensorError):
             if writer.first:
                 with contextlib.suppress(OSError):
-                    self._await(name, writer.beside[1:])
+                    self._await(name, writer.machine_writers[1:])
                 shutil.rmtree(folder, ignore_errors=True)
             else:
                 self._mark(name, writer.number, failed=True).touch()
@@ -275,7 +275,7 @@ class Snapshots:
             self._mark(name, writer.number).touch()
             return
         try:
-            self._await(name, writer.beside[1:])
+            self._await(name, writer.machine_writers[1:])
             self._seal(whole, snapshot, writer, started)
             folder.rename(whole)
         except OSError:
@@ -290,7 +290,7 @@ class Snapshots:
             raise OSError(errno.ENOSPC, "the rows of the last steps could not be written")
         folder.mkdir(exist_ok=True)
         for group, held in snapshot.held.items():
-            tensors = _to_host(held, copy=False) if snapshot.still else copies[group]
+            tensors = _to_host(held, copy=False) if snapshot.tensors_frozen else copies[group]
             if tensors or writer.number == 0:
                 save_file(tensors, folder / file_name(group, writer.number, writer.of))
         if snapshot.plan is not None:

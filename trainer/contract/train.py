@@ -201,14 +201,14 @@ class TrainConfig(Config):
     metrics: MetricsConfig = MetricsConfig()
 
     @property
-    def rows_at_once(self) -> int:
+    def micro_batch_rows(self) -> int:
         """Micro-batch; with `auto` the largest divisor of the global batch up to 4."""
         if self.micro_batch != "auto":
             return self.micro_batch
-        return next(rows for rows in range(MAX_UNPLANNED_ROWS, 0, -1) if self.rows_a_step % rows == 0)
+        return next(rows for rows in range(MAX_UNPLANNED_ROWS, 0, -1) if self.global_batch_rows % rows == 0)
 
     @property
-    def rows_a_step(self) -> int:
+    def global_batch_rows(self) -> int:
         """Global batch. Raises: ValueError while it is `auto`; `resolve_global_batch` sets a number."""
         if self.global_batch == "auto":
             raise ValueError("global_batch: auto is not settled yet")
@@ -232,7 +232,7 @@ class TrainConfig(Config):
     @model_validator(mode="after")
     def _batches_divide(self) -> Self:
         settled = self.micro_batch != "auto" and self.global_batch != "auto"
-        if settled and self.rows_a_step % self.rows_at_once:
+        if settled and self.global_batch_rows % self.micro_batch_rows:
             raise ValueError(f"micro_batch {self.micro_batch} does not divide global_batch {self.global_batch}")
         return self
 

@@ -50,14 +50,14 @@ def joined(world: int) -> Iterator[None]:
 class WeightlessFsdp(FullyShardedParallel):
     """FSDP for a model without weights: nothing is distributed, and the gathered tensors have no data either."""
 
-    def _share_out(self, bare: Any, mesh: Any) -> None:
-        super()._share_out(bare, mesh)
+    def _apply_fully_shard(self, bare: Any, mesh: Any) -> None:
+        super()._apply_fully_shard(bare, mesh)
         for group in _groups(bare):
             group.device = META
             for parameter in group.fsdp_params:
                 parameter.device = META
 
-    def _hand_out(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
+    def _load_shard(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
         pass
 
 
@@ -88,7 +88,7 @@ def gathered(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
         yield from (p._unsharded_param for p in group.fsdp_params if p.sharded_param.requires_grad)
 
 
-def answered(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def fake_result(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Return the result of an operation that needs other processes or numbers; None for all other operations."""
     if func.namespace == "c10d":
         c10d: Any = torch._C._distributed_c10d
@@ -101,7 +101,7 @@ def answered(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def seen(storages: Storages, *, meta: bool) -> Iterator[None]:
+def recording_communication(storages: Storages, *, meta: bool) -> Iterator[None]:
     """Count communication buffers in their own category, and record storages that FSDP 2 empties and refills."""
     with contextlib.ExitStack() as patches:
         for owner, name in (
@@ -113,7 +113,7 @@ def seen(storages: Storages, *, meta: bool) -> Iterator[None]:
             patches.enter_context(mock.patch.object(owner, name, _exchanging(getattr(owner, name), storages)))
         patches.enter_context(mock.patch.object(torch.UntypedStorage, "resize_", _resizing(storages)))
         if meta:
-            storages.in_parts.append(answered)
+            storages.replacements.append(fake_result)
             patches.enter_context(mock.patch.object(_fsdp_collectives, "_get_device_handle", return_value=torch.cpu))
             patches.enter_context(mock.patch.object(_fsdp_param_group.FSDPParamGroup, "_validate_no_meta_params"))
             patches.enter_context(mock.patch(f"{WRAPPER}_verify_param_shape_across_processes"))

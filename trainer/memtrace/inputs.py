@@ -172,7 +172,7 @@ def task_of(name: str, train: TrainConfig, config: Mapping[str, Any]) -> Any:
         data = SpeechData(train, config)
         task = TracedTask(data=data, model=SpeechModel(train, data))
     else:
-        task = tasks.of(train)
+        task = tasks.build_task(train)
     if isinstance(task.data, Seq2SeqData):
         task.data.decoder_start = 0
     return task

@@ -69,7 +69,7 @@ class Probe:
         self._config, self._storages = ask.train, storages
         self.trained = self._build(ask, make, device)
         row = BY_TASK[ask.task].row
-        rows = [row(ask.sequence, ask.target or ask.sequence)] * ask.train.rows_at_once
+        rows = [row(ask.sequence, ask.target or ask.sequence)] * ask.train.micro_batch_rows
         if ask.padded:
             rows[-1] = row(ask.sequence - 1, ask.target or ask.sequence - 1)
         self.runner = StepRunner(
@@ -93,7 +93,7 @@ class Probe:
         arrangement.validate(config)
         bare = make() if arrangement.world == 1 else arrangement.build(lambda _: make())
         parameters = loading.trainable(bare)
-        optimizer = optimizers.of(parameters, config.optim, divided=arrangement.divided)
+        optimizer = optimizers.build_optimizer(parameters, config.optim, divided=arrangement.divided)
         if ask.foreach:
             for group in optimizer.param_groups:
                 group.update(fused=None, foreach=True)
@@ -151,7 +151,7 @@ class Probe:
             for value in state.values():
                 storages.hold(ddp.local(value), "optimizer")
         groups = self.trained.arrangement.groups
-        accumulated = self._config.rows_a_step > self._config.rows_at_once * groups
+        accumulated = self._config.global_batch_rows > self._config.micro_batch_rows * groups
         for gathered in self._gathered():
             gathered.register_post_accumulate_grad_hook(lambda p: storages.hold(p.grad, "communication"))
         for parameter in parameters.values():

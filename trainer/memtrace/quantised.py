@@ -59,7 +59,7 @@ def scales(model: Any) -> Iterator[torch.Tensor]:
             state = state.state2
 
 
-def in_parts(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+def decomposed_gemm(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Run a product with a 4-bit matrix as single operations; return None for any other operation.
 
     These unpack the scales and the matrix first, as bitsandbytes does for many rows. Its kernel for few rows does not.

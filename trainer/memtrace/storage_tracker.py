@@ -59,8 +59,8 @@ class Storages(TorchDispatchMode):
         self.segment, self.category = "", "temporary"
         self.peaks: dict[str, tuple[int, dict[str, int]]] = {}
         self.on_operation: Callable[[], None] = lambda: None
-        self.in_parts: list[Callable[[Any, Any, Mapping[str, Any]], Any]] = []
-        """Functions that run some operations in parts with the same memory use, and return None for all others."""
+        self.replacements: list[Callable[[Any, Any, Mapping[str, Any]], Any]] = []
+        """Functions that replace some operations by parts with the same memory use, and return None for all others."""
         self._only: str | None = None
         self.answer = True
         """Result of the meta device if Python asks for a boolean, as models do to check for padding tokens."""
@@ -132,7 +132,7 @@ class Storages(TorchDispatchMode):
         if _adds_in_place(func, args):
             return args[0].add_(args[1])
         out = None
-        for part in self.in_parts:
+        for part in self.replacements:
             with self:  # the parts are traced too
                 out = part(func, args, kwargs or {})
             if out is not None:

@@ -85,15 +85,15 @@ def _mark_stack(layers: torch.nn.ModuleList, storages: Storages, word: str, befo
         layer.register_forward_hook(lambda _, __, output, i=i: left(i, output))
 
 
-def watch(storages: Storages, asif: DeviceEmulation | None) -> None:
+def watch(storages: Storages, emulation: DeviceEmulation | None) -> None:
     """Set the category where no module does: at the loss, and during recomputation by checkpointing."""
 
     def before() -> None:
         if not in_backward():
             return
         again = torch.is_grad_enabled()
-        if asif is not None and not again:
-            asif.forget()
+        if emulation is not None and not again:
+            emulation.forget()
         if storages.segment == "forward head":
             storages.enter("backward head", "logits")
         if storages.segment != "backward head":
@@ -106,13 +106,13 @@ def _build(config: Mapping[str, Any], depths: Sequence[int], ask: TraceOptions, 
     """Build the trainer's model with that many layers. Raise ValueError if transformers cannot build it."""
     if ask.task == "text_to_image":
         with torch.device(device):
-            return unet.built(config, ask.train, _kept(ask), ask.targets)
+            return unet.built(config, ask.train, _weight_dtype(ask), ask.targets)
     fields = with_depths(config, depths)
     family = str(fields.pop("model_type", None))
     with torch.device(device):
         built = AutoConfig.for_model(family, **fields)
         model = getattr(transformers, task.model.architecture).from_config(
-            built, dtype=_kept(ask), attn_implementation=ask.attention
+            built, dtype=_weight_dtype(ask), attn_implementation=ask.attention
         )
         untie(model, config)
         model.config.use_cache = False
@@ -120,38 +120,40 @@ def _build(config: Mapping[str, Any], depths: Sequence[int], ask: TraceOptions, 
             model.config.pad_token_id = 0  # a decoder finds the last token by it
         fresh = fresh_of(ask.task, family)
         if ask.train.quantised is not None:
-            model = quantised.quantise(model, ask.train, task.model.architecture, _kept(ask), norms=not ask.pure)
+            model = quantised.quantise(
+                model, ask.train, task.model.architecture, _weight_dtype(ask), norms=not ask.pure
+            )
         return adapters.wrap(model, ask.train, task.model.peft_type, fresh, targets=ask.targets)
 
 
-def _kept(ask: TraceOptions) -> torch.dtype:
+def _weight_dtype(ask: TraceOptions) -> torch.dtype:
     """Return the type of the base's weights."""
     half = torch.float32 if ask.train.precision == "fp32" else torch.bfloat16
     return half if ask.train.adapters is not None or ask.pure else torch.float32
 
 
 @contextlib.contextmanager
-def _as_if(ask: TraceOptions, *, real: bool) -> Iterator[DeviceEmulation | None]:
+def _emulate(ask: TraceOptions, *, real: bool) -> Iterator[DeviceEmulation | None]:
     if real:
         yield None
         return
     with (
         allowed(),
         one_autocast() if ask.device == "cuda" and ask.train.quantised else contextlib.nullcontext(),
-        DeviceEmulation(ask.device) as asif,
+        DeviceEmulation(ask.device) as emulation,
     ):
-        yield asif
+        yield emulation
 
 
 @contextlib.contextmanager
-def _among(ask: TraceOptions, storages: Storages, *, real: bool) -> Iterator[None]:
+def _fake_peers(ask: TraceOptions, storages: Storages, *, real: bool) -> Iterator[None]:
     """Simulate the other processes, if there are several."""
     if ask.gpus == 1:
         yield
         return
     from trainer.memtrace import fake_distributed
 
-    with fake_distributed.joined(ask.gpus), fake_distributed.seen(storages, meta=not real):
+    with fake_distributed.joined(ask.gpus), fake_distributed.recording_communication(storages, meta=not real):
         yield
 
 
@@ -165,8 +167,8 @@ def trace(
     storages = Storages("cpu" if real else "meta", block=1 if real else BLOCK[ask.device])
     storages.answer = not ask.padded
     if ask.train.quantised is not None:
-        storages.in_parts.append(quantised.in_parts)
-    with _among(ask, storages, real=real), _as_if(ask, real=real) as asif:
+        storages.replacements.append(quantised.decomposed_gemm)
+    with _fake_peers(ask, storages, real=real), _emulate(ask, real=real) as emulation:
         task, depths = task_of(ask.task, ask.train, config), (layers,) if isinstance(layers, int) else tuple(layers)
         device = "cpu" if real else "meta"
         probe = Probe(ask, lambda: _build(config, depths, ask, task, device=device), storages, task, device)
@@ -177,7 +179,7 @@ def trace(
             unet.mark(model, storages)
         else:
             mark(model, storages, len(depths))
-        watch(storages, asif)
+        watch(storages, emulation)
         storages.segment, storages.category = "forward embeddings", "activations"
         with storages:
             probe.step(storages)

@@ -18,7 +18,7 @@ IGNORED_FIELDS = frozenset({"transformers_version", "dtype", "torch_dtype", "use
 """Fields of config.json that are excluded, because they depend on how it was saved or on the job."""
 
 
-def of(config: TrainConfig, tokenizer: Any, job: str) -> ModelFingerprint:
+def fingerprint(config: TrainConfig, tokenizer: Any, job: str) -> ModelFingerprint:
     """Return the fingerprint for the job with the id `job`. Raises UserFault, and Fault if the Hub failed."""
     if not hasattr(tokenizer, "get_vocab"):  # An image processor.
         return ModelFingerprint(job=job, config=_config(config))

@@ -10,7 +10,7 @@ from typing import Any
 from trainer.contract.checkpoint_format import Rate
 from trainer.contract.train import TrainConfig
 
-TIMES = 10.0
+LORA_RATE_FACTOR = 10.0
 """Ratio of LoRA's best rate to that of a full fine-tune, for many models, tasks and ranks."""
 LORA = "times 10 for LoRA (Schulman et al. 2025, LoRA Without Regret)"
 NARROWEST = 1024
@@ -40,7 +40,7 @@ BART: Base = 3e-5, None, None, "fairseq, examples/bart, summarization"
 ADAFACTOR: Base = 1e-3, None, 128, "Raffel et al. 2020, section 3.1.2"
 
 
-def of(config: TrainConfig, model: Any) -> Rate:
+def choose_rate(config: TrainConfig, model: Any) -> Rate:
     """Return the job's rate, or a published one for `auto`."""
     if config.optim.lr != "auto":
         return Rate(lr=config.optim.lr)
@@ -56,12 +56,12 @@ def published(config: TrainConfig, family: str, width: int) -> Rate:
     sources = [source]
     lr = full
     if config.adapters is not None:
-        lr = lora if lora is not None else full * TIMES
+        lr = lora if lora is not None else full * LORA_RATE_FACTOR
         sources += [] if lora is not None else [LORA]
-    if batch is not None and batch != config.rows_a_step:
+    if batch is not None and batch != config.global_batch_rows:
         low, high = BOUNDS
-        lr *= min(high, max(low, math.sqrt(config.rows_a_step / batch)))
-        sources.append(f"{BATCH}, {config.rows_a_step} rows for {batch}")
+        lr *= min(high, max(low, math.sqrt(config.global_batch_rows / batch)))
+        sources.append(f"{BATCH}, {config.global_batch_rows} rows for {batch}")
     return Rate(lr=float(f"{lr:.3g}"), source="; ".join(sources))
 
 
@@ -69,7 +69,7 @@ def total_steps(config: TrainConfig, rows: int) -> int:
     """Return the number of optimizer steps of the whole job over `rows` training rows."""
     if config.max_steps is not None:
         return config.max_steps
-    return max(1, math.ceil(config.epochs * rows / config.rows_a_step))
+    return max(1, math.ceil(config.epochs * rows / config.global_batch_rows))
 
 
 def learning_rate(peak: float, warmup_share: float, step: int, total: int) -> float:

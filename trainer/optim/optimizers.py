@@ -15,7 +15,7 @@ UNSET = 0.0
 """Placeholder for the learning rate, which each step sets."""
 
 
-def of(parameters: Parameters, optim: OptimConfig, *, divided: bool = False) -> torch.optim.Optimizer:
+def build_optimizer(parameters: Parameters, optim: OptimConfig, *, divided: bool = False) -> torch.optim.Optimizer:
     """Return the configured optimizer, without weight decay for vectors (norms, biases).
 
     `divided`: True if FSDP shards the weights. Raises UserFault.

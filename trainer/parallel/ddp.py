@@ -99,21 +99,21 @@ class DataParallel:
         self.accelerator = accelerator
         self.world: int = accelerator.num_processes
         self.rank: int = accelerator.process_index
-        self.alike = 1
+        self.processes_per_group = 1
         """Number of processes that have the same rows."""
 
     @property
     def groups(self) -> int:
         """Number of groups; all processes of a group have the same rows."""
-        return self.world // self.alike
+        return self.world // self.processes_per_group
 
     @property
     def group(self) -> int:
         """Number of this process's group."""
-        return self.rank // self.alike
+        return self.rank // self.processes_per_group
 
     @property
-    def averaged(self) -> int:
+    def gradient_divisor(self) -> int:
         """Number of processes over which gradients are averaged."""
         return self.world
 
@@ -193,8 +193,8 @@ class DataParallel:
         """
         return None
 
-    def settle(self, model: Any) -> None:
-        """Prepare the model for a change of weights outside the optimizer."""
+    def reshard(self, model: Any) -> None:
+        """Reshard gathered weights; called before weights change outside the optimizer. DDP gathers none."""
 
     def any_rank(self, *facts: bool) -> tuple[bool, ...]:
         """Return for each fact whether it is true in any process, so that all processes save at the same step.

@@ -51,17 +51,18 @@ class FullyShardedParallel(DataParallel):
     def __init__(self, accelerator: Accelerator, parallelism: Parallelism, precision: str) -> None:
         super().__init__(accelerator)
         self._parallelism, self._type = parallelism, PRECISIONS.get(precision)
-        self.alike = parallelism.tensor * parallelism.context
-        if self.world % self.alike:
+        self.processes_per_group = parallelism.tensor * parallelism.context
+        if self.world % self.processes_per_group:
             raise UserFault(
-                f"world.parallelism: tensor x context, {self.alike}, does not divide the {self.world} processes"
+                f"world.parallelism: tensor x context, {self.processes_per_group}, does not divide the "
+                f"{self.world} processes"
             )
         shard = parallelism.shard or self.groups
         if self.groups % shard:
             raise UserFault(f"world.parallelism.shard: {shard} does not divide {self.groups} processes")
         if shard == 1 < self.groups:
             raise UserFault("world.parallelism.shard: 1 shards no model; set kind to ddp, or shard to more")
-        self._owners = shard * self.alike
+        self._owners = shard * self.processes_per_group
         """Number of processes that together hold one copy of the model."""
         several = {"tensor": parallelism.tensor, "context": parallelism.context}
         self.name = f"fsdp over {shard}{', in host memory' if parallelism.offload else ''}"
@@ -79,7 +80,7 @@ class FullyShardedParallel(DataParallel):
         self._nonce = _from_first_process(secrets.token_hex(4))
 
     @property
-    def averaged(self) -> int:
+    def gradient_divisor(self) -> int:
         return self.world // self._parallelism.tensor
 
     def validate(self, config: TrainConfig) -> None:
@@ -113,15 +114,15 @@ class FullyShardedParallel(DataParallel):
         if self._context is not None:
             self._context.attach(bare)
         if self._mesh is not None:
-            self._share_out(bare, self._mesh)
+            self._apply_fully_shard(bare, self._mesh)
         else:
             model.to(self.accelerator.device)
         with torch.no_grad():
             for name, tensor in _tensors(model):
-                self._hand_out(tensor, source.pop(name))
+                self._load_shard(tensor, source.pop(name))
         return model
 
-    def _share_out(self, bare: Any, mesh: DeviceMesh) -> None:
+    def _apply_fully_shard(self, bare: Any, mesh: DeviceMesh) -> None:
         policy = MixedPrecisionPolicy(param_dtype=self._type, reduce_dtype=torch.float32 if self._type else None)
         offload = (
             CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if self._parallelism.offload else OffloadPolicy()
@@ -132,7 +133,7 @@ class FullyShardedParallel(DataParallel):
         if hasattr(bare, "generate"):
             register_fsdp_forward_method(bare, "generate")
 
-    def _hand_out(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
+    def _load_shard(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
         whole = source.to(self.accelerator.device).contiguous()
         distributed.broadcast(whole, 0)
         start, shape = window(tensor)
@@ -158,11 +159,11 @@ class FullyShardedParallel(DataParallel):
         """Clip the gradients as torch does, also if tensors are sharded over different processes."""
         if self._layers is None:
             return super().clip(parameters, limit)
-        alike: dict[Any, list[torch.Tensor]] = {}
+        by_division: dict[Any, list[torch.Tensor]] = {}
         for gradient in (p.grad for p in parameters if p.grad is not None):
-            alike.setdefault(division(gradient), []).append(gradient)
-        norm = math.hypot(*(number(torch.nn.utils.get_total_norm(some)) for some in alike.values()))
-        for gradient in (g for some in alike.values() for g in some):
+            by_division.setdefault(division(gradient), []).append(gradient)
+        norm = math.hypot(*(number(torch.nn.utils.get_total_norm(some)) for some in by_division.values()))
+        for gradient in (g for some in by_division.values() for g in some):
             local(gradient).mul_(min(1.0, limit / (norm + 1e-6)))
         return norm
 
@@ -181,10 +182,10 @@ class FullyShardedParallel(DataParallel):
         if self.rank >= self._owners:
             return None
         here = int(os.environ.get("GROUP_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", str(self.world)))
-        beside = tuple(r for r in range(self._owners) if r // here[1] == here[0])
+        machine_writers = tuple(r for r in range(self._owners) if r // here[1] == here[0])
         nodes = -(-self._owners // here[1])
         part = SnapshotPart(node=here[0], nodes=nodes, nonce=self._nonce) if nodes > 1 else None
-        return SnapshotWriter(number=self.rank, of=self._owners, beside=beside, part=part)
+        return SnapshotWriter(number=self.rank, of=self._owners, machine_writers=machine_writers, part=part)
 
     def plan(self, held: Held, writer: SnapshotWriter | None) -> CheckpointPlan | None:
         own = parts(held, writer) if writer is not None else None
@@ -205,14 +206,14 @@ class FullyShardedParallel(DataParallel):
             tensors[name] = by_id[id(tensor)]
         return tensors if self.rank == 0 else None
 
-    def settle(self, model: Any) -> None:
+    def reshard(self, model: Any) -> None:
         """Reshard parameters that an evaluation left gathered; the next step would compute with the stale copies."""
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
 
-def of(parallelism: Parallelism, accelerator: Accelerator, precision: str) -> DataParallel:
+def build_arrangement(parallelism: Parallelism, accelerator: Accelerator, precision: str) -> DataParallel:
     """Return the plan's arrangement. A single process shards nothing and logs a notice. Raises: UserFault."""
     if parallelism.kind == "ddp":
         return DataParallel(accelerator)

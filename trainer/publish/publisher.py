@@ -20,7 +20,7 @@ from trainer.objectstore.objects import ObjectStoreError, connect
 ROOTS = ("model", "adapter")
 """Folders of weights; the first that exists becomes the repository's root."""
 FOLDERS = (*ROOTS, "samples", "tensorboard")
-BESIDE = ("README.md", "eval.json", "samples.json", "metrics.jsonl")
+TOP_LEVEL_FILES = ("README.md", "eval.json", "samples.json", "metrics.jsonl")
 """Result files outside of `FOLDERS`."""
 
 
@@ -53,7 +53,7 @@ def _layout(folder: Path) -> dict[str, Path]:
     root = next((name for name in ROOTS if (folder / name).is_dir()), None)
     if root is None:
         raise NotPublished(f"{folder}: neither model/ nor adapter/ is there; give the folder of a job's results")
-    found = {name: folder / name for name in BESIDE if (folder / name).is_file()}
+    found = {name: folder / name for name in TOP_LEVEL_FILES if (folder / name).is_file()}
     for top in FOLDERS:
         for path in sorted(p for p in (folder / top).rglob("*") if p.is_file()):
             inner = path.relative_to(folder / top).as_posix()
@@ -67,7 +67,7 @@ def _results(folder: Path) -> list[str]:
     The checkpoint store that a standalone run has in the same folder is left out.
     """
     inside = [path for top in FOLDERS for path in (folder / top).rglob("*") if path.is_file()]
-    found = [*(path.relative_to(folder).as_posix() for path in inside), *BESIDE]
+    found = [*(path.relative_to(folder).as_posix() for path in inside), *TOP_LEVEL_FILES]
     if not inside:
         raise NotPublished(f"{folder}: none of {', '.join(FOLDERS)} is there; give the folder of a job's results")
     return sorted(name for name in found if (folder / name).is_file())

@@ -35,13 +35,13 @@ def sized(train: TrainConfig, *, memory: int, processes: int, trace: Trace = tra
     """
     if train.micro_batch != "auto":
         return train, ""
-    most = math.ceil(train.rows_a_step / processes)
+    most = math.ceil(train.global_batch_rows / processes)
     try:
         peak_1, peak_2 = (_peak(train, rows, processes, trace) for rows in (1, 2))
     except (OSError, ValueError, KeyError, subprocess.SubprocessError) as e:
         why = "is not traced" if isinstance(e, ValueError) else f"cannot be traced ({type(e).__name__})"
-        return train, f"micro_batch auto: {train.rows_at_once}, since the memory of such a job {why}"
-    rows = fitting(peak_1, peak_2, memory=memory, most=most, batch=train.rows_a_step)
+        return train, f"micro_batch auto: {train.micro_batch_rows}, since the memory of such a job {why}"
+    rows = fitting(peak_1, peak_2, memory=memory, most=most, batch=train.global_batch_rows)
     peak = (peak_1 + (rows - 1) * (peak_2 - peak_1) + CONTEXT) / GIB
     message = f"micro_batch auto: {rows}, by the tracer {peak:.1f} GiB of the GPU's {memory / GIB:.1f}"
     return train.model_copy(update={"micro_batch": rows}), message

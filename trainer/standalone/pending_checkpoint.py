@@ -34,7 +34,7 @@ async def commit_pending(objects: Objects, origin: Origin, snapshot: Path) -> No
     Raises: ObjectStoreError, OSError; the snapshot then stays.
     """
     info = _info(snapshot)
-    there = [key for key in await protocol.own(objects, origin) if object_keys.step_of(key) >= info.step]
+    there = [key for key in await protocol.own_manifests(objects, origin) if object_keys.step_of(key) >= info.step]
     # If the last save was just before the end, the store has a checkpoint of this step, but no results.
     if not there or (info.complete and not any([await protocol.verified(objects, key) for key in there])):
         await protocol.commit(objects, origin, snapshot, step=info.step, complete=info.complete, taken_s=info.taken_s)

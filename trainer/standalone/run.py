@@ -31,7 +31,7 @@ from trainer.objectstore.objects import Objects, ObjectStoreError, connect
 from trainer.standalone import micro_batch, pending_checkpoint, resume_check
 from trainer.standalone.output_dir import STORE, BadOutput, holding
 
-ME = "standalone"
+STANDALONE = "standalone"
 RESULTS = ("adapter", "model", "metrics.jsonl", "tensorboard", "samples.json", "samples", "eval.json", "README.md")
 
 
@@ -109,25 +109,25 @@ def _secrets(train: TrainConfig) -> dict[str, str]:
 async def _run(
     train: TrainConfig,
     saving: CheckpointConfig,
-    beside: Path,
+    config_folder: Path,
     output: Path,
     parallelism: Parallelism,
     secret_values: dict[str, str],
 ) -> Outcome:
     store = output / STORE
-    objects = Objects(connect(store.as_uri(), {}), ME)
+    objects = Objects(connect(store.as_uri(), {}), STANDALONE)
     before = [k for k in await objects.keys("attempts/") if k.endswith("/spec.json")]
     number = len(before) + 1
-    await _bring_leftover(objects, before, output / "work", store)
+    await _commit_pending(objects, before, output / "work", store)
     candidates = await _candidates(objects)
     began = await _began(objects, before, candidates)
-    data = await _put_data(objects, train, beside, store, began if candidates else None)
-    origin = Origin(job=ME, attempt=f"{ME}-{number:04d}", kind="train")
+    data = await _put_data(objects, train, config_folder, store, began if candidates else None)
+    origin = Origin(job=STANDALONE, attempt=f"{STANDALONE}-{number:04d}", kind="train")
     await _tidy(objects, origin, saving, train, data)  # a previous run that was killed did not tidy
-    train = await _sized(await _batched(began, train, store / ME / data.key, data), parallelism)
+    train = await _sized(await _batched(began, train, store / STANDALONE / data.key, data), parallelism)
     spec = AttemptSpec(
-        installation=ME,
-        job=ME,
+        installation=STANDALONE,
+        job=STANDALONE,
         attempt=origin.attempt,
         number=number,
         run=await _run_name(objects),
@@ -139,10 +139,10 @@ async def _run(
         limits=Limits(deadman_s=0),
     )
     await objects.create(object_keys.spec(origin.attempt), spec.model_dump_json().encode())
-    env = Environment(blobs=store.as_uri(), installation=ME, attempt=origin.attempt, workdir=output / "work")
+    env = Environment(blobs=store.as_uri(), installation=STANDALONE, attempt=origin.attempt, workdir=output / "work")
     outcome = await Agent(env, echo=print, folder=output, secrets=secret_values).run()
     if outcome is Outcome.COMPLETED:
-        _publish(store / ME, (await protocol.own(objects, origin))[0], output)
+        _publish(store / STANDALONE, (await protocol.own_manifests(objects, origin))[0], output)
     await _tidy(objects, origin, saving, train, data)
     _clean_up(env.workdir, store)
     return outcome
@@ -154,10 +154,10 @@ def _clean_up(work: Path, store: Path) -> None:
         print(message, file=sys.stderr)
 
 
-async def _bring_leftover(objects: Objects, before: Sequence[str], work: Path, store: Path) -> None:
+async def _commit_pending(objects: Objects, before: Sequence[str], work: Path, store: Path) -> None:
     """Commit the previous run's checkpoint that its store could not hold. Raises: OutputDiskFull, ObjectStoreError."""
     if before and (snapshot := pending_checkpoint.pending_snapshot(RunFolder(root=work / "run"))) is not None:
-        origin = Origin(job=ME, attempt=before[-1].split("/")[1], kind="train")
+        origin = Origin(job=STANDALONE, attempt=before[-1].split("/")[1], kind="train")
         with _checking_disk(pending_checkpoint.named(snapshot), store, disk_space.of_tree(snapshot)):
             await pending_checkpoint.commit_pending(objects, origin, snapshot)
 
@@ -170,7 +170,7 @@ async def _began(objects: Objects, before: Sequence[str], candidates: Sequence[s
     try:
         return AttemptSpec.model_validate_json(text) if text else None
     except ValidationError:
-        raise BadOutput(f"{STORE}/{ME}/{key} of --output cannot be read; give another --output") from None
+        raise BadOutput(f"{STORE}/{STANDALONE}/{key} of --output cannot be read; give another --output") from None
 
 
 async def _batched(began: AttemptSpec | None, train: TrainConfig, path: Path, data: DataFile) -> TrainConfig:
@@ -203,14 +203,14 @@ async def _sized(train: TrainConfig, parallelism: Parallelism) -> TrainConfig:
 
 async def _run_name(objects: Objects) -> str:
     """Return the name of the run, the same for each resume in this folder."""
-    await objects.create("run", f"{ME}-{secrets.token_hex(6)}".encode())
+    await objects.create("run", f"{STANDALONE}-{secrets.token_hex(6)}".encode())
     mark = await objects.read("run")
     assert mark is not None
     return mark.decode()
 
 
 async def _put_data(
-    objects: Objects, train: TrainConfig, beside: Path, store: Path, resumed: AttemptSpec | None
+    objects: Objects, train: TrainConfig, config_folder: Path, store: Path, resumed: AttemptSpec | None
 ) -> DataFile:
     """Return the dataset's copy in the store.
 
@@ -218,9 +218,9 @@ async def _put_data(
 
     Raises: BadConfig, DataError, OSError, OutputDiskFull.
     """
-    with sources.readable(train.data, beside) as readable:
+    with sources.readable(train.data, config_folder) as readable:
         sha256 = digest(readable.path)
-        key = object_keys.job_data(ME, sha256)
+        key = object_keys.job_data(STANDALONE, sha256)
         data = DataFile(key=key, sha256=sha256, bytes=readable.path.stat().st_size, format=readable.format)
         if resumed is not None and (wrong := resume_check.changed(resumed, data, train)):
             raise BadConfig(wrong)
@@ -243,7 +243,7 @@ async def _tidy(objects: Objects, origin: Origin, saving: CheckpointConfig, trai
 
 
 async def _candidates(objects: Objects) -> tuple[str, ...]:
-    found = await objects.keys(object_keys.checkpoints(ME))
+    found = await objects.keys(object_keys.checkpoints(STANDALONE))
     return tuple(object_keys.manifests(reversed(found)))
 
 

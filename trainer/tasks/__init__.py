@@ -32,6 +32,6 @@ TASKS: dict[str, Callable[[TrainConfig], Task[Any]]] = {
 }
 
 
-def of(config: TrainConfig) -> Task[Any]:
+def build_task(config: TrainConfig) -> Task[Any]:
     """Return the task that the configuration names."""
     return TASKS[config.task](config)

@@ -74,7 +74,7 @@ class CheckpointManager:
         job = sources.job
         self.snapshots = snapshot.Snapshots(sources.run, self._arrangement.writer())
         self._base = BaseIdentity(job.train)
-        self._fingerprint = identity.of(job.train, sources.tokenizer, job.job)
+        self._fingerprint = identity.fingerprint(job.train, sources.tokenizer, job.job)
         self._metrics = sources.run.root / METRICS
         self.journal = Journal(self._metrics)
         self._began = time.monotonic()
@@ -123,13 +123,13 @@ class CheckpointManager:
         self.snapshots.begin(
             LocalSnapshot(
                 progress=progress,
-                held=writer.own(held),
+                held=writer.owned(held),
                 plan=plan,
                 metrics=self._metrics,
                 journalled=self.journal.flush(),
                 artifacts=artifacts if self._accelerator.is_main_process else None,
                 complete=artifacts is not None,
-                still=last,
+                tensors_frozen=last,
             )
         )
 
@@ -239,7 +239,7 @@ class CheckpointManager:
         parameters = self._trained.parameters
         self._base.check(stored.progress.base)
         identity.check(self._sources.job.train, stored.progress.fingerprint, self._fingerprint)
-        self._arrangement.settle(self._trained.bare)
+        self._arrangement.reshard(self._trained.bare)
         ddp.load_model(parameters, stored)
         progress = self._sources.selection.restore(stored, parameters)
         ddp.load_optimizer(self._trained.optimizer.optimizer, parameters, stored)

@@ -101,7 +101,8 @@ class TrainingLoop:
         self._report.log(
             f"{self._config.model}: {count:,} of {whole:,} weights are "
             f"trained on {self._arrangement.describe()}; {len(self._setup.train_rows)} rows, "
-            f"{len(self._setup.heldout_rows)} held out, {self._setup.total_steps} steps of {self._config.rows_a_step}"
+            f"{len(self._setup.heldout_rows)} held out, {self._setup.total_steps} steps of "
+            f"{self._config.global_batch_rows}"
         )
         if dropped := self._setup.dropped_rows:
             self._report.log(f"{dropped} rows dropped: no target within max_length {self._config.max_length}")
@@ -216,7 +217,7 @@ class TrainingLoop:
         self._report.event(decision.event, decision.message)
         if decision.verdict == "back":
             raise divergence.Rollback(
-                divergence.rollback_plan(self._config.guard, self._progress, self._config.rows_a_step)
+                divergence.rollback_plan(self._config.guard, self._progress, self._config.global_batch_rows)
             )
         raise UserFault(decision.message)
 
@@ -342,8 +343,8 @@ class TrainingLoop:
         """Write the results; all processes enter. Raises: ResultsNotWritten, Drained."""
         after, metrics = self._evaluate() if self._setup.heldout_rows else (None, {})
         self._evaluator.leave_if_asked()
-        settle = functools.partial(self._arrangement.settle, self._trained.bare)
-        with self._selection.chosen(self._progress, settle, self._trained.parameters) as step:
+        reshard = functools.partial(self._arrangement.reshard, self._trained.bare)
+        with self._selection.chosen(self._progress, reshard, self._trained.parameters) as step:
             if step is not None:
                 self._report.event("best", f"the result has the weights of step {step}, which were judged best")
                 after, metrics = self._evaluator.evaluate(self._progress)

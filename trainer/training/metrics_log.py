@@ -76,7 +76,7 @@ class RunMetrics:
 
     def step(self, step: CompletedStep) -> None:
         """Record a completed step."""
-        row, number, rows = step.row, step.progress.step, self._setup.config.rows_a_step
+        row, number, rows = step.row, step.progress.step, self._setup.config.global_batch_rows
         self._recent.append((step.seconds, step.tokens, rows))
         seconds = sum(s for s, _, _ in self._recent)
         if self._main:

@@ -108,27 +108,27 @@ class Selection:
 
     @contextlib.contextmanager
     def chosen(
-        self, progress: Progress, settle: Callable[[], None], parameters: Mapping[str, torch.Tensor]
+        self, progress: Progress, reshard: Callable[[], None], parameters: Mapping[str, torch.Tensor]
     ) -> Iterator[int | None]:
         """Install the best weights and yield their step; None if the last weights are best or no choice is configured.
 
-        `settle` is called before weights are changed.
+        `reshard` is called before weights are changed.
         """
         selected = progress.best
         if selected is None or selected.step == progress.step:
             yield None
             return
         last = {n: ddp.local(p).to("cpu", copy=True) for n, p in parameters.items()}
-        _put(self._weights, settle, parameters)
+        _put(self._weights, reshard, parameters)
         try:
             yield selected.step
         finally:  # also if the results cannot be written: the last weights are then saved with their moments
-            _put(last, settle, parameters)
+            _put(last, reshard, parameters)
 
 
 def _put(
-    tensors: Mapping[str, torch.Tensor], settle: Callable[[], None], parameters: Mapping[str, torch.Tensor]
+    tensors: Mapping[str, torch.Tensor], reshard: Callable[[], None], parameters: Mapping[str, torch.Tensor]
 ) -> None:
-    settle()
+    reshard()
     for name, parameter in parameters.items():
         ddp.local(parameter).copy_(tensors[name])

@@ -68,11 +68,11 @@ def build(job: WorkerJob, run: RunFolder) -> TrainingSetup:
     """Join the other processes, and read the rows and the model. Raises: Fault."""
     config = job.train
     arrangement, precision, report = _join(job, run)
-    task = tasks.of(config)
+    task = tasks.build_task(config)
     with barrier.long_barrier("rows"):
         examples, dropped = task.examples(Path(job.data), job.data_format, cache=run.root, data_sha256=job.data_sha256)
     train_rows, heldout_rows = mmap_dataset.train_eval_split(examples, config.seed, config.data.eval_share)
-    sampler.check_rows_per_step(len(train_rows), config.rows_a_step)
+    sampler.check_rows_per_step(len(train_rows), config.global_batch_rows)
     total_steps = learning_rates.total_steps(config, len(train_rows))
     trained, rate = _build_model(config, task, arrangement, precision)
     return TrainingSetup(
@@ -83,7 +83,7 @@ def build(job: WorkerJob, run: RunFolder) -> TrainingSetup:
         heldout_rows=heldout_rows,
         dropped_rows=dropped,
         total_steps=total_steps,
-        micro_rows=min(config.rows_at_once, math.ceil(config.rows_a_step / arrangement.groups)),
+        micro_rows=min(config.micro_batch_rows, math.ceil(config.global_batch_rows / arrangement.groups)),
         rate=rate,
         trained=trained,
         report=report,
@@ -98,7 +98,7 @@ def _join(job: WorkerJob, run: RunFolder) -> tuple[ddp.DataParallel, str, Report
     precision = loading.precision_of(config, device)
     mixed = "no" if precision == "fp32" else precision
     accelerator = accelerate.Accelerator(cpu=cpu, mixed_precision=mixed)
-    arrangement = fsdp.of(job.parallelism, accelerator, precision)
+    arrangement = fsdp.build_arrangement(job.parallelism, accelerator, precision)
     arrangement.validate(config)
     report = Reporter(run, accelerator)
     report.log(device_check.check(device))
@@ -119,8 +119,8 @@ def _build_model(
     accelerator, device = arrangement.accelerator, arrangement.accelerator.device
     bare = arrangement.build(load)
     parameters = loading.trainable(bare)
-    rate = learning_rates.of(config, bare)
-    optimizer = optimizers.of(parameters, config.optim, divided=arrangement.divided)
+    rate = learning_rates.choose_rate(config, bare)
+    optimizer = optimizers.build_optimizer(parameters, config.optim, divided=arrangement.divided)
     if config.tf32:
         accelerations.tf32(device)
     if config.fp8:

@@ -52,7 +52,7 @@ class SampledBatches:
         """Return this process's micro-batches of the next step, and let the task prepare the step after it."""
         batches = self.at(progress.samples)
         if self.task.data.prepares_ahead and progress.step + 1 < self.total_steps:
-            following = self.at(progress.samples + self.config.rows_a_step)
+            following = self.at(progress.samples + self.config.global_batch_rows)
             self.task.data.prepare_ahead([e for micro in following.micro_batches for e in micro])
         return batches
 
@@ -61,7 +61,7 @@ class SampledBatches:
 
         If they do not divide evenly, some processes get an empty micro-batch, so that all enter the same collectives.
         """
-        numbers = sampler.step_rows(self.config.seed, samples, self.config.rows_a_step, len(self.rows))
+        numbers = sampler.step_rows(self.config.seed, samples, self.config.global_batch_rows, len(self.rows))
         micros = self.task.data.micro_batches([self.rows[i] for i in numbers], self.micro_rows)
         targets = sum(self.task.data.targets(e) for micro in micros for e in micro)
         groups = self.arrangement.groups
@@ -139,7 +139,7 @@ class StepRunner:
         self._update(rate, skip=decision.verdict == "skip")
         rows = (e for micro in batches.micro_batches for e in micro)
         return CompletedStep(
-            progress=_after_step(progress, decision, self.config.rows_a_step),
+            progress=_after_step(progress, decision, self.config.global_batch_rows),
             decision=decision,
             row={"loss": loss, "lr": rate, "grad_norm": norm},
             tokens=sum(map(self.task.data.size, rows)) * trained.arrangement.groups,
@@ -149,7 +149,7 @@ class StepRunner:
     def _accumulate(self, progress: Progress, batches: StepBatches) -> torch.Tensor | InterruptedStep:
         """Add the gradients of the remaining micro-batches; return the sum of this process's losses."""
         trained, micros = self.trained, batches.micro_batches
-        scale = trained.arrangement.averaged / batches.targets
+        scale = trained.arrangement.gradient_divisor / batches.targets
         loss = torch.tensor(progress.micro_loss, dtype=torch.float64, device=trained.device)
         for number in range(progress.micro_batch_index, len(micros)):
             last = number == len(micros) - 1

@@ -87,7 +87,7 @@ def _warnings(job: JobDetail) -> tuple[str, ...]:
 def _left(job: JobDetail, beat: Heartbeat | None) -> float | None:
     if beat is None or beat.phase != "training" or not beat.rows_per_s or job.spec.train is None:
         return None
-    return (beat.total_steps - beat.step) * job.spec.train.rows_a_step / beat.rows_per_s
+    return (beat.total_steps - beat.step) * job.spec.train.global_batch_rows / beat.rows_per_s
 
 
 def _state(job: JobDetail) -> str:

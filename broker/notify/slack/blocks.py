@@ -135,7 +135,7 @@ def _left_s(job: Job, run: Attempt) -> float | None:
     beat = run.beat
     if beat is None or beat.phase != "training" or not beat.rows_per_s or job.spec.train is None or not run.live:
         return None
-    return (beat.total_steps - beat.step) * job.spec.train.rows_a_step / beat.rows_per_s
+    return (beat.total_steps - beat.step) * job.spec.train.global_batch_rows / beat.rows_per_s
 
 
 def _money(job: Job, run: Attempt | None) -> list[str]:

@@ -55,7 +55,7 @@ def snapshot(run: RunFolder, step: int) -> Path:
 
 
 async def committed(saver: Saver) -> list[Manifest]:
-    manifests = [await saver._objects.read(key) for key in await checkpoint.own(saver._objects, ORIGIN)]
+    manifests = [await saver._objects.read(key) for key in await checkpoint.own_manifests(saver._objects, ORIGIN)]
     return [Manifest.model_validate_json(data) for data in manifests if data]
 
 

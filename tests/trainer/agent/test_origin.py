@@ -33,7 +33,7 @@ class Source:
             (made / "state").write_text(f"step {self.step}")
             await checkpoint.commit(self.objects, SOURCE, made, step=self.step, complete=False, taken_s=0.0)
             await checkpoint.prune(self.objects, SOURCE, CheckpointConfig(keep=2), None)
-        return await checkpoint.own(self.objects, SOURCE)
+        return await checkpoint.own_manifests(self.objects, SOURCE)
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ async def test_an_old_one_that_stays_does_not_come_before_what_it_has_by_now(sou
     named = [*await source.goes_on(2), milestone]
     await source.goes_on(3)
     assert (await started(source, named, tmp_path))[0] == 6
-    for key in await checkpoint.own(source.objects, SOURCE):
+    for key in await checkpoint.own_manifests(source.objects, SOURCE):
         await source.objects.delete(key)
     assert (await started(source, named, tmp_path))[0] == 1, "but before nothing"
 

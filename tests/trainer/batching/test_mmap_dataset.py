@@ -120,7 +120,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Task[Any]]:
 
     def made(**changes: Any) -> Task[Any]:
         data = {"path": "rows.csv", "prompt": "{word}", "completion": "{meaning}"}
-        return tasks.of(TrainConfig.model_validate({"model": str(folder), "data": data, **changes}))
+        return tasks.build_task(TrainConfig.model_validate({"model": str(folder), "data": data, **changes}))
 
     return made
 

@@ -46,7 +46,9 @@ def saved(folder: Path, weights: dict[str, torch.Tensor], *, still: bool) -> Sto
     plan = snapshot.joined([snapshot.parts(held, SnapshotWriter())])
     taken = Snapshots(run, SnapshotWriter())
     progress = Progress(step=1)
-    taken.begin(LocalSnapshot(progress=progress, held=held, plan=plan, metrics=folder / "metrics.jsonl", still=still))
+    taken.begin(
+        LocalSnapshot(progress=progress, held=held, plan=plan, metrics=folder / "metrics.jsonl", tensors_frozen=still)
+    )
     taken.join()
     assert not taken.failure()
     (made,) = run.waiting()

@@ -100,7 +100,7 @@ async def test_what_had_been_committed_is_not_brought_twice(tmp_path: Path) -> N
         assert leftover.pending_snapshot(run) == snapshot
         await leftover.commit_pending(objects, ORIGIN, snapshot)
         assert leftover.pending_snapshot(run) is None
-        assert len(await checkpoint.own(objects, ORIGIN)) == committed
+        assert len(await checkpoint.own_manifests(objects, ORIGIN)) == committed
     assert leftover.clean_up(tmp_path / "work", run, tmp_path / "store") == ""
     assert not (tmp_path / "work").exists()
 
@@ -111,6 +111,6 @@ async def test_results_are_brought_beside_a_checkpoint_of_their_step(tmp_path: P
     run.make()
     for complete, verified in ((False, [False]), (True, [False, True]), (True, [False, True])):
         await leftover.commit_pending(objects, ORIGIN, waiting(run, 5, complete=complete))
-        found = [await checkpoint.verified(objects, key) for key in await checkpoint.own(objects, ORIGIN)]
+        found = [await checkpoint.verified(objects, key) for key in await checkpoint.own_manifests(objects, ORIGIN)]
         assert sorted(found) == verified
         assert leftover.pending_snapshot(run) is None

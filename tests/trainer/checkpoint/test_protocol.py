@@ -70,7 +70,7 @@ async def test_files_named_like_the_protocol_s_own_come_back(objects: Objects, t
         made.append(key)
         assert {file.path for file in manifest.files} == set(OWN)
         await checkpoint.prune(objects, ORIGIN, CheckpointConfig(keep=2), None)
-    assert await checkpoint.own(objects, ORIGIN) == [made[2], made[1]]
+    assert await checkpoint.own_manifests(objects, ORIGIN) == [made[2], made[1]]
     assert not [key for key in await objects.keys(ORIGIN.folder) if key.startswith(keys.files_prefix(made[0]))]
     assert await checkpoint.verified(objects, made[2])
     for key, step in ((made[2], 3), (made[1], 2)):
@@ -181,9 +181,9 @@ async def test_of_one_step_the_results_are_the_newest(objects: Objects, tmp_path
         for complete in (True, False, False):
             key, _ = await checkpoint.commit(objects, origin, tmp_path / "file", step=5, complete=complete, taken_s=0.0)
             made.append(key)
-        assert await checkpoint.own(objects, origin) == [made[0], *sorted(made[1:], reverse=True)]
+        assert await checkpoint.own_manifests(objects, origin) == [made[0], *sorted(made[1:], reverse=True)]
         await checkpoint.prune(objects, origin, CheckpointConfig(keep=2), None)
-        assert await checkpoint.own(objects, origin) == [made[0], max(made[1:])]
+        assert await checkpoint.own_manifests(objects, origin) == [made[0], max(made[1:])]
 
 
 async def test_prune_keeps_the_newest_and_removes_torn_ones(objects: Objects, store: Path, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ async def test_prune_keeps_the_newest_and_removes_torn_ones(objects: Objects, st
     other.parent.mkdir(parents=True)
     other.write_text("{}")
     await checkpoint.prune(objects, ORIGIN, CheckpointConfig(keep=2), None)
-    assert await checkpoint.own(objects, ORIGIN) == [made[3], made[2]]
+    assert await checkpoint.own_manifests(objects, ORIGIN) == [made[3], made[2]]
     left = set(await objects.keys(keys.checkpoints("j")))
     assert not any(k.startswith(("checkpoints/j/a/0000000001", "checkpoints/j/a/0000000002")) for k in left)
     assert not any(folder.exists() for folder in (torn.parent, as_far.parent, (store / made[0]).parent))
@@ -223,7 +223,7 @@ async def test_prune_keeps_the_job_s_milestones(objects: Objects, store: Path, t
     for step in (14, 18, 23, 27, 31, 36, 38):
         made[step] = await save(objects, tmp_path, step)
         await checkpoint.prune(objects, ORIGIN, CheckpointConfig(keep=2, keep_every=10), None)
-    assert await checkpoint.own(objects, ORIGIN) == [made[step] for step in (38, 36, 31, 23)]
+    assert await checkpoint.own_manifests(objects, ORIGIN) == [made[step] for step in (38, 36, 31, 23)]
     assert (await restored(objects, [made[23]], tmp_path / "back"))[0] == 23
     assert (store / before).exists()
 
@@ -261,7 +261,7 @@ async def test_prune_leaves_a_training_something_to_go_back_to(objects: Objects,
         (folder / STATE).write_text(Progress(step=step).model_dump_json())
         await checkpoint.commit(objects, ORIGIN, folder, step=step, complete=False, taken_s=0.0)
         await checkpoint.prune(objects, ORIGIN, config, wary)
-        left = await checkpoint.own(objects, ORIGIN)
+        left = await checkpoint.own_manifests(objects, ORIGIN)
         assert len(left) <= 4
         for at in (keys.step_of(left[0]), keys.step_of(left[1:2][0] if left[1:] else left[0])):
             bad = Progress(step=at + 2, guard=GuardState(bad_steps=2))
@@ -300,14 +300,14 @@ async def test_a_checkpoint_of_two_machines_waits_for_both(objects: Objects, sto
     other, second = part(tmp_path, "b", 1)
     waits = asyncio.Event()
 
-    def hopeless() -> bool:
+    def should_give_up() -> bool:
         waits.set()
         assert not list(store.rglob("manifest.json"))
         return False
 
     committing = asyncio.ensure_future(
         checkpoint.commit_parts(
-            objects, ORIGIN, mine, step=5, complete=False, taken_s=0.0, part=first, hopeless=hopeless
+            objects, ORIGIN, mine, step=5, complete=False, taken_s=0.0, part=first, should_give_up=should_give_up
         )
     )
     await waits.wait()
@@ -324,7 +324,7 @@ async def test_a_commit_whose_reply_was_lost_is_found_by_the_next_try(objects: O
     alone = first.model_copy(update={"nodes": 1})
     keys_and_manifests = [
         await checkpoint.commit_parts(
-            objects, ORIGIN, mine, step=5, complete=False, taken_s=taken_s, part=alone, hopeless=lambda: False
+            objects, ORIGIN, mine, step=5, complete=False, taken_s=taken_s, part=alone, should_give_up=lambda: False
         )
         for taken_s in (1.0, 100.0)
     ]
@@ -332,7 +332,7 @@ async def test_a_commit_whose_reply_was_lost_is_found_by_the_next_try(objects: O
     (mine / "a.json").write_text("another")
     with pytest.raises(BadContent, match="written by somebody else"):
         await checkpoint.commit_parts(
-            objects, ORIGIN, mine, step=5, complete=False, taken_s=1.0, part=alone, hopeless=lambda: False
+            objects, ORIGIN, mine, step=5, complete=False, taken_s=1.0, part=alone, should_give_up=lambda: False
         )
 
 
@@ -362,7 +362,7 @@ async def test_a_file_that_cannot_be_sent_ends_the_others_too(
 async def test_a_part_that_never_comes_is_not_waited_for(objects: Objects, store: Path, tmp_path: Path) -> None:
     mine, first = part(tmp_path, "a", 0)
     committed = await checkpoint.commit_parts(
-        objects, ORIGIN, mine, step=5, complete=False, taken_s=0.0, part=first, hopeless=lambda: True
+        objects, ORIGIN, mine, step=5, complete=False, taken_s=0.0, part=first, should_give_up=lambda: True
     )
     assert committed is None
     assert not list(store.rglob("manifest.json"))
@@ -377,6 +377,6 @@ async def test_a_part_that_was_offered_and_is_gone_stops_the_commit(
     next(store.rglob("b.json")).unlink()
     with pytest.raises(ObjectStoreError, match=r"b\.json was offered and is absent"):
         await checkpoint.commit_parts(
-            objects, ORIGIN, mine, step=5, complete=False, taken_s=0.0, part=first, hopeless=lambda: False
+            objects, ORIGIN, mine, step=5, complete=False, taken_s=0.0, part=first, should_give_up=lambda: False
         )
     assert not list(store.rglob("manifest.json"))

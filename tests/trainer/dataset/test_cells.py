@@ -39,7 +39,7 @@ def test_what_is_no_text_is_a_bad_row_by_its_column(cell: str, column: str, mode
         daemon.check(train(), daemon.summarise(text.encode(), "jsonl"))
     assert [problem.message for problem in refused.value.problems] == [f"row 2: {said}"]
     (tmp_path / "rows.jsonl").write_text(text)
-    trained = tasks.of(train(str(model)))
+    trained = tasks.build_task(train(str(model)))
     with pytest.raises(DataFault, match="neither text"):
         trained.examples(tmp_path / "rows.jsonl", "jsonl")
     assert trained.data.reader.faults == [f"rows.jsonl row 2: {said}"]

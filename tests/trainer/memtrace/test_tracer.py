@@ -186,7 +186,7 @@ def pure_bf16_step(layers: int, rows: int, checkpointing: bool) -> dict[str, dic
     from transformers import LlamaConfig, LlamaForCausalLM
 
     fields = {n: v for n, v in LLAMA_3_8B.items() if n not in ("model_type", "num_hidden_layers")}
-    with torch.device("meta"), allowed(), DeviceEmulation("cuda") as asif:
+    with torch.device("meta"), allowed(), DeviceEmulation("cuda") as emulation:
         model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, use_cache=False, **fields)).bfloat16().train()
         if checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -197,7 +197,7 @@ def pure_bf16_step(layers: int, rows: int, checkpointing: bool) -> dict[str, dic
         optimizer.zero_grad()
         storages = Storages("meta", block=512)
         mark(model, storages)
-        watch(storages, asif)
+        watch(storages, emulation)
         storages.enter("forward embeddings", "activations")
         ids = torch.zeros((rows, 2048), dtype=torch.long)
         with storages:

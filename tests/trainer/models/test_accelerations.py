@@ -56,7 +56,7 @@ def test_what_one_process_cannot_divide_is_said(
 ) -> None:
     from accelerate import Accelerator
 
-    found = shares.of(Parallelism.model_validate({"kind": "fsdp", **how}), Accelerator(cpu=True), "fp32")
+    found = shares.build_arrangement(Parallelism.model_validate({"kind": "fsdp", **how}), Accelerator(cpu=True), "fp32")
     assert not found.divided
     line = f"notice: {said}a single process trains here, so nothing is sharded\n"
     assert capsys.readouterr().out == (line if said else "")

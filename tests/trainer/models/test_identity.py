@@ -44,7 +44,7 @@ def marked(folder: Path, template: str) -> Path:
 
 def like(folder: Path, job: str = JOB) -> tuple[TrainConfig, ModelFingerprint]:
     config = TrainConfig.model_validate({"model": str(folder), "data": {"path": "x.csv", "completion": "{a}"}})
-    return config, likeness.of(config, models.tokenizer_of(config), job)
+    return config, likeness.fingerprint(config, models.tokenizer_of(config), job)
 
 
 @pytest.fixture(scope="module")

@@ -207,7 +207,7 @@ def test_fsdp_over_a_quantised_base_is_refused(model: Path, data: Path, tmp_path
 @pytest.mark.parametrize("name", optimizers.WHOLE)
 def test_fsdp_over_states_of_other_shapes_is_refused(name: Any) -> None:
     with pytest.raises(UserFault, match=f"train.optim.name: {name} cannot be divided by FSDP"):
-        optimizers.of({}, OptimConfig(name=name), divided=True)
+        optimizers.build_optimizer({}, OptimConfig(name=name), divided=True)
 
 
 def fp16(rank: int) -> None:

@@ -31,7 +31,7 @@ def refused(folder: Path, model: Path, data: dict[str, Any], capsys: pytest.Capt
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     with pytest.raises(UserFault) as caught:
-        tasks.of(TrainConfig.model_validate({"max_length": 16, **train})).examples(folder / "rows.csv", "csv")
+        tasks.build_task(TrainConfig.model_validate({"max_length": 16, **train})).examples(folder / "rows.csv", "csv")
     assert said == f"{path}: {caught.value}\n"
     return str(caught.value)
 

@@ -368,7 +368,7 @@ def test_model_of_another_kind_is_refused_by_every_method(
         code, _, err = told(path, capsys)
         assert code == 64
         assert err.startswith(f"{path}: train.model: {str(folder)!r} is of the kind {words}"), err
-        trained = tasks.of(TrainConfig.model_validate({"max_length": 16, **train}))
+        trained = tasks.build_task(TrainConfig.model_validate({"max_length": 16, **train}))
         with pytest.raises(UserFault) as caught:
             trained.examples(tmp_path / "rows.csv", "csv")
         assert f"{path}: {caught.value}\n" == err

@@ -153,7 +153,9 @@ def test_a_batch_that_is_left_open_is_settled_once(tmp_path: Path, capsys: pytes
     assert [s.train and s.train.global_batch for s in specs(output)] == [4, 4], "an earlier table's"
     (tmp_path / "rows.csv").write_text("q,a\n" + "1,2\n" * 3)
     standalone.main(path, output)
-    assert [s.train and s.train.rows_a_step for s in specs(output)] == [4, 4, 2], "of other data, nothing being saved"
+    assert [s.train and s.train.global_batch_rows for s in specs(output)] == [4, 4, 2], (
+        "of other data, nothing being saved"
+    )
 
 
 @pytest.mark.parametrize("option", ["is_there", "below"])

@@ -76,7 +76,7 @@ def test_whatever_the_template_stumbles_over_is_a_bad_row(fault: str, tmp_path: 
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     data = {"path": "rows.jsonl", "messages": "chat"}
     train = TrainConfig.model_validate({"model": str(model), "data": data, "global_batch": 1, "max_length": 16})
-    trained = tasks.of(train)
+    trained = tasks.build_task(train)
     with pytest.raises(DataFault):
         trained.examples(tmp_path / "rows.jsonl", "jsonl")
     (said,) = trained.data.reader.faults
@@ -92,7 +92,7 @@ def test_a_column_that_only_the_first_row_lacks_is_that_row_s_fault(tmp_path: Pa
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     data = {"path": "rows.jsonl", "prompt": "{q}", "completion": "{a}", "bad_share": 0.5}
     fields: dict[str, Any] = {"model": str(model), "data": data, "global_batch": 1, "max_length": 16}
-    trained = tasks.of(TrainConfig.model_validate(fields))
+    trained = tasks.build_task(TrainConfig.model_validate(fields))
     assert len(trained.examples(tmp_path / "rows.jsonl", "jsonl")[0]) == 2
     assert trained.data.reader.faults == ["rows.jsonl row 1: no column 'a'; every row needs it"]
     for rows_there in (3, 300):  # a name that no row has is the setting's fault, also before all of a file was read

@@ -175,7 +175,7 @@ def test_answers_of_a_chat_are_its_last_turns(
     (tmp_path / "rows.jsonl").write_text(text)
     data = {"path": "rows.jsonl", "prompt": prompt, "chosen": "{good}", "rejected": "{bad}"}
     train = config(made, task, data=data, max_length=64, global_batch=1, micro_batch=1)
-    trained = tasks.of(train)
+    trained = tasks.build_task(train)
     first = trained.examples(tmp_path / "rows.jsonl", "jsonl")[0][0]
     before = chats.render(tokenizer, [*(EARLIER if "n" not in rows else []), USER], ask=True)
     for example, answer in ((first.chosen, "w5 <eos>"), (first.rejected, "w50 w9 <eos>")):
@@ -194,7 +194,7 @@ def test_chats_that_are_no_answers_are_bad_rows(model: Path, tmp_path: Path) -> 
     ]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     data = {"path": "rows.jsonl", "prompt": "{q}", "chosen": "{good}", "rejected": "{bad}"}
-    trained = tasks.of(config(chatty(model, tmp_path)[0], DPO, data=data))
+    trained = tasks.build_task(config(chatty(model, tmp_path)[0], DPO, data=data))
     with pytest.raises(DataFault):
         trained.examples(tmp_path / "rows.jsonl", "jsonl")
     assert [fault.split(": ")[0] for fault in trained.data.reader.faults] == [f"rows.jsonl row {n}" for n in (1, 2, 3)]
@@ -212,7 +212,7 @@ def test_a_model_that_learns_from_chats_is_asked_as_in_one(model: Path, tmp_path
     train = config(made, DPO, data=templates, global_batch=2, micro_batch=1, max_steps=60, max_length=32)
     done = workers.finished(tmp_path / "run", train, data)
     assert json.loads((done / "eval.json").read_text())["metrics_after"]["accuracy"] == 1.0
-    trained = tasks.of(train)
+    trained = tasks.build_task(train)
     trained.examples(data, "jsonl")
     asked: list[str] = []
     with pytest.MonkeyPatch.context() as patch:

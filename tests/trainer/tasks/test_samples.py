@@ -57,9 +57,9 @@ def test_an_encoder_decoder_is_asked_as_well(prompt: str, most: int, words: str,
     made = tiny_jobs.train(kind, tmp_path / "model")
     (tmp_path / "rows.csv").write_bytes(tiny_jobs.data(kind))
     train = made.model_copy(update={"samples": SamplesConfig(prompts=(prompt,), max_new_tokens=most)})
-    tasks.of(made).examples(tmp_path / "rows.csv", "csv")
+    tasks.build_task(made).examples(tmp_path / "rows.csv", "csv")
     with pytest.raises(UserFault, match=words):
-        tasks.of(train).examples(tmp_path / "rows.csv", "csv")
+        tasks.build_task(train).examples(tmp_path / "rows.csv", "csv")
 
 
 def test_template_that_refuses_a_lone_turn_is_found_before_step_one(
@@ -113,7 +113,7 @@ def test_what_the_rows_use_decides_whether_a_tokenizer_has_too_many_tokens(
     assert (code, err.count("\n")) == (64, 1)
     assert "the rows have token 200 ('new'), and" in err
     assert "has 200 embeddings; resize them" in err
-    task = tasks.of(TrainConfig.model_validate({**train, "data": {"path": "rows.csv", **PLAIN}}))
+    task = tasks.build_task(TrainConfig.model_validate({**train, "data": {"path": "rows.csv", **PLAIN}}))
     (tmp_path / "rows.csv").write_text(ROWS)
     task.examples(tmp_path / "rows.csv", "csv")
     assert task.data.pad == tokenizer.eos_token_id, "the padding is no token that the model lacks"

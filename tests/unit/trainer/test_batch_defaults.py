@@ -58,7 +58,7 @@ def test_the_recipe_is_that_of_the_task_the_method_and_the_rows(
     config: TrainConfig, rows: int, batch: int, source: str
 ) -> None:
     found, told = batch_defaults.resolve_global_batch(config, rows)
-    assert (found.global_batch, found.rows_a_step) == (batch, batch)
+    assert (found.global_batch, found.global_batch_rows) == (batch, batch)
     assert told.startswith(f"global_batch auto: {batch} (")
     assert source in told
     assert found.model_copy(update={"global_batch": "auto"}) == config
@@ -88,12 +88,12 @@ def test_it_is_a_number_that_a_job_may_have(task: str, rows: int, share: float, 
     assert TrainConfig.model_validate(found.model_dump()) == found
     assert batch_defaults.resolve_global_batch(found, rows) == (found, "")
     there = rows - held_out(rows, share)
-    assert found.rows_a_step <= there or found.rows_a_step == micro
+    assert found.global_batch_rows <= there or found.global_batch_rows == micro
     more, _ = batch_defaults.resolve_global_batch(config, 2 * rows)
-    assert micro != "auto" or more.rows_a_step >= found.rows_a_step
+    assert micro != "auto" or more.global_batch_rows >= found.global_batch_rows
 
 
 def test_no_step_is_counted_before_it_is_settled() -> None:
     with pytest.raises(ValueError, match="not settled"):
-        _ = train().rows_at_once
-    assert train(micro_batch=3).rows_at_once == 3
+        _ = train().micro_batch_rows
+    assert train(micro_batch=3).micro_batch_rows == 3

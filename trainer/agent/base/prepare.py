@@ -184,7 +184,7 @@ async def furthest(objects: Objects, spec: AttemptSpec, origin: Origin, load: Lo
     ones. Each machine searches on its own.
     """
     others = [n for n, key in enumerate(spec.resume_from, 1) if key.split("/")[1] != spec.job]
-    candidates = [*await protocol.own(objects, origin), *spec.resume_from[: min(others, default=None)]]
+    candidates = [*await protocol.own_manifests(objects, origin), *spec.resume_from[: min(others, default=None)]]
     tried = set[str]()
     for looks_left in reversed(range(LOOKS)):
         loaded = await load(candidates)

@@ -173,12 +173,14 @@ class Saver:
             )
             self._log(f"part {part.node + 1} of {part.nodes} of step {info.step}'s checkpoint: {count / 1e6:.1f} MB")
             return None
-        committed = await protocol.commit_parts(objects, origin, folder, **known, part=part, hopeless=self._hopeless)
+        committed = await protocol.commit_parts(
+            objects, origin, folder, **known, part=part, should_give_up=self._should_give_up
+        )
         if committed is None:
             self._log(f"the checkpoint of step {info.step} is left: another machine did not send its part")
         return committed
 
-    def _hopeless(self) -> bool:
+    def _should_give_up(self) -> bool:
         """Return True if waiting for other machines' parts is useless: a later snapshot exists, or they have ended."""
         return len(self._state.run.waiting()) > 1 or time.monotonic() > self._parts_until
 
