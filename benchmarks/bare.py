@@ -101,10 +101,10 @@ def _boot(scene: Scene) -> BootSpec:
 
 async def _offer(cloud: Cloud, bought: str) -> Offer:
     """The same once more; where it is sold, the cheapest one."""
-    sieve = OfferFilter(GpuAsk())
-    await cloud.rows(sieve)
-    same = [offer for offer in sieve.offers if offer.id == bought]
-    return min(same or sieve.offers, key=lambda offer: offer.usd_per_hour)
+    offer_filter = OfferFilter(GpuAsk())
+    await cloud.rows(offer_filter)
+    same = [offer for offer in offer_filter.offers if offer.id == bought]
+    return min(same or offer_filter.offers, key=lambda offer: offer.usd_per_hour)
 
 
 async def _destroy_all(cloud: Cloud) -> None:

@@ -49,8 +49,8 @@ class AwsOffers:
     def __init__(self, market: AwsMarket, clock: Clock, regions: Sequence[str]) -> None:
         self._market, self._clock, self._regions = market, clock, tuple(regions)
 
-    async def rows(self, sieve: OfferFilter) -> None:
-        """Add the offers of all regions to `sieve`. Raises the first region's error if no region answers."""
+    async def rows(self, offer_filter: OfferFilter) -> None:
+        """Add the offers of all regions to `offer_filter`. Raises the first region's error if no region answers."""
         results = await asyncio.gather(*(self._facts_of(region) for region in self._regions), return_exceptions=True)
         errors = [result for result in results if isinstance(result, BaseException)]
         for error in errors:
@@ -58,9 +58,9 @@ class AwsOffers:
                 raise error
         for region, result in zip(self._regions, results, strict=True):
             if isinstance(result, BaseException):
-                sieve.drop(f"{region} does not answer")
+                offer_filter.drop(f"{region} does not answer")
             else:
-                self._add_region(result, sieve)
+                self._add_region(result, offer_filter)
 
     def price(self, region: str, kind: str) -> Decimal | None:
         """Return the on-demand dollars per hour with disk from the last polls, or None if they had no price.
@@ -94,38 +94,40 @@ class AwsOffers:
             egress_usd_per_gib=egress.get(region),
         )  # fmt: skip
 
-    def _add_region(self, region: _Region, sieve: OfferFilter) -> None:
+    def _add_region(self, region: _Region, offer_filter: OfferFilter) -> None:
         for why, times in region.kinds.dropped.items():
             for _ in range(times):
-                sieve.drop(why)
+                offer_filter.drop(why)
         for name, machine in region.kinds.machines.items():
             zones = region.zones.get(name, {})
             if not zones:
                 continue
             if machine.on_demand:
-                self._add_on_demand(region, machine, sieve)
+                self._add_on_demand(region, machine, offer_filter)
             if machine.spot:
-                self._add_spot(region, machine, zones, sieve)
+                self._add_spot(region, machine, zones, offer_filter)
 
-    def _add_on_demand(self, region: _Region, machine: AwsMachineType, sieve: OfferFilter) -> None:
+    def _add_on_demand(self, region: _Region, machine: AwsMachineType, offer_filter: OfferFilter) -> None:
         price = region.on_demand[machine.name]
         if price is None:
-            sieve.drop(NO_PRICE)
+            offer_filter.drop(NO_PRICE)
         elif (why := _quota_message(machine, False, region.quotas)) is not None:
-            sieve.drop(why)
+            offer_filter.drop(why)
         else:
-            sieve.add(self._offer(region, machine, None, price))
+            offer_filter.add(self._offer(region, machine, None, price))
 
-    def _add_spot(self, region: _Region, machine: AwsMachineType, zones: Iterable[str], sieve: OfferFilter) -> None:
+    def _add_spot(
+        self, region: _Region, machine: AwsMachineType, zones: Iterable[str], offer_filter: OfferFilter
+    ) -> None:
         why = _quota_message(machine, True, region.quotas)
         for zone in zones:
             price = region.spot.get((machine.name, zone))
             if price is None:
                 continue
             if why is not None:
-                sieve.drop(why)
+                offer_filter.drop(why)
             else:
-                sieve.add(self._offer(region, machine, zone, price))
+                offer_filter.add(self._offer(region, machine, zone, price))
 
     def _offer(self, region: _Region, machine: AwsMachineType, zone: str | None, price: Decimal) -> Offer:
         ids = region.zones[machine.name]

@@ -86,8 +86,8 @@ class AwsCloud:
         self._market = AwsMarket(self._aws, clock, self._regions)
         self._offers = AwsOffers(self._market, clock, self._regions)
 
-    async def rows(self, sieve: OfferFilter) -> None:
-        await self._offers.rows(sieve)
+    async def rows(self, offer_filter: OfferFilter) -> None:
+        await self._offers.rows(offer_filter)
 
     async def list(self) -> Sequence[Observed]:
         """List the machines of all regions. Raises if one region fails, because its machines would seem absent."""

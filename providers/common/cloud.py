@@ -48,7 +48,7 @@ class Purchase:
     """Exact product that the server plugin buys; without a pin SkyPilot buys the first product that it finds."""
     network_tier: str | None = None
     """SkyPilot's `network_tier`; None: SkyPilot's default."""
-    apart_s: float = 0.0
+    launch_interval_s: float = 0.0
     """Shortest time in seconds between two launches at this cloud."""
 
 
@@ -62,8 +62,8 @@ class Cloud(Owned, Protocol):
         """True if machines cannot be created from an image, so the task starts the image with `docker run`."""
         ...
 
-    async def rows(self, sieve: OfferFilter) -> None:
-        """Add every current offer to `sieve`. Raises Rejected, Throttled, OutcomeUnknown."""
+    async def rows(self, offer_filter: OfferFilter) -> None:
+        """Add every current offer to `offer_filter`. Raises Rejected, Throttled, OutcomeUnknown."""
         ...
 
     async def list(self) -> Sequence[Observed]: ...
@@ -122,12 +122,12 @@ class CloudProvider:
         self._installation = installation
         self._emulated = emulated
         self.dropped: Mapping[str, int] = {}
-        self._strange: Sequence[str] = ()
+        self._unknown_settings: Sequence[str] = ()
         """Configured values that the cloud did not know at the latest poll of offers."""
         self._watch = StartWatch(launcher.started)
         self._turn = asyncio.Lock()
         self._next_launch = 0.0
-        self._standing: Sequence[Handle] = ()
+        self._listed_machines: Sequence[Handle] = ()
         """Machines in the latest listing that were not gone."""
 
     @property
@@ -143,19 +143,19 @@ class CloudProvider:
 
     async def offers(self, ask: GpuAsk) -> Sequence[Offer]:
         await self._account.verify()  # offer nothing if the account's machines cannot be listed
-        sieve = OfferFilter(ask)
-        await self._cloud.rows(sieve)
-        self.dropped = sieve.dropped
-        self._ask_back(sieve.strange)
+        offer_filter = OfferFilter(ask)
+        await self._cloud.rows(offer_filter)
+        self.dropped = offer_filter.dropped
+        self._warn_of_unknown_settings(offer_filter.unknown_settings)
         if not self._emulated:
-            return sieve.offers
-        return [replace(offer, emulated_on="cpu", simulated=True) for offer in sieve.offers]
+            return offer_filter.offers
+        return [replace(offer, emulated_on="cpu", simulated=True) for offer in offer_filter.offers]
 
-    def _ask_back(self, strange: Sequence[str]) -> None:
-        for line in strange:
-            if line not in self._strange:
+    def _warn_of_unknown_settings(self, unknown: Sequence[str]) -> None:
+        for line in unknown:
+            if line not in self._unknown_settings:
                 log.warning("%s: %s", self.name, line)
-        self._strange = strange
+        self._unknown_settings = unknown
 
     def launcher_id(self) -> str:
         return self._launcher.id
@@ -172,7 +172,7 @@ class CloudProvider:
             # SkyPilot would adopt machines of that name, repeat their setup, and loop forever if some are missing.
             raise OutcomeUnknown(f"{name} exists at {self.name} already; it is not launched again")
         purchase = self._cloud.purchase(offer, boot)
-        await self._apart(purchase.apart_s)
+        await self._await_launch_interval(purchase.launch_interval_s)
         try:
             await self._launcher.launch(name, purchase, task_of(boot, docker_run=self._cloud.docker_run))
         finally:
@@ -182,7 +182,7 @@ class CloudProvider:
             await self._confirm(handle, purchase)
         return handles
 
-    async def _apart(self, seconds: float) -> None:
+    async def _await_launch_interval(self, seconds: float) -> None:
         """Wait until the cloud accepts another launch."""
         if not seconds:
             return
@@ -237,8 +237,8 @@ class CloudProvider:
 
     async def list(self) -> Sequence[Observed]:
         machines = await self._list()
-        self._standing = tuple(o.handle for o in machines if o.state is not InstanceState.GONE)
-        names = {handle.name for handle in self._standing}
+        self._listed_machines = tuple(o.handle for o in machines if o.state is not InstanceState.GONE)
+        names = {handle.name for handle in self._listed_machines}
         self._watch.follow({name for name in names if attempt_of(self._installation, name) is not None})
         return [self._judged(o) for o in machines]
 
@@ -257,7 +257,7 @@ class CloudProvider:
                 await self._cloud.destroy(handle)
         finally:
             # SkyPilot's `down` ends every machine of this name, so do not call it while another machine has the name.
-            if all(standing.id == handle.id for standing in self._standing if standing.name == handle.name):
+            if all(machine.id == handle.id for machine in self._listed_machines if machine.name == handle.name):
                 self._watch.leave(handle.name)
                 await self._launcher.forget(handle.name)
 
@@ -270,7 +270,7 @@ class CloudProvider:
             await self._account.verify()
             if (wrong := await self._cloud.check()) is not None:
                 return wrong
-            return f"{self.name}: one {self._strange[0]}" if self._strange else None
+            return f"{self.name}: one {self._unknown_settings[0]}" if self._unknown_settings else None
         except ProviderError as e:
             return str(e)
 

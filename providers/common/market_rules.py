@@ -25,7 +25,7 @@ class OfferFilter:
         self._ask = ask
         self._dropped: Counter[str] = Counter()
         self.offers: list[Offer] = []
-        self.strange: list[str] = []
+        self.unknown_settings: list[str] = []
         """Configured values that the cloud does not know, one line each."""
 
     @property
@@ -39,11 +39,11 @@ class OfferFilter:
         elif self._asked(offer):
             self.offers.append(offer)
 
-    def ask_back(self, cloud: str, regions: Iterable[str]) -> None:
+    def report_unknown_regions(self, cloud: str, regions: Iterable[str]) -> None:
         """Report configured regions without offers, and count them as dropped rows. `regions`: see `unsold_regions`."""
         for region in regions:
             line = f"of providers.{cloud}.regions is not there now: {region}"
-            self.strange.append(line)
+            self.unknown_settings.append(line)
             self.drop(line)
 
     def drop(self, why: str) -> None:

@@ -92,17 +92,17 @@ class LambdaCloud:
         self._env, self._home = env, home
         self._apis: dict[str, Rest] = {}
 
-    async def rows(self, sieve: OfferFilter) -> None:
+    async def rows(self, offer_filter: OfferFilter) -> None:
         known = set(REGIONS)
         for kind in _instance_types(await self._call("GET", "/instance-types")):
             try:
                 known.update(region["name"] for region in kind["regions_with_capacity_available"])
-                self._add_offers(kind, sieve)
+                self._add_offers(kind, offer_filter)
             except _UNREADABLE:
-                sieve.drop("unreadable")
-        sieve.ask_back("lambda", unsold_regions(self._config.regions, known))
+                offer_filter.drop("unreadable")
+        offer_filter.report_unknown_regions("lambda", unsold_regions(self._config.regions, known))
 
-    def _add_offers(self, kind: Mapping[str, Any], sieve: OfferFilter) -> None:
+    def _add_offers(self, kind: Mapping[str, Any], offer_filter: OfferFilter) -> None:
         """Add an offer for each region that has capacity for the instance type."""
         regions = [region["name"] for region in kind["regions_with_capacity_available"]]
         if self._config.regions:
@@ -111,11 +111,11 @@ class LambdaCloud:
         if not regions:
             return
         if not machine["specs"].get("gpus"):
-            return sieve.drop("no GPU")
+            return offer_filter.drop("no GPU")
         if _ARM.search(_gpu(machine)):
-            return sieve.drop("ARM processor: the image is for x86-64")
+            return offer_filter.drop("ARM processor: the image is for x86-64")
         for region in regions:
-            sieve.add(self._offer_in(machine, region))
+            offer_filter.add(self._offer_in(machine, region))
 
     def _offer_in(self, machine: Mapping[str, Any], region: str) -> Offer:
         specs, price = machine["specs"], _price(machine)
@@ -212,7 +212,7 @@ class LambdaCloud:
             instance_type=offer.instance_type,
             use_spot=False,
             catalog={"lambda/vms.csv": [row]},
-            apart_s=LAUNCH_INTERVAL_S,
+            launch_interval_s=LAUNCH_INTERVAL_S,
         )
 
     async def confirm(self, handle: Handle, purchase: Purchase) -> None:

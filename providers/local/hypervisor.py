@@ -70,7 +70,7 @@ def _run(folder: Path, plan: HypervisorPlan) -> str:
             woken = signal.sigtimedwait(_WAKE, max(0.0, min(due) - now) if due else 3600.0)
             if woken is not None and woken.si_signo == signal.SIGTERM:
                 reason = "switched off"
-    _take_away(agent)
+    _kill_all(agent)
     return reason
 
 
@@ -103,7 +103,7 @@ def _reap(agent: int) -> int | None:
     return newest
 
 
-def _take_away(agent: int) -> None:
+def _kill_all(agent: int) -> None:
     """Send SIGKILL to the agent's process group, then to all descendants that have left the group.
 
     This process is a subreaper, so each orphan is a descendant of it.

@@ -62,7 +62,7 @@ class LocalProvider:
         self._state = state
         self._clock = clock
         self._launchers = LauncherLocks(state / "launchers")
-        self._body = ProcessBackend(
+        self._backend = ProcessBackend(
             state / "instances", provider=NAME, installation=installation, argv=argv, capacity=1
         )
         self._detect = detect
@@ -110,15 +110,15 @@ class LocalProvider:
             name=name, provider=NAME, region=REGION, accelerator=offer.accelerator, gpus=offer.gpus, spot=False
         )
         with self._launchers.creating(name):
-            return [await self._body.start(machine, boot)]
+            return [await self._backend.start(machine, boot)]
 
     async def list(self) -> Sequence[Observed]:
-        return await self._body.machines()
+        return await self._backend.machines()
 
     async def destroy(self, handle: Handle) -> None:
         if handle.provider != NAME or attempt_of(self._installation, handle.name) is None:
             raise Rejected(f"{handle.name} at {handle.provider} is not a machine of installation {self._installation}")
-        await self._body.destroy(handle.name)
+        await self._backend.destroy(handle.name)
 
     async def confirm(self, handles: Sequence[Handle], offer: Offer, boot: BootSpec) -> None:
         """Do nothing: the listing has all facts about the machine."""
@@ -127,13 +127,13 @@ class LocalProvider:
         """Do nothing: a create is too short to be cancelled."""
 
     async def reach(self, handle: Handle, command: Sequence[str], *, tty: bool) -> Sequence[str]:
-        return self._body.reach(handle.name, command)
+        return self._backend.reach(handle.name, command)
 
     async def check(self) -> str | None:
         return None
 
     async def close(self) -> None:
-        await self._body.close()
+        await self._backend.close()
         self._launchers.close()
 
     async def _offer(self) -> Offer:
@@ -142,7 +142,7 @@ class LocalProvider:
         gpus = await asyncio.shield(self._gpus)
         same = list(itertools.takewhile(lambda gpu: gpu == gpus[0], gpus))
         ram = psutil.virtual_memory().total
-        busy = any(observed.state is not InstanceState.GONE for observed in await self._body.machines())
+        busy = any(observed.state is not InstanceState.GONE for observed in await self._backend.machines())
         accelerator = same[0].accelerator if same else "cpu"
         kind = f"{len(same)}x-{accelerator}" if same else accelerator
         return Offer(

@@ -70,16 +70,16 @@ class RunpodMarket:
         self._regions, self._community = regions, community
         self._counts, self._restart_s = counts, restart_s
 
-    async def fill(self, sieve: OfferFilter) -> None:
-        """Add every offer to `sieve`. Raises the errors of `ask`."""
-        locations = await self._locations(sieve)
+    async def fill(self, offer_filter: OfferFilter) -> None:
+        """Add every offer to `offer_filter`. Raises the errors of `ask`."""
+        locations = await self._locations(offer_filter)
         for start in range(0, len(locations), PRICES_PER_QUERY):
             part = locations[start : start + PRICES_PER_QUERY]
             answer = await self._ask(_prices_query(part))
             for number, location in enumerate(part):
-                self._add(sieve, location, _price_of(answer, number, location))
+                self._add(offer_filter, location, _price_of(answer, number, location))
 
-    async def _locations(self, sieve: OfferFilter) -> list[_GpuLocation]:
+    async def _locations(self, offer_filter: OfferFilter) -> list[_GpuLocation]:
         tiers = (("s", True), ("c", False)) if self._community else (("s", True),)
         prices = "\n".join(
             f"{tier}{n}: lowestPrice(input: {{ gpuCount: {n}, secureCloud: {str(secure).lower()} }}) {_PRICE}"
@@ -97,8 +97,8 @@ class RunpodMarket:
                 "c": [(COMMUNITY_ZONE, code) for code in answer.get("countryCodes") or ()],
             }
             known = {country(centre["id"]) for centre in answer["dataCenters"]} | {code for _, code in locations["c"]}
-            sieve.ask_back("runpod", unsold_regions(self._regions, known))
-            types = [gpu for gpu in answer["gpuTypes"] if self._has_sky_name(gpu, sieve)]
+            offer_filter.report_unknown_regions("runpod", unsold_regions(self._regions, known))
+            types = [gpu for gpu in answer["gpuTypes"] if self._has_sky_name(gpu, offer_filter)]
             return [
                 _GpuLocation(gpu=gpu, count=n, secure=secure, zone=zone, region=region)
                 for gpu in types
@@ -111,12 +111,12 @@ class RunpodMarket:
         except (AttributeError, KeyError, TypeError) as e:
             raise OutcomeUnknown(f"RunPod: the list of GPU types cannot be read: {e!r}") from None
 
-    def _has_sky_name(self, gpu: Mapping[str, Any], sieve: OfferFilter) -> bool:
+    def _has_sky_name(self, gpu: Mapping[str, Any], offer_filter: OfferFilter) -> bool:
         if gpu["id"] not in SKY_NAMES:
-            sieve.drop("SkyPilot has no name for the GPU")
+            offer_filter.drop("SkyPilot has no name for the GPU")
         return gpu["id"] in SKY_NAMES
 
-    def _add(self, sieve: OfferFilter, location: _GpuLocation, price: Any) -> None:
+    def _add(self, offer_filter: OfferFilter, location: _GpuLocation, price: Any) -> None:
         """Add the on-demand and the spot offer of one location, if they exist."""
         if not _has_price(price):
             return
@@ -124,7 +124,7 @@ class RunpodMarket:
             on_demand_per_gpu = _money(price["uninterruptablePrice"])
             floor = _money(price["minimumBidPrice"])
             if on_demand_per_gpu is not None:
-                sieve.add(
+                offer_filter.add(
                     self._offer(
                         location, price, per_gpu=on_demand_per_gpu, on_demand_per_gpu=on_demand_per_gpu, spot=False
                     )
@@ -136,9 +136,11 @@ class RunpodMarket:
                     if on_demand_per_gpu is not None and floor > on_demand_per_gpu
                     else bid(floor, on_demand_per_gpu, self._restart_s)
                 )
-                sieve.add(self._offer(location, price, per_gpu=offered, on_demand_per_gpu=on_demand_per_gpu, spot=True))
+                offer_filter.add(
+                    self._offer(location, price, per_gpu=offered, on_demand_per_gpu=on_demand_per_gpu, spot=True)
+                )
         except (KeyError, TypeError, ValueError, ArithmeticError):
-            sieve.drop("unreadable")
+            offer_filter.drop("unreadable")
 
     def _offer(
         self,

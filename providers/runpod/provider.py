@@ -100,8 +100,8 @@ class RunpodCloud:
             counts=config.gpu_counts, restart_s=config.restart_s,
         )  # fmt: skip
 
-    async def rows(self, sieve: OfferFilter) -> None:
-        await self._market.fill(sieve)
+    async def rows(self, offer_filter: OfferFilter) -> None:
+        await self._market.fill(offer_filter)
 
     async def list(self) -> Sequence[Observed]:
         """List the installation's pods. Raises OutcomeUnknown for an unreadable pod, because it would seem absent."""

@@ -42,10 +42,10 @@ class SimulatedProvider:
     name = NAME
 
     def __init__(
-        self, config: SimulatedConfig, body: MachineBackend, *, installation: Installation, state: Path, clock: Clock
+        self, config: SimulatedConfig, backend: MachineBackend, *, installation: Installation, state: Path, clock: Clock
     ) -> None:
         self._config = config
-        self._body = body
+        self._backend = backend
         self._installation = installation
         self._clock = clock
         self._launchers = LauncherLocks(state / "launchers")
@@ -79,7 +79,7 @@ class SimulatedProvider:
         return {}
 
     async def offers(self, ask: GpuAsk) -> Sequence[Offer]:
-        self._stumble("offers")
+        self._maybe_fail("offers")
         return offers(self._config, ask, self._clock.now(), cores=self._cores)
 
     def launcher_id(self) -> str:
@@ -93,7 +93,7 @@ class SimulatedProvider:
             raise Rejected(f"{name} is not a name of installation {self._installation}")
         if boot.nodes != 1:
             raise Rejected(f"{boot.nodes} nodes: a simulated machine stands alone; ask for 1")
-        self._stumble("create", name)
+        self._maybe_fail("create", name)
         faults = self._config.faults
         if self._hits(faults.no_capacity, "no capacity", name) or (name not in self._sold and self._full(offer.id)):
             raise NoCapacity(f"{offer.id} is sold out")
@@ -107,9 +107,9 @@ class SimulatedProvider:
         return [handle]
 
     async def list(self) -> Sequence[Observed]:
-        self._stumble("list")
+        self._maybe_fail("list")
         now = self._clock.monotonic()
-        visible = [o for o in await self._body.machines() if now >= self._lag.hidden.get(o.handle.name, -math.inf)]
+        visible = [o for o in await self._backend.machines() if now >= self._lag.hidden.get(o.handle.name, -math.inf)]
         names = {o.handle.name for o in visible}
         self._lag.ghosts = {name: ghost for name, ghost in self._lag.ghosts.items() if now < ghost[1]}
         return visible + [ghost for name, (ghost, _) in self._lag.ghosts.items() if name not in names]
@@ -117,16 +117,16 @@ class SimulatedProvider:
     async def destroy(self, handle: Handle) -> None:
         if handle.provider != self.name or attempt_of(self._installation, handle.name) is None:
             raise Rejected(f"{handle.name} at {handle.provider} is not a machine of installation {self._installation}")
-        self._stumble("destroy", handle.name)
+        self._maybe_fail("destroy", handle.name)
         if self._config.faults.list_lag_s:
-            for observed in await self._body.machines():
+            for observed in await self._backend.machines():
                 if observed.handle.name == handle.name and observed.state is not InstanceState.GONE:
                     ghost = replace(observed, state=InstanceState.RUNNING)
                     self._lag.ghosts[handle.name] = (ghost, self._clock.monotonic() + self._lag_s("ghost", handle.name))
         if (offer_id := self._sold.pop(handle.name, None)) is not None:
             self._live[offer_id] -= 1
         self._lag.hidden.pop(handle.name, None)
-        await self._body.destroy(handle.name)
+        await self._backend.destroy(handle.name)
 
     async def confirm(self, handles: Sequence[Handle], offer: Offer, boot: BootSpec) -> None:
         """Do nothing: the listing has all facts about the machine."""
@@ -135,7 +135,7 @@ class SimulatedProvider:
         """Do nothing: a create is too short to be cancelled."""
 
     async def reach(self, handle: Handle, command: Sequence[str], *, tty: bool) -> Sequence[str]:
-        return self._body.reach(handle.name, command)
+        return self._backend.reach(handle.name, command)
 
     async def check(self) -> str | None:
         return None
@@ -144,7 +144,7 @@ class SimulatedProvider:
         for task in self._late:
             task.cancel()
         await asyncio.gather(*self._late, return_exceptions=True)
-        await self._body.close()
+        await self._backend.close()
         self._launchers.close()
 
     async def _create(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Handle:
@@ -164,7 +164,7 @@ class SimulatedProvider:
             lifetime_s=self._lifetimes.of(name, offer),
             notice_s=self._config.notice_s,
         )
-        return await self._body.start(machine, boot)
+        return await self._backend.start(machine, boot)
 
     def _create_late(self, name: InstanceName, offer: Offer, boot: BootSpec) -> None:
         """Create the machine `lying_delay_s` after the caller's time-out. The launcher counts as ALIVE meanwhile."""
@@ -183,7 +183,7 @@ class SimulatedProvider:
     def _full(self, offer_id: str) -> bool:
         return self._live[offer_id] >= self._config.capacity
 
-    def _stumble(self, call: str, *purpose: str) -> None:
+    def _maybe_fail(self, call: str, *purpose: str) -> None:
         if self._hits(self._config.faults.throttled, "429", call, *purpose):
             raise Throttled(f"{call}: 429 too many requests", after_s=1.0)
         if self._hits(self._config.faults.server_error, "5xx", call, *purpose):

@@ -46,7 +46,7 @@ class RunningServer:
     id: str
     port: int
     keeper: int
-    """Process id of the server's keeper; 0 before the keeper has started."""
+    """Process id of the server's supervisor; 0 before the supervisor has started."""
     token: str = field(repr=False)
     fingerprint: str
     """Digest of versions, settings and environment. A server with another fingerprint is not adopted."""
@@ -150,12 +150,12 @@ class SkyServer:
         return self._api
 
     async def _answers(self, timeout_s: float) -> bool:
-        """Wait until the server is healthy and return True; return False after `timeout_s` or once its keeper ended.
+        """Wait until the server is healthy and return True; return False after `timeout_s` or if its supervisor ended.
 
         Raises Rejected for another version of SkyPilot.
         """
         deadline = time.monotonic() + timeout_s
-        while self._running is not None and self._keeper_lives(self._running):
+        while self._running is not None and self._supervisor_runs(self._running):
             if await self.api().is_healthy():
                 return True
             if time.monotonic() > deadline:
@@ -172,7 +172,7 @@ class SkyServer:
         """End a server with another fingerprint after its launches have ended, or after `launch_s`."""
         while (former := self._former) is not None:
             is_late = self.adopted_at is None or time.monotonic() > self.adopted_at + self._launch_s
-            if is_late or not self._keeper_lives(former) or not await self._is_launching():
+            if is_late or not self._supervisor_runs(former) or not await self._is_launching():
                 await asyncio.to_thread(self._terminate, former)
                 await self._forget()
             else:
@@ -268,19 +268,19 @@ class SkyServer:
         """End a server and all processes that it started. Raises OutcomeUnknown if a process does not end."""
         if running is None:
             return
-        if self._keeper_lives(running):
+        if self._supervisor_runs(running):
             with suppress(ProcessLookupError):
                 os.kill(running.keeper, signal.SIGTERM)
             deadline = time.monotonic() + KILL_S
-            while self._keeper_lives(running) and time.monotonic() < deadline:
+            while self._supervisor_runs(running) and time.monotonic() < deadline:
                 time.sleep(0.05)
         kill_all(running.id)
         if self._child is not None:
             self._child.wait(KILL_S)
             self._child = None
 
-    def _keeper_lives(self, running: RunningServer) -> bool:
-        """Return True if the server's keeper runs. Without a keeper the server is ending or has ended."""
+    def _supervisor_runs(self, running: RunningServer) -> bool:
+        """Return True if the server's supervisor runs. Without a supervisor the server is ending or has ended."""
         if self._child is not None and self._child.pid == running.keeper:
             return self._child.poll() is None
         return mark_of(running.keeper) == running.id

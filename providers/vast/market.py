@@ -80,8 +80,8 @@ class VastMarket:
             query["verified"] = {"eq": True}
         return query
 
-    async def fill(self, sieve: OfferFilter, asks: Sequence[Any]) -> None:
-        """Add the offers of all asks to `sieve`; duplicate asks are ignored."""
+    async def fill(self, offer_filter: OfferFilter, asks: Sequence[Any]) -> None:
+        """Add the offers of all asks to `offer_filter`; duplicate asks are ignored."""
         now = self._clock.now()
         ask_ids: set[int] = set()
         countries: set[str] = set()
@@ -92,27 +92,27 @@ class VastMarket:
                         ask_ids.add(ask["id"])
                         if (region := country(ask.get("geolocation"))) is not None:
                             countries.add(region)
-                        self._add(sieve, ask, now)
+                        self._add(offer_filter, ask, now)
                 except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError):
-                    sieve.drop("unreadable")
+                    offer_filter.drop("unreadable")
             await asyncio.sleep(0)
-        sieve.ask_back("vast", unsold_regions(self._filter.regions, countries))
+        offer_filter.report_unknown_regions("vast", unsold_regions(self._filter.regions, countries))
 
-    def _add(self, sieve: OfferFilter, ask: Mapping[str, Any], now: datetime) -> None:
+    def _add(self, offer_filter: OfferFilter, ask: Mapping[str, Any], now: datetime) -> None:
         region = country(ask["geolocation"])
         if (why := self._drop_reason(ask, region)) is not None:
-            return sieve.drop(why)
+            return offer_filter.drop(why)
         assert region is not None
         if self._filter.regions and region not in self._filter.regions:
             return
         disk = _disk_usd_per_hour(ask)
         on_demand = Decimal(str(ask["dph_base"]))
         ask_offers = _AskOffers(ask, region, disk, on_demand, now)
-        sieve.add(ask_offers.offer(on_demand, spot=False))
+        offer_filter.add(ask_offers.offer(on_demand, spot=False))
         if ask.get("min_bid") is not None:
             # A minimum bid above the on-demand price is not changed, so that the offer filter drops the row.
             floor = Decimal(str(ask["min_bid"]))
-            sieve.add(
+            offer_filter.add(
                 ask_offers.offer(
                     floor if floor > on_demand else bid(floor, on_demand, self._filter.restart_s), spot=True
                 )

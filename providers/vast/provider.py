@@ -95,13 +95,13 @@ class VastCloud:
         )  # fmt: skip
         self._market = VastMarket(ask_filter, clock)
 
-    async def rows(self, sieve: OfferFilter) -> None:
-        """Add the offers of one search to `sieve`; after a truncated answer, also of one search per GPU in `GPUS`."""
+    async def rows(self, offer_filter: OfferFilter) -> None:
+        """Add the offers of one search; after a truncated answer, also of one search per GPU in `GPUS`."""
         asks = await self._search(self._market.query())
         if len(asks) == TRUNCATED_AT:
             for gpu in GPUS:
                 asks += await self._search(self._market.query(gpu))
-        await self._market.fill(sieve, asks)
+        await self._market.fill(offer_filter, asks)
 
     async def _search(self, query: Mapping[str, Any]) -> list[Any]:
         offers = (await self._ask("POST", "/api/v0/bundles/", query)).get("offers")

@@ -59,9 +59,9 @@ async def vast(clouds: Clouds, tmp_path: Path) -> AsyncIterator[VastCloud]:
 
 
 async def offers(cloud: Any, **ask: Any) -> tuple[list[Offer], dict[str, int]]:
-    sieve = OfferFilter(GpuAsk(**ask))
-    await cloud.rows(sieve)
-    return sorted(sieve.offers, key=lambda o: o.usd_per_hour / o.gpus), dict(sieve.dropped)
+    offer_filter = OfferFilter(GpuAsk(**ask))
+    await cloud.rows(offer_filter)
+    return sorted(offer_filter.offers, key=lambda o: o.usd_per_hour / o.gpus), dict(offer_filter.dropped)
 
 
 async def seen(cloud: Any, state: InstanceState) -> Observed:

@@ -253,12 +253,14 @@ async def test_what_a_killed_keeper_left_behind_is_reaped_before_the_next_start(
     sky = opened(state)
     await sky.warm()
     died, left = sky.id, set(processes(state))
-    [keeper] = [p for p in processes(state).values() if SUPERVISOR in p.cmdline()]
-    workers = [p for p in processes(state).values() if p.pid != keeper.pid and "sky.server.server" not in p.cmdline()]
+    [supervisor] = [p for p in processes(state).values() if SUPERVISOR in p.cmdline()]
+    workers = [
+        p for p in processes(state).values() if p.pid != supervisor.pid and "sky.server.server" not in p.cmdline()
+    ]
     for worker in workers:
         worker.suspend()  # so that they cannot end by themselves
-    keeper.send_signal(signal.SIGKILL)
-    await until(lambda: not psutil.pid_exists(keeper.pid) or keeper.status() == psutil.STATUS_ZOMBIE)
+    supervisor.send_signal(signal.SIGKILL)
+    await until(lambda: not psutil.pid_exists(supervisor.pid) or supervisor.status() == psutil.STATUS_ZOMBIE)
     assert set(processes(state)) & {w.pid for w in workers}
     assert await sky.liveness(died, NAME) is Liveness.UNKNOWN, "its workers could still create"
     await sky.warm()

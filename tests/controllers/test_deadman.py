@@ -58,7 +58,7 @@ async def left_alone(state: Path, count: int, **wanted: Any) -> tuple[VirtualTim
     rig.limits = rig.limits.model_copy(update={"deadman_s": DEADMAN_S})
     agents = Agents(rig.blobs, rig.clock, CONFIG.virtual)
     agents.switches = {}
-    rig.body = rig.provider._body = agents
+    rig.body = rig.provider._backend = agents
     await rig.market.step()
     first = asyncio.create_task(rig.fleet("first").run())
     jobs = [await rig.submit(**wanted) for _ in range(count)]
@@ -139,7 +139,7 @@ def test_a_broker_that_is_frozen_for_hours_looks_before_it_charges(tmp_path: Pat
     async def story() -> None:
         rig, awake = VirtualTimeRig(store=MemoryStore(LoopClock()), config=CONFIG, state=tmp_path), asyncio.Event()
         rig.limits = rig.limits.model_copy(update={"deadman_s": DEADMAN_S})
-        rig.body = rig.provider._body = Agents(rig.blobs, rig.clock, CONFIG.virtual)
+        rig.body = rig.provider._backend = Agents(rig.blobs, rig.clock, CONFIG.virtual)
         rig.body.switches = {}
         listing = rig.provider.list
 

@@ -77,7 +77,7 @@ class Yard:
         return attempt.id
 
     async def standing(self, cloud: str = "one") -> list[str]:
-        return [o.handle.name for o in await self.clouds[cloud]._body.machines() if o.state.value != "gone"]
+        return [o.handle.name for o in await self.clouds[cloud]._backend.machines() if o.state.value != "gone"]
 
     async def sweeps(self, sweep: Sweep, for_s: float) -> None:
         clock, until = self.context.clock, self.context.clock.monotonic() + for_s

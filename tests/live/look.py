@@ -70,9 +70,9 @@ async def look(cloud: str, endpoint: str | None, env: Mapping[str, str], home: P
         try:
             if (problem := await native.check()) is not None:
                 found.notes.append(problem)
-            sieve = OfferFilter(GpuAsk())
-            await native.rows(sieve)
-            found.offers, found.dropped = len(sieve.offers), sieve.dropped
+            offer_filter = OfferFilter(GpuAsk())
+            await native.rows(offer_filter)
+            found.offers, found.dropped = len(offer_filter.offers), offer_filter.dropped
             found.machines = len(await native.list())
         except ProviderError as e:
             found.error = str(e)

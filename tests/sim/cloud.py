@@ -176,7 +176,7 @@ class DrawnCloud(SimulatedCloud):
 
     def standing(self) -> tuple[str, ...]:
         """Ids of all machines of ours that bill."""
-        body = self._body
+        body = self._backend
         assert isinstance(body, Body)
         return (*body.standing(), *self.extra)
 

@@ -1,9 +1,9 @@
-"""Keeper process of one SkyPilot API server: `python -m gpubroker_skypilot.server_supervisor LOCK_FD PORT LOG`.
+"""Supervisor process of one SkyPilot API server: `python -m gpubroker_skypilot.server_supervisor LOCK_FD PORT LOG`.
 
-The keeper starts the server, reaps its orphaned processes, and exits with the server. At its exit it kills all
+The supervisor starts the server, reaps its orphaned processes, and exits with the server. At its exit it kills all
 remaining processes, because workers of a dead server would finish launches that no daemon tracks.
 LOCK_FD is the server's lock file, on which each process of the server holds a shared flock. LOG is the file that all
-processes print to; the keeper limits its size. The keeper outlives the daemon.
+processes print to; the supervisor limits its size. The supervisor outlives the daemon.
 """
 
 import ctypes
@@ -52,12 +52,12 @@ def rotate(log: Path) -> None:
 
 
 def _start(port: str) -> int:
-    keeper = os.getpid()
+    supervisor = os.getpid()
 
     def in_child() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAKE)
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != keeper:  # the keeper died before the prctl call took effect
+        if os.getppid() != supervisor:  # the supervisor died before the prctl call took effect
             os._exit(1)
 
     argv = [sys.executable, "-m", "sky.server.server", "--host", "127.0.0.1", "--port", port]
@@ -75,8 +75,8 @@ def _reap(server: int) -> bool:
 
 def _kill_descendants() -> None:
     """Send SIGKILL to all descendants. This process is a subreaper, so each orphan is a descendant of it."""
-    keeper = psutil.Process()
-    while children := keeper.children(recursive=True):
+    supervisor = psutil.Process()
+    while children := supervisor.children(recursive=True):
         for child in children:
             with suppress(psutil.NoSuchProcess):
                 child.kill()

@@ -7,7 +7,7 @@ SKY_VERSION = "0.14.1"
 PACKAGE = "gpubroker_skypilot"
 """Name of this folder as a package in SkyPilot's environment."""
 PLUGIN, SUPERVISOR = f"{PACKAGE}.plugin.GpuBroker", f"{PACKAGE}.server_supervisor"
-"""Class of the plugin, and module of the server's keeper process."""
+"""Class of the plugin, and module of the server's supervisor process."""
 PLUGIN_FILES = {
     path.name: path.read_bytes()
     for path in sorted(files(__name__.rpartition(".")[0]).iterdir(), key=lambda path: path.name)

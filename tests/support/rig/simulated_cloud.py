@@ -55,8 +55,8 @@ class SimulatedCloud(SimulatedProvider):
 
     @property
     def backend(self) -> VirtualBackend:
-        assert isinstance(self._body, VirtualBackend)
-        return self._body
+        assert isinstance(self._backend, VirtualBackend)
+        return self._backend
 
     @property
     def created(self) -> list[str]:

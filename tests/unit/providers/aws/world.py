@@ -65,6 +65,6 @@ def handle(machine: str, region: str = EAST) -> Handle:
 
 
 async def offers(cloud: AwsCloud) -> tuple[dict[str, Offer], dict[str, int]]:
-    sieve = OfferFilter(GpuAsk())
-    await cloud.rows(sieve)
-    return {offer.id: offer for offer in sieve.offers}, dict(sieve.dropped)
+    offer_filter = OfferFilter(GpuAsk())
+    await cloud.rows(offer_filter)
+    return {offer.id: offer for offer in offer_filter.offers}, dict(offer_filter.dropped)

@@ -58,8 +58,8 @@ class Paper:
     identified: int = 0
     missing: list[str] = field(default_factory=list)
 
-    async def rows(self, sieve: OfferFilter) -> None:
-        sieve.ask_back(self.name, self.missing)
+    async def rows(self, offer_filter: OfferFilter) -> None:
+        offer_filter.report_unknown_regions(self.name, self.missing)
 
     async def list(self) -> Sequence[Observed]:
         if self.listings and (error := self.listings.pop(0)) is not None:

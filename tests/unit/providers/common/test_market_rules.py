@@ -32,12 +32,12 @@ OFFER = Offer(
     ],
 )
 def test_untrue_rows_are_counted(changes: dict[str, Any], why: str) -> None:
-    sieve = OfferFilter(GpuAsk())
-    sieve.add(OFFER)
+    offer_filter = OfferFilter(GpuAsk())
+    offer_filter.add(OFFER)
     for _ in range(2):
-        sieve.add(replace(OFFER, **changes))
-    assert sieve.offers == [OFFER]
-    assert sieve.dropped == {why: 2}
+        offer_filter.add(replace(OFFER, **changes))
+    assert offer_filter.offers == [OFFER]
+    assert offer_filter.dropped == {why: 2}
 
 
 @pytest.mark.parametrize(
@@ -45,15 +45,15 @@ def test_untrue_rows_are_counted(changes: dict[str, Any], why: str) -> None:
     [("h100-nvl", 94), ("h100-nvl", 100.5), ("h200-sxm", 141), ("b200", 192.3), ("rtx4090", 25.8), ("rtx4090", 51.5)],
 )
 def test_both_readings_of_a_gigabyte_pass(accelerator: str, gb: float) -> None:
-    sieve = OfferFilter(GpuAsk())
-    sieve.add(replace(OFFER, accelerator=accelerator, gpu_memory_bytes=int(gb * 10**9)))
-    assert len(sieve.offers) == 1
+    offer_filter = OfferFilter(GpuAsk())
+    offer_filter.add(replace(OFFER, accelerator=accelerator, gpu_memory_bytes=int(gb * 10**9)))
+    assert len(offer_filter.offers) == 1
 
 
 def test_spot_without_a_known_on_demand_price_passes() -> None:
-    sieve = OfferFilter(GpuAsk())
-    sieve.add(replace(OFFER, spot=True, on_demand_usd_per_hour=None))
-    assert len(sieve.offers) == 1
+    offer_filter = OfferFilter(GpuAsk())
+    offer_filter.add(replace(OFFER, spot=True, on_demand_usd_per_hour=None))
+    assert len(offer_filter.offers) == 1
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,6 @@ def test_spot_without_a_known_on_demand_price_passes() -> None:
     ],
 )
 def test_only_what_was_asked_for(ask: GpuAsk, kept: bool) -> None:
-    sieve = OfferFilter(ask)
-    sieve.add(OFFER)
-    assert (len(sieve.offers), sieve.dropped) == (int(kept), {})
+    offer_filter = OfferFilter(ask)
+    offer_filter.add(OFFER)
+    assert (len(offer_filter.offers), offer_filter.dropped) == (int(kept), {})

@@ -108,9 +108,9 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def offers(cloud: LambdaCloud) -> tuple[dict[str, Offer], dict[str, int]]:
-    sieve = OfferFilter(GpuAsk())
-    await cloud.rows(sieve)
-    return {offer.id: offer for offer in sieve.offers}, dict(sieve.dropped)
+    offer_filter = OfferFilter(GpuAsk())
+    await cloud.rows(offer_filter)
+    return {offer.id: offer for offer in offer_filter.offers}, dict(offer_filter.dropped)
 
 
 async def test_a_type_is_sold_in_each_region_that_has_it(world: World) -> None:
@@ -236,7 +236,7 @@ async def test_a_purchase_pins_the_type_in_skypilots_catalog(world: World) -> No
     (offer,) = found.values()
     bought = cloud.purchase(offer, BootSpec())
     assert (bought.cloud, bought.region, bought.instance_type) == ("lambda", "us-east-1", "gpu_8x_h100_sxm5")
-    assert (bought.use_spot, bought.apart_s, bought.network_tier) == (False, LAUNCH_INTERVAL_S, None)
+    assert (bought.use_spot, bought.launch_interval_s, bought.network_tier) == (False, LAUNCH_INTERVAL_S, None)
     (row,) = bought.catalog["lambda/vms.csv"]
     assert (row["InstanceType"], row["Region"], row["Price"]) == ("gpu_8x_h100_sxm5", "us-east-1", "23.920000")
     assert (row["AcceleratorName"], row["AcceleratorCount"]) == ("H100-SXM", "8.0")

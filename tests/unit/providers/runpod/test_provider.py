@@ -91,9 +91,9 @@ class Shop:
         return cloud
 
     async def offers(self, **config: Any) -> tuple[dict[str, Offer], dict[str, int]]:
-        sieve = OfferFilter(GpuAsk())
-        await self.cloud(**config).rows(sieve)
-        return {offer.id: offer for offer in sieve.offers}, dict(sieve.dropped)
+        offer_filter = OfferFilter(GpuAsk())
+        await self.cloud(**config).rows(offer_filter)
+        return {offer.id: offer for offer in offer_filter.offers}, dict(offer_filter.dropped)
 
 
 @pytest.fixture

@@ -64,9 +64,9 @@ class World:
 
     async def offers(self, *asks: Any, want: GpuAsk | None = None, **config: Any) -> tuple[list[Offer], dict[str, int]]:
         self.api.routes[BUNDLES] = lambda body, query: {"offers": list(asks)}
-        sieve = OfferFilter(want or GpuAsk())
-        await self.cloud(**config).rows(sieve)
-        return sieve.offers, dict(sieve.dropped)
+        offer_filter = OfferFilter(want or GpuAsk())
+        await self.cloud(**config).rows(offer_filter)
+        return offer_filter.offers, dict(offer_filter.dropped)
 
     def listing(self, *machines: Any, **page: Any) -> None:
         self.api.routes[INSTANCES] = lambda body, query: {"instances": list(machines), **page}
@@ -122,10 +122,10 @@ async def test_an_answer_that_was_cut_off_is_followed_by_searches_for_each_gpu(w
         return {"offers": [row for row in market if name in (None, row["gpu_name"])][:64]}
 
     world.api.routes[BUNDLES] = search
-    sieve = OfferFilter(GpuAsk())
-    await world.cloud().rows(sieve)
-    assert {o.accelerator for o in sieve.offers} == {"rtx4090", "h100-sxm"}
-    assert len({o.id for o in sieve.offers}) == len(sieve.offers) == 65
+    offer_filter = OfferFilter(GpuAsk())
+    await world.cloud().rows(offer_filter)
+    assert {o.accelerator for o in offer_filter.offers} == {"rtx4090", "h100-sxm"}
+    assert len({o.id for o in offer_filter.offers}) == len(offer_filter.offers) == 65
     market[:] = market[:63]
     world.api.asked.clear()
     await world.cloud().rows(OfferFilter(GpuAsk()))
@@ -388,7 +388,7 @@ async def test_a_new_key_is_taken_up(world: World) -> None:
 
 async def test_reading_five_thousand_asks_lets_others_in(world: World) -> None:
     rows = [ask(id=n, machine_id=n // 4, dph_base=0.3 + n / 10_000) for n in range(5000)]
-    market, sieve = world.cloud()._market, OfferFilter(GpuAsk())
+    market, offer_filter = world.cloud()._market, OfferFilter(GpuAsk())
     turns = 0
 
     async def others() -> None:
@@ -398,7 +398,7 @@ async def test_reading_five_thousand_asks_lets_others_in(world: World) -> None:
             await asyncio.sleep(0)
 
     beside = asyncio.create_task(others())
-    await market.fill(sieve, rows)
+    await market.fill(offer_filter, rows)
     beside.cancel()
-    assert len(sieve.offers) == 10_000
+    assert len(offer_filter.offers) == 10_000
     assert turns >= 10
