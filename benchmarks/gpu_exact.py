@@ -49,7 +49,7 @@ def warned() -> None:
 
 def insisted() -> None:
     exact.begin()
-    exact.insist()
+    exact.require()
 
 
 MODES: Mapping[str, Callable[[], None]] = {"any": any_kernel, "warn_only": warned, "exact": insisted}

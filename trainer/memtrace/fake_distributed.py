@@ -20,7 +20,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param_g
 from trainer.contract.documents import Parallelism
 from trainer.memtrace.storage_tracker import Storages
 from trainer.parallel.ddp import DataParallel, StableBucketDDP
-from trainer.parallel.fsdp import FullyShardedParallel, of
+from trainer.parallel.fsdp import FullyShardedParallel, build_arrangement
 
 META = torch.device("meta")
 WRAPPER = "torch.nn.parallel.distributed."
@@ -72,7 +72,7 @@ def arrangement(accelerator: accelerate.Accelerator, precision: str, *, divided:
     """Return the trainer's own arrangement over the existing processes."""
     parallelism = Parallelism(kind="fsdp" if divided else "ddp")
     if not meta:
-        return of(parallelism, accelerator, precision)
+        return build_arrangement(parallelism, accelerator, precision)
     return WeightlessFsdp(accelerator, parallelism, precision) if divided else SingleRank(accelerator)
 
 
