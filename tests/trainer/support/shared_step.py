@@ -30,7 +30,7 @@ def _watched(found: dict[str, int]) -> None:
 
     from trainer.memtrace.probe import Probe
 
-    step, warm = Probe._step, Probe.warm
+    step, warm = Probe.run_step, Probe.warm
 
     def twice(probe: Probe) -> None:
         warm(probe)
@@ -42,7 +42,7 @@ def _watched(found: dict[str, int]) -> None:
             step(probe)
         found["peak"] = before + allocated(seen.profiler.kineto_results.events())
 
-    Probe._step, Probe.warm = run, twice  # type: ignore[method-assign,assignment]
+    Probe.run_step, Probe.warm = run, twice  # type: ignore[method-assign,assignment]
 
 
 def _to_another(sent: Any) -> Any:
