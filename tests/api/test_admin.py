@@ -70,12 +70,12 @@ async def test_readyz_names_the_failing_part_and_tells_operators_why(
     monkeypatch.setattr(api.service.store, "ping", away)
     await api.service.blobs.delete(keys.BROKER_LEASE)
     for who in ({}, {"Authorization": "Bearer x"}, member):
-        told = await api.call("GET", "/readyz", who, 503)
-        assert told["detail"] == "not ready"
-        assert told["errors"] == [{"field": part, "message": "failing"} for part in ("database", "broker")]
+        readiness = await api.call("GET", "/readyz", who, 503)
+        assert readiness["detail"] == "not ready"
+        assert readiness["errors"] == [{"field": part, "message": "failing"} for part in ("database", "broker")]
     for who in (monitor, operator):
-        told = await api.call("GET", "/readyz", who, 503)
-        assert [problem["message"] for problem in told["errors"]] == [
+        readiness = await api.call("GET", "/readyz", who, 503)
+        assert [problem["message"] for problem in readiness["errors"]] == [
             why,
             "no broker has ever held the lease; start gpubroker serve",
         ]

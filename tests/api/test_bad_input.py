@@ -84,9 +84,9 @@ async def test_a_wrong_spec_is_refused(memory_api: Running, change: Change, fiel
     body = spec((await memory_api.upload(me))["ref"])
     change(body)
     refused = await memory_api.call("POST", "/v1/jobs", me, 422, json=body)
-    found = {e["field"]: e["message"] for e in refused["errors"]}
-    assert message in found[field]
-    assert "\n" not in found[field]
+    messages = {e["field"]: e["message"] for e in refused["errors"]}
+    assert message in messages[field]
+    assert "\n" not in messages[field]
     assert len(refused["errors"]) == 1
     assert (await memory_api.call("GET", "/v1/jobs", me, 200))["items"] == []
     assert await memory_api.service.blobs.list("jobs/") == []
@@ -195,16 +195,16 @@ NOWHERE = [
 ]
 
 
-@pytest.mark.parametrize(("method", "path", "told"), NOWHERE)
+@pytest.mark.parametrize(("method", "path", "expected_detail"), NOWHERE)
 async def test_what_is_not_there_names_the_command_that_lists_it(
-    memory_api: Running, method: str, path: str, told: str
+    memory_api: Running, method: str, path: str, expected_detail: str
 ) -> None:
     """The message names a command that exists. Every reader, over HTTP or gRPC, can use a command; only programs can
     use routes.
     """
     refused = await memory_api.call(method, path, await memory_api.token("ada", "admin", "manage", "submit"), 404)
-    assert refused["detail"] == told
-    command = re.findall(r"`gpubroker ([a-z ]+)`", told)[0]
+    assert refused["detail"] == expected_detail
+    command = re.findall(r"`gpubroker ([a-z ]+)`", expected_detail)[0]
     assert CliRunner().invoke(app, [*command.split(), "--help"]).exit_code == 0
 
 
@@ -227,9 +227,9 @@ def test_no_text_is_refused_by_a_pattern_that_people_would_have_to_read() -> Non
     models: list[type[BaseModel]] = [DaemonConfig]
     models += [model for one in operations for model in (one.body, one.query) if model is not None]
     names = [kind.json_schema() for one in operations for kind in one.params.values()]
-    found = {*patterns([model.model_json_schema() for model in models]), *patterns(names)}
-    assert len(found) > 10
-    assert not found - PATTERN_MESSAGES.keys()
+    used_patterns = {*patterns([model.model_json_schema() for model in models]), *patterns(names)}
+    assert len(used_patterns) > 10
+    assert not used_patterns - PATTERN_MESSAGES.keys()
 
 
 PROTOCOL: list[tuple[str, str, int, dict[str, Any]]] = [

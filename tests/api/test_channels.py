@@ -69,8 +69,8 @@ async def test_only_operators_create_installation_or_foreign_team_channels(api: 
     assert refused["errors"][0]["field"] == "team"
     await added(api, root, installation=True)
     await added(api, root, team="red")
-    found = (await api.call("GET", "/v1/channels", root, 200))["items"]
-    assert sorted((one["name"], one["team"] or "") for one in found) == [("hook", ""), ("hook", "red"), ("log", "")]
+    channels = (await api.call("GET", "/v1/channels", root, 200))["items"]
+    assert sorted((one["name"], one["team"] or "") for one in channels) == [("hook", ""), ("hook", "red"), ("log", "")]
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ async def test_a_test_is_a_real_signed_message(api: Running) -> None:
     ann = await api.token("ann", "manage")
     async with receiving(always(200)) as receiver:
         made = await added(api, ann, secrets={"url": f"http://127.0.0.1:{receiver.port}/in"})
-        told = await api.call("POST", f"/v1/channels/{made['id']}/test", ann, 200)
-    assert told["delivered"] is True
+        delivery = await api.call("POST", f"/v1/channels/{made['id']}/test", ann, 200)
+    assert delivery["delivered"] is True
     ((headers, body),) = receiver.got
     headers = {name.lower(): text for name, text in headers.items()}
     content = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body

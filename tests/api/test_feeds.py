@@ -35,10 +35,10 @@ class Stream:
         return {}
 
     async def rest(self) -> list[dict[str, str]]:
-        found = []
+        messages = []
         while message := await self.next():
-            found.append(message)
-        return found
+            messages.append(message)
+        return messages
 
 
 async def opened(api: Running, path: str, headers: Mapping[str, str]) -> Stream:
@@ -85,19 +85,19 @@ async def test_a_follower_that_comes_back_misses_and_repeats_nothing(api: Runnin
     job = await submitted(api, me)
     for i in range(6):
         await happens(api, job, f"test.{i}")
-    seen: list[str] = []
+    ids: list[str] = []
     last = ""
     for _ in range(3):
         stream = await opened(api, f"/v1/jobs/{job}/events", me | {"Last-Event-ID": last} if last else me)
         for _ in range(2):
             message = await stream.next()
-            seen.append(message["id"])
+            ids.append(message["id"])
             last = message["id"]
         stream.response.close()
     await happens(api, job, "job.failed", end=JobState.FAILED)
     stream = await opened(api, f"/v1/jobs/{job}/events?after={last}", me)
-    seen += [m["id"] for m in await stream.rest() if "id" in m]
-    assert seen == [str(i) for i in range(1, 9)]
+    ids += [m["id"] for m in await stream.rest() if "id" in m]
+    assert ids == [str(i) for i in range(1, 9)]
 
 
 async def test_a_wrong_position_is_refused(api: Running) -> None:

@@ -244,10 +244,10 @@ asyncio.run(main(Path(sys.argv[1])))
 def test_a_disk_that_fills_while_an_upload_comes_keeps_nothing_of_it(tmp_path: Path) -> None:
     script = f"mount -t tmpfs -o size=4m none {tmp_path} && exec {sys.executable} -c {shlex.quote(FILLS)} {tmp_path}"
     argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script]
-    found = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
-    if "permitted" in found.stderr or "denied" in found.stderr:
+    process = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    if "permitted" in process.stderr or "denied" in process.stderr:
         pytest.skip("no file system may be mounted here")
-    assert found.stdout == "StorageFull left []\n", found.stderr
+    assert process.stdout == "StorageFull left []\n", process.stderr
 
 
 async def test_a_script_runs_from_an_uploaded_archive(api: Running) -> None:

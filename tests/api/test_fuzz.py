@@ -33,9 +33,9 @@ async def made(postgres_dsn: str) -> AsyncIterator[World]:
     """Yield an installation; afterwards its server still serves, and has not grown."""
     process = psutil.Process()
     before = process.memory_info().rss
-    async with world(postgres_dsn) as found:
-        yield found
-        health = await health_pb2_grpc.HealthStub(found.servers.channel).Check(health_pb2.HealthCheckRequest())
+    async with world(postgres_dsn) as running_world:
+        yield running_world
+        health = await health_pb2_grpc.HealthStub(running_world.servers.channel).Check(health_pb2.HealthCheckRequest())
         assert health.status == health_pb2.HealthCheckResponse.SERVING
         assert process.memory_info().rss - before < GROWTH_BYTES
 
@@ -49,9 +49,9 @@ def test_every_operation_is_tried() -> None:
 @pytest.mark.parametrize("seed", [0, 3], ids=["admin", "not admin"])
 @pytest.mark.parametrize("group", OPERATIONS)
 async def test_every_operation_keeps_its_description(made: World, group: str, seed: int) -> None:
-    found = await http.fuzz(made, seed, EXAMPLES, only=OPERATIONS[group], phases="coverage,fuzzing")
-    assert found.good, found.report
-    assert found.cases
+    result = await http.fuzz(made, seed, EXAMPLES, only=OPERATIONS[group], phases="coverage,fuzzing")
+    assert result.good, result.report
+    assert result.cases
 
 
 @pytest.mark.parametrize("service", SERVICES)

@@ -89,8 +89,8 @@ async def test_lists_filter_by_label_state_and_time_and_turn_pages(api: Running)
     third = await api.call("GET", f"/v1/jobs?limit=2&cursor={second['next']}", me, 200)
     assert [j["id"] for page in (first, second, third) for j in page["items"]] == ids[::-1]
     assert third["next"] is None
-    found = await api.call("GET", "/v1/jobs?label=team:nlp&label=run:3", me, 200)
-    assert [j["name"] for j in found["items"]] == ["n3"]
+    page = await api.call("GET", "/v1/jobs?label=team:nlp&label=run:3", me, 200)
+    assert [j["name"] for j in page["items"]] == ["n3"]
     assert (await api.call("GET", "/v1/jobs?state=failed&state=active", me, 200))["items"] == []
     assert len((await api.call("GET", "/v1/jobs?state=queued", me, 200))["items"]) == 5
     assert (await api.call("GET", "/v1/jobs?until=2020-01-01T00:00:00Z", me, 200))["items"] == []

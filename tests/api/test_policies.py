@@ -28,8 +28,8 @@ async def test_a_policy_is_made_changed_listed_and_deleted(api: Running) -> None
     await api.call("DELETE", "/v1/policies/limits", bob, 403)
     await api.call("DELETE", "/v1/policies/limits", mia, 204)
     await api.call("DELETE", "/v1/policies/limits", mia, 404)
-    told = await api.call("GET", "/v1/policies/limits/history", bob, 200)
-    assert [(one["version"], one["policy"] is None) for one in told["items"]] == [(3, True), (2, False), (1, False)]
+    history = await api.call("GET", "/v1/policies/limits/history", bob, 200)
+    assert [(one["version"], one["policy"] is None) for one in history["items"]] == [(3, True), (2, False), (1, False)]
     await api.call("GET", "/v1/policies/other/history", bob, 404)
 
 
@@ -102,8 +102,8 @@ async def test_a_job_is_approved_or_refused_by_a_manager(api: Running) -> None:
     eve = await api.token("eve", "manage", team="web")
     for what in ("approve", "refuse"):
         await api.call("POST", f"/v1/jobs/{first}/{what}", eve, 404, json={})
-    told = await api.call("GET", f"/v1/jobs/{first}/events?follow=0", ada, 200)
-    assert [one["message"] for one in told["items"]][-1] == "approved up to $20.00 by mia"
+    events = await api.call("GET", f"/v1/jobs/{first}/events?follow=0", ada, 200)
+    assert [one["message"] for one in events["items"]][-1] == "approved up to $20.00 by mia"
 
 
 async def test_a_cap_that_no_budget_has_room_for_is_a_conflict(api: Running) -> None:

@@ -67,8 +67,8 @@ async def ran(
 
 async def test_streams_and_the_exit_code_come_back(api: Running, training: tuple[str, dict[str, str]]) -> None:
     job, headers = training
-    said = await ran(api, job, headers, "sh", "-c", "cat; echo wrong >&2; exit 3", stdin=b"some \x00 bytes")
-    assert said == (3, b"some \x00 bytes", b"wrong\n")
+    outcome = await ran(api, job, headers, "sh", "-c", "cat; echo wrong >&2; exit 3", stdin=b"some \x00 bytes")
+    assert outcome == (3, b"some \x00 bytes", b"wrong\n")
 
 
 async def test_a_machine_in_a_cloud_that_is_not_configured_is_refused_in_words(

@@ -137,8 +137,8 @@ async def test_every_write_is_in_the_audit_and_no_refused_or_repeated_one(api: R
 
 
 async def audit(api: Running, who: dict[str, str], query: str = "") -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = (await api.call("GET", f"/v1/audit?{query}", who, 200))["items"]
-    return found
+    entries: list[dict[str, Any]] = (await api.call("GET", f"/v1/audit?{query}", who, 200))["items"]
+    return entries
 
 
 async def test_the_audit_is_filtered_paged_and_the_team_s_own(api: Running) -> None:

@@ -134,7 +134,7 @@ async def test_bad_setting(shell: Shell, setting: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("duration", "expected"),
     [
         ("15x", "--keep-on-failure 15x: write a time as 90s, 15m or 2h"),
         ("-5m", "--keep-on-failure -5m: write a time as 90s, 15m or 2h"),
@@ -142,8 +142,8 @@ async def test_bad_setting(shell: Shell, setting: str, expected: str) -> None:
         ("25h", "error: --keep-on-failure: must be less than or equal to 86400"),
     ],
 )
-async def test_bad_time_to_keep(shell: Shell, said: str, expected: str) -> None:
-    ran = await to_thread(shell.run, "submit", shell.spec(), "--yes", "--detach", f"--keep-on-failure={said}")
+async def test_bad_time_to_keep(shell: Shell, duration: str, expected: str) -> None:
+    ran = await to_thread(shell.run, "submit", shell.spec(), "--yes", "--detach", f"--keep-on-failure={duration}")
     assert ran.code == 2
     assert expected in ran.err
     assert await nothing_created(shell)

@@ -72,8 +72,8 @@ def test_it_is_refused_while_a_daemon_with_a_server_of_its_own_lives(home: Path,
 def test_a_home_without_a_database_is_the_first_thing_that_is_said(own_home: Path, words: tuple[str, ...]) -> None:
     """The id that would be asked for is not to be found there either."""
     ran = invoke(*words, "--home", str(own_home / "wrong"))
-    told = f"error: {own_home / 'wrong'} has no database; run this where the daemon runs, or give --home\n"
-    assert (ran.code, ran.err) == (2, told)
+    message = f"error: {own_home / 'wrong'} has no database; run this where the daemon runs, or give --home\n"
+    assert (ran.code, ran.err) == (2, message)
 
 
 def test_it_is_refused_while_a_daemon_runs_on_the_home(tmp_path: Path) -> None:

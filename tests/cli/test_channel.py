@@ -45,8 +45,8 @@ async def test_a_channel_is_switched_told_less_and_rotated(shell: Shell) -> None
     (one,) = [one for one in listed.document["items"] if one["name"] == "ci"]
     assert (one["enabled"], one["reason"][:11]) == (False, "disabled by")
     assert "is enabled" in (await to_thread(shell.run, "channel", "enable", one["id"])).out
-    told = await to_thread(shell.run, "channel", "events", "ci", "--event", "job.failed")
-    assert "receives job.failed" in told.out
+    ran = await to_thread(shell.run, "channel", "events", "ci", "--event", "job.failed")
+    assert "receives job.failed" in ran.out
     assert "receives all events" in (await to_thread(shell.run, "channel", "events", "ci")).out
     assert "whsec_" in (await to_thread(shell.run, "channel", "rotate", "ci")).out
 

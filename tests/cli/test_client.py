@@ -76,8 +76,8 @@ async def daemon() -> AsyncIterator[Daemon]:
 async def test_events_go_on_after_the_last_one_that_came_whole(daemon: Daemon) -> None:
     await daemon.start(event(1) + event(2) + event(3)[:20], event(3), b"event: end\ndata: {}\n\n")
     async with AsyncClient(daemon.url, patience_s=30) as client:
-        seen = [e.seq async for e in client.events(JOB)]
-    assert seen == [1, 2, 3]
+        sequence = [e.seq async for e in client.events(JOB)]
+    assert sequence == [1, 2, 3]
     assert daemon.seen == ["", "2", "3"]
 
 
@@ -89,12 +89,12 @@ async def test_a_restarted_daemon_is_found_at_its_new_address(daemon: Daemon) ->
         async with AsyncClient(
             daemon.url, patience_s=30, locate=lambda: Connection(url=other.url, token="new")
         ) as client:
-            seen = []
+            sequence = []
             async for e in client.events(JOB):
-                seen.append(e.seq)
+                sequence.append(e.seq)
                 if e.seq == 1:
                     await daemon.stop()
-        assert seen == [1, 2]
+        assert sequence == [1, 2]
         assert client.url == other.url
     finally:
         await other.stop()
@@ -123,9 +123,9 @@ async def test_a_port_that_speaks_no_http_is_told_so() -> None:
     async with await asyncio.start_server(frames, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with AsyncClient(url) as client:
-            with pytest.raises(DaemonUnreachable, match="speaks no HTTP; is it the port of gRPC") as told:
+            with pytest.raises(DaemonUnreachable, match="speaks no HTTP; is it the port of gRPC") as raised:
                 await client.job(JOB)
-    assert cli_error(told.value).code == Exit.UNREACHABLE
+    assert cli_error(raised.value).code == Exit.UNREACHABLE
 
 
 async def test_sse_parsing() -> None:
@@ -221,13 +221,13 @@ async def test_what_breaks_off_or_is_damaged_is_not_called_an_absent_daemon() ->
 
 async def test_a_file_is_sent_again_from_its_beginning(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_bytes(SHARD)
-    seen: list[bytes] = []
+    bodies: list[bytes] = []
 
     async def upload(request: web.Request) -> web.Response:
-        seen.append(await request.read())
-        if len(seen) == 1:
+        bodies.append(await request.read())
+        if len(bodies) == 1:
             return web.Response(status=503)
-        kept = {"ref": "upload:x", "sha256": "x", "bytes": len(seen[-1]), "name": "rows.csv", "summary": None}
+        kept = {"ref": "upload:x", "sha256": "x", "bytes": len(bodies[-1]), "name": "rows.csv", "summary": None}
         return web.json_response(kept, status=201)
 
     app = web.Application(client_max_size=1 << 30)
@@ -240,4 +240,4 @@ async def test_a_file_is_sent_again_from_its_beginning(tmp_path: Path) -> None:
             assert (await client.upload(tmp_path / "rows.csv", name="rows.csv")).bytes == len(SHARD)
     finally:
         await runner.cleanup()
-    assert seen == [SHARD, SHARD]
+    assert bodies == [SHARD, SHARD]

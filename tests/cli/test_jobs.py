@@ -54,8 +54,8 @@ async def test_ls_filters_by_label_and_state(shell: Shell) -> None:
 
 async def test_a_job_is_found_by_id_start_name_and_last(shell: Shell) -> None:
     job = await submitted(shell)
-    for said in (job, job[:6], "cynic", "last"):
-        ran = await to_thread(shell.run, "get", said, "--json")
+    for reference in (job, job[:6], "cynic", "last"):
+        ran = await to_thread(shell.run, "get", reference, "--json")
         assert ran.document["id"] == job
     again = await submitted(shell)
     ran = await to_thread(shell.run, "get", "cynic")
@@ -78,8 +78,8 @@ async def test_nothing_and_a_letter_mean_no_job(shell: Shell) -> None:
 
 @pytest.mark.parametrize("command", ["get", "cancel", "events", "logs", "artifacts", "watch", "retry"])
 async def test_unknown_job_is_exit_3(shell: Shell, command: str) -> None:
-    for said in ("a" * 13, "nobody"):
-        ran = await to_thread(shell.run, command, said, "--json")
+    for reference in ("a" * 13, "nobody"):
+        ran = await to_thread(shell.run, command, reference, "--json")
         assert ran.code == Exit.NOT_FOUND
         assert ran.document["error"]["kind"] == "not_found"
 
@@ -248,7 +248,7 @@ async def test_offers_say_that_they_are_simulated(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--gpu", "FOO"), "--gpu FOO: not known; known are h100-sxm"),
         (("--gpu", "rtx4090,l40z"), "--gpu l40z: not known, the nearest is "),
@@ -256,10 +256,10 @@ async def test_offers_say_that_they_are_simulated(shell: Shell) -> None:
         (("--provider", "foo"), "configured are simulated"),
     ],
 )
-async def test_offers_of_what_nobody_knows_are_refused(shell: Shell, words: tuple[str, ...], said: str) -> None:
+async def test_offers_of_what_nobody_knows_are_refused(shell: Shell, words: tuple[str, ...], message: str) -> None:
     ran = await to_thread(shell.run, "offers", *words, "--json")
     assert ran.code == Exit.BAD_INPUT
-    assert said in ran.document["error"]["message"]
+    assert message in ran.document["error"]["message"]
 
 
 async def test_gpus_that_are_known_and_not_sold_are_no_fault(shell: Shell) -> None:

@@ -77,15 +77,15 @@ def test_the_daemon_is_found_in_order(own_home: Path, monkeypatch: pytest.Monkey
     connection.write(connection.local_file(), Connection(url="http://local", token="b"))
     for file in (connection.login_file(), connection.local_file()):
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    found = connection.find()
-    assert found is not None
-    assert (found.url, found.token) == ("http://local", "b")  # GPUBROKER_HOME is set
+    address = connection.find()
+    assert address is not None
+    assert (address.url, address.token) == ("http://local", "b")  # GPUBROKER_HOME is set
     monkeypatch.setenv("GPUBROKER_TOKEN", "c")
     monkeypatch.setenv("GPUBROKER_URL", "http://env/")
-    found = connection.find()
-    assert found is not None
-    assert (found.url, found.token) == ("http://env", "c")
-    assert "token" not in repr(found)
+    address = connection.find()
+    assert address is not None
+    assert (address.url, address.token) == ("http://env", "c")
+    assert "token" not in repr(address)
 
 
 def test_login_wants_an_address_and_a_token(own_home: Path) -> None:
@@ -96,7 +96,7 @@ def test_login_wants_an_address_and_a_token(own_home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("GPUBROKER_URL", "127.0.0.1:7170", "GPUBROKER_URL: '127.0.0.1:7170' is no address; write http://host:port"),
         ("GPUBROKER_URL", "http://host:99999", "GPUBROKER_URL: 'http://host:99999' is no address; write http"),
@@ -105,16 +105,16 @@ def test_login_wants_an_address_and_a_token(own_home: Path) -> None:
     ],
 )
 def test_a_wrong_address_or_token_is_one_line(
-    own_home: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
+    own_home: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
 ) -> None:
     monkeypatch.setenv("GPUBROKER_URL", "http://127.0.0.1:9")
     monkeypatch.setenv(name, value)
     code, out, err = run("ls", "--json")
     assert code == Exit.BAD_INPUT
-    assert err.startswith(f"error: {said}")
+    assert err.startswith(f"error: {message}")
     assert err.count("\n") == 1
     assert json.loads(out)["error"]["kind"] == "bad_input"
-    assert said in run("doctor")[1]
+    assert message in run("doctor")[1]
 
 
 def test_programs_are_told_of_a_wrong_address_as_well() -> None:
@@ -146,7 +146,7 @@ def test_a_damaged_file_is_named_and_no_other_daemon_is_asked(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("ls", "--limit", "0", "--json"), "'--limit'"),
         (("ls", "--state", "foo", "--json"), "'foo' is not one of 'awaiting_approval', "),
@@ -156,12 +156,12 @@ def test_a_damaged_file_is_named_and_no_other_daemon_is_asked(
         (("--bogus", "--json"), "No such option: --bogus"),
     ],
 )
-def test_wrong_usage_is_a_document_too(own_home: Path, words: tuple[str, ...], said: str) -> None:
+def test_wrong_usage_is_a_document_too(own_home: Path, words: tuple[str, ...], message: str) -> None:
     code, out, err = run(*words)
     assert code == Exit.BAD_INPUT
     error = json.loads(out)["error"]
     assert (error["kind"], error["exit"]) == ("bad_input", 2)
-    assert said in error["message"]
+    assert message in error["message"]
     assert "Usage: " in err
     assert "Value error" not in out + err
 

@@ -52,9 +52,9 @@ def clouds(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, List
     home = own_home / "home"
     home.mkdir()
     (home / "installation").write_text(f"{HERE}\n")
-    found = {"east": Listed("east"), "west": Listed("west")}
-    monkeypatch.setattr("providers.registry.build", lambda *_, **__: found)
-    return found
+    clouds = {"east": Listed("east"), "west": Listed("west")}
+    monkeypatch.setattr("providers.registry.build", lambda *_, **__: clouds)
+    return clouds
 
 
 @pytest.fixture

@@ -54,8 +54,8 @@ async def test_a_policy_from_its_file_to_its_end(shell: Shell) -> None:
     shown = await run(shell, "policy", "show", "limits")
     assert Policy.model_validate(yamlfile.parse(shown.out, "shown").data).max_gpus == 4
     assert (await run(shell, "policy", "delete", "limits")).code == Exit.OK
-    told = await run(shell, "policy", "history", "limits")
-    assert [line.split("  ")[-1] for line in told.out.splitlines()] == [
+    history = await run(shell, "policy", "history", "limits")
+    assert [line.split("  ")[-1] for line in history.out.splitlines()] == [
         "ada: deleted", "ada: $20.00 per month; 4 GPUs", "ada: $20.00 per month; 8 GPUs",
     ]  # fmt: skip
     for command in ("show", "delete"):
@@ -63,7 +63,7 @@ async def test_a_policy_from_its_file_to_its_end(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (("per: month", "per: year"), "policy.yaml:6: budgets.0.per"),
         (("limit_usd: 20", "limit_usd: .nan"), "policy.yaml:5: budgets.0.limit_usd"),
@@ -75,12 +75,12 @@ async def test_a_policy_from_its_file_to_its_end(shell: Shell) -> None:
         (("budgets:", "budgets: ["), "policy.yaml:"),
     ],
 )
-async def test_a_bad_policy_is_refused_with_the_line(shell: Shell, change: tuple[str, str], told: str) -> None:
+async def test_a_bad_policy_is_refused_with_the_line(shell: Shell, change: tuple[str, str], message: str) -> None:
     file = written(shell, TEAM.replace(*change))
     for command in ("apply", "dry-run"):
         ran = await run(shell, "policy", command, file)
         assert ran.code == Exit.BAD_INPUT
-        assert told in ran.err
+        assert message in ran.err
     assert (await run(shell, "policy", "ls")).out.startswith("no policies")
 
 

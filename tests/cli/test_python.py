@@ -55,12 +55,12 @@ async def test_a_blocking_client_submits_follows_and_raises(shell: Shell) -> Non
             assert client.submit(spec, key="k").id == job.id
             with pytest.raises(ApiError, match="cap_usd"):
                 client.raise_cap(job.id, Decimal(1))
-            seen = []
+            kinds = []
             for event in client.events(job.id):
-                seen.append(event.kind)
+                kinds.append(event.kind)
                 if event.kind == "job.submitted":
                     assert client.cancel(job.id).stop_requested
-            return seen
+            return kinds
 
     running = asyncio.create_task(to_thread(use))
     while not (await waiting(api)).stop_requested:
@@ -79,9 +79,9 @@ async def test_a_client_of_nothing_says_so(own_home: Path) -> None:
 async def waiting(api: Running) -> Job:
     """The job that `fit` has submitted."""
     while True:
-        found = await api.service.store.jobs(JobFilter())
-        if found:
-            return found[0]
+        jobs = await api.service.store.jobs(JobFilter())
+        if jobs:
+            return jobs[0]
         await api.service.store.wait("jobs", 0.1)
 
 
@@ -95,12 +95,12 @@ async def end(api: Running, state: JobState, reason: str) -> None:
 
 
 async def test_fit_waits_tells_and_fetches(shell: Shell) -> None:
-    api, told = shell.api, list[EventView]()
+    api, events = shell.api, list[EventView]()
     rows = ({"prompt": f"word {n}", "completion": f"what it means, {n}"} for n in range(40))
 
     def use() -> Fitted:
         return broker.fit(
-            model=MODEL, data=rows, cap_usd="2.50", to=shell.folder / "out", progress=told.append,
+            model=MODEL, data=rows, cap_usd="2.50", to=shell.folder / "out", progress=events.append,
             train={"max_steps": 7}, spec={"labels": {"team": "blue"}},
         )  # fmt: skip
 
@@ -124,8 +124,8 @@ async def test_fit_waits_tells_and_fetches(shell: Shell) -> None:
     assert {str(f.relative_to(fitted.folder)) for f in fitted.files} == {"adapter/model.safetensors", "metrics.jsonl"}
     assert fitted.losses == ((1, 3.0), (2, 2.5))
     assert fitted.usd == 0
-    assert told[0].kind == "job.submitted"
-    assert told[-1].kind == "job.succeeded"
+    assert events[0].kind == "job.submitted"
+    assert events[-1].kind == "job.succeeded"
 
 
 async def test_fit_raises_what_became_of_the_job(shell: Shell) -> None:
@@ -164,15 +164,15 @@ async def test_fit_with_a_key_waits_for_the_first_calls_job(shell: Shell) -> Non
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"completion": "{nothing}"}, "nothing"),
         ({"completion": "{a}", "train": {"epoch": 2}}, "did you mean epochs"),
     ],
 )
-async def test_fit_refuses_what_the_api_refuses(shell: Shell, given: dict[str, object], told: str) -> None:
+async def test_fit_refuses_what_the_api_refuses(shell: Shell, given: dict[str, object], message: str) -> None:
     rows = [{"a": f"x{n}"} for n in range(40)]
-    with pytest.raises(ApiError, match=told):
+    with pytest.raises(ApiError, match=message):
         await broker.afit(model=MODEL, data=rows, cap_usd=2, progress=None, **given)  # type: ignore[arg-type]
     assert await shell.api.service.store.jobs(JobFilter()) == []
 
@@ -186,16 +186,16 @@ def test_fit_is_afit_for_programs_without_an_event_loop() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "more", "told"),
+    ("rows", "more", "message"),
     [
         ([{"word": "x", "meaning": "y"}], {}, "rows.jsonl has the columns word, meaning and no column completion"),
         ([{"prompt": "x", "text": "y"}], {"completion": ""}, r'say what is to be learned, e\.g\. completion="{text}"$'),
     ],
 )
 async def test_fit_asks_for_what_is_to_be_learned(
-    shell: Shell, rows: list[dict[str, str]], more: dict[str, str], told: str
+    shell: Shell, rows: list[dict[str, str]], more: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(ValueError, match="^completion: .*" + told) as raised:
+    with pytest.raises(ValueError, match="^completion: .*" + message) as raised:
         await broker.afit(model=MODEL, data=rows * 40, cap_usd=2, progress=None, **more)  # type: ignore[arg-type]
     assert "\n" not in str(raised.value)
     assert await shell.api.service.store.jobs(JobFilter()) == []

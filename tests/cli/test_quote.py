@@ -42,11 +42,11 @@ async def test_explain_adds_up_to_the_quote_and_names_every_offer(shell: Shell) 
         assert sum(line["hours"].values()) == pytest.approx(line["hours_p50"])
         assert sum(map(float, line["costs"].values())) == pytest.approx(float(line["usd_p50"]), abs=1e-5)
         assert float(line["usd_p50"]) <= float(line["usd_p90"])
-    said = (await quoted(shell, "--explain")).out
-    assert "  time  boot" in said
-    assert "  $     machines" in said
-    assert "assumed: weights and data download at 200 MB/s" in said
-    flat = "".join(said.replace("│", " ").split())
+    output = (await quoted(shell, "--explain")).out
+    assert "  time  boot" in output
+    assert "  $     machines" in output
+    assert "assumed: weights and data download at 200 MB/s" in output
+    flat = "".join(output.replace("│", " ").split())
     assert all(line["offer"]["id"] in flat for line in ran.document["lines"])
 
 
@@ -58,9 +58,9 @@ async def test_a_quote_says_what_its_speeds_were_compared_with(shell: Shell) -> 
     lines = (await quoted(shell, "--json")).document["lines"]
     assert {line["tier"] for line in lines} == {"unchecked"}, "SmolLM2-135M is bound by the host that launches it"
     assert all("a layer and pass; interval for a host twice as slow" in line["evidence"] for line in lines)
-    said = (await quoted(shell)).out
-    assert said.count(" *") == 2
-    assert "speed of 1: unchecked (" in said
+    output = (await quoted(shell)).out
+    assert output.count(" *") == 2
+    assert "speed of 1: unchecked (" in output
     long = GOOD.replace("HuggingFaceTB/SmolLM2-135M", "mistralai/Mistral-7B-v0.1")
     long += "  method: {kind: qlora}\n  max_length: 8192\n  global_batch: 8\n"
     rows = "word,definition\n" + f"word,{'what it means to a cynic ' * 780}\n" * 10
@@ -70,23 +70,23 @@ async def test_a_quote_says_what_its_speeds_were_compared_with(shell: Shell) -> 
     assert {line["offer"]["accelerator"]: line["tier"] for line in known} == {
         "l40s": "transferred", "h100-sxm": "measured",
     }  # fmt: skip
-    said = (await to_thread(shell.run, "quote", path)).out
-    assert " *" not in said
-    assert "measured (fitted on runs on the h100-sxm; 90 % interval, which held 79 % of later runs)" in said
+    output = (await to_thread(shell.run, "quote", path)).out
+    assert " *" not in output
+    assert "measured (fitted on runs on the h100-sxm; 90 % interval, which held 79 % of later runs)" in output
 
 
 async def test_explain_shows_what_own_spot_machines_went_through(shell: Shell) -> None:
     market = shell.api.market
     market.items = [replace(one, id=f"o{n}") for n, one in enumerate(o for o in market.items if o.spot)]
     before = (await quoted(shell, "--json")).document
-    seen = {
+    spots = {
         place(one): SpotHours(
             provider=one.provider, cloud=one.cloud, region=one.region, accelerator=one.accelerator,
             hours=40.0, preemptions=60,
         )
         for one in market.items
     }  # fmt: skip
-    shell.api.service.quotes.learned = lambda: Corrections(spots=seen)
+    shell.api.service.quotes.learned = lambda: Corrections(spots=spots)
     after = (await quoted(shell, "--explain", "--json")).document
     was = {line["offer"]["id"]: line for line in before["lines"] if line["verdict"] == "kept"}
     now = {line["offer"]["id"]: line for line in after["lines"] if line["verdict"] == "kept"}
@@ -120,7 +120,7 @@ async def test_what_if_passes_over_hardware_that_nobody_knows(shell: Shell) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--what-if", "gpus=0"), "0 is not a number of GPUs"),
         (("--what-if", "gpus=abc"), "abc is not a number of GPUs"),
@@ -135,11 +135,11 @@ async def test_what_if_passes_over_hardware_that_nobody_knows(shell: Shell) -> N
         (("--set", "deadline=2020-01-01T00:00:00Z"), "deadline"),
     ],
 )
-async def test_wrong_input_is_one_line(shell: Shell, words: tuple[str, ...], said: str) -> None:
-    refused(await quoted(shell, *words), said)
+async def test_wrong_input_is_one_line(shell: Shell, words: tuple[str, ...], message: str) -> None:
+    refused(await quoted(shell, *words), message)
     ran = await quoted(shell, *words, "--json")
     assert ran.code == Exit.BAD_INPUT
-    assert said in json.dumps(ran.document["error"])
+    assert message in json.dumps(ran.document["error"])
 
 
 async def test_a_plot_that_cannot_be_written_or_drawn_is_one_line(
@@ -164,7 +164,7 @@ async def test_a_script_has_nothing_to_scale(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--gpus", "4"), "--gpus: not used with --what-if"),
         (("--sharding", "tensor"), "--sharding: not used with --what-if"),
@@ -173,8 +173,8 @@ async def test_a_script_has_nothing_to_scale(shell: Shell) -> None:
         (("--rows", "0"), "--rows 0"),
     ],
 )
-def test_a_scaling_table_says_what_it_does_not_look_at(own_home: Path, words: tuple[str, ...], said: str) -> None:
-    refused(offline(*WHAT_IF, *words), said)
+def test_a_scaling_table_says_what_it_does_not_look_at(own_home: Path, words: tuple[str, ...], message: str) -> None:
+    refused(offline(*WHAT_IF, *words), message)
 
 
 @pytest.mark.parametrize("words", [("--rows", "5"), ("--plot", "x.png"), ("--global-batch", "8")])
@@ -198,6 +198,6 @@ def test_an_encoder_decoder_is_scaled_by_what_it_reads_and_writes() -> None:
     asked = ["estimate", "google-t5/t5-small", "--seq", "512", "--target-seq", "128", "--gpu", "L40S"]
     done = CliRunner().invoke(app, [*asked, "--what-if", "gpus=1,2", "--rows", "1000", "--json"])
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert found["tokens_per_row"] == 640
-    assert [row["plan"]["parallelism"] for row in found["points"]] == ["single", "ddp"]
+    document = json.loads(done.stdout)
+    assert document["tokens_per_row"] == 640
+    assert [row["plan"]["parallelism"] for row in document["points"]] == ["single", "ddp"]

@@ -24,8 +24,8 @@ async def paid(shell: Shell, usd: str, machine: str, **changes: object) -> Attem
     attempt, job = await running(store, AttemptState.TRAINING, **changes)
     (leased,) = await store.claim_attempts(Lane.LIVENESS, owner="test", lease_s=HOUR, limit=1)
     handle = Handle(provider="simulated", id=machine, name=attempt.name)
-    seen = replace(leased.attempt, handles=(handle,))
-    assert await store.apply([Change(attempt=(leased.attempt, seen), due_in_s=HOUR)]) == [True]
+    updated = replace(leased.attempt, handles=(handle,))
+    assert await store.apply([Change(attempt=(leased.attempt, updated), due_in_s=HOUR)]) == [True]
     now = datetime.now(UTC)
     charge = Charge(attempt_id=attempt.id, job_id=job.id, since=None, to=now, usd=Decimal(usd))
     assert await store.charge([charge]) == [True]
@@ -57,7 +57,7 @@ async def test_csv_has_every_figure(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--by", "week"), "use one of job, user"),
         (("--csv", "--json"), "choose one"),
@@ -67,10 +67,10 @@ async def test_csv_has_every_figure(shell: Shell) -> None:
         (("--since", "yesterday"), "ISO 8601"),
     ],
 )
-async def test_a_question_that_makes_no_sense_is_refused(shell: Shell, words: tuple[str, ...], told: str) -> None:
+async def test_a_question_that_makes_no_sense_is_refused(shell: Shell, words: tuple[str, ...], message: str) -> None:
     ran = await run(shell, "spend", *words)
     assert ran.code == Exit.BAD_INPUT
-    assert told in ran.err
+    assert message in ran.err
 
 
 async def test_nothing_spent_is_said(shell: Shell) -> None:
@@ -110,8 +110,8 @@ async def test_a_leaked_machine_and_an_unbilled_one_are_found(shell: Shell) -> N
     file = invoice(shell.folder, {"666": "12.5"})
     ran = await run(shell, "reconcile", file, "--json")
     assert ran.code == Exit.JOB_FAILED
-    found = {row["machine"]: (row["verdict"], float(row["difference_usd"]), row["job"]) for row in ran.document["rows"]}
-    assert found == {"666": ("only_invoice", 12.5, None), "101": ("only_ledger", -3.0, attempt.job_id)}
+    rows = {row["machine"]: (row["verdict"], float(row["difference_usd"]), row["job"]) for row in ran.document["rows"]}
+    assert rows == {"666": ("only_invoice", 12.5, None), "101": ("only_ledger", -3.0, attempt.job_id)}
     ran = await run(shell, "reconcile", file)
     assert "billed, not in the ledger" in ran.out
 

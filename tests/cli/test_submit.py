@@ -49,9 +49,9 @@ async def test_set_changes_the_job_by_yaml_types(shell: Shell) -> None:
     assert spec.cap_usd == Decimal("2.5")
 
 
-@pytest.mark.parametrize(("said", "seconds"), [("90", 90), ("90s", 90), ("15m", 900), ("2h", 7200)])
-async def test_a_failed_jobs_machine_is_kept_for_as_long_as_said(shell: Shell, said: str, seconds: int) -> None:
-    words = ("--set", "keep_on_failure=1", "--keep-on-failure", said)
+@pytest.mark.parametrize(("duration", "seconds"), [("90", 90), ("90s", 90), ("15m", 900), ("2h", 7200)])
+async def test_a_failed_jobs_machine_is_kept_for_as_long_as_said(shell: Shell, duration: str, seconds: int) -> None:
+    words = ("--set", "keep_on_failure=1", "--keep-on-failure", duration)
     ran = await to_thread(shell.run, "submit", shell.spec(), "-y", "-d", *words)
     assert ran.code == 0, ran.err
     assert (await only_job(shell)).spec.keep_on_failure == seconds
@@ -115,7 +115,7 @@ async def test_quote_creates_nothing(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rules", "told", "hold"),
+    ("rules", "message", "hold"),
     [
         (
             {"approval_above_usd": "2"},
@@ -130,12 +130,12 @@ async def test_quote_creates_nothing(shell: Shell) -> None:
     ],
 )
 async def test_a_quote_says_what_a_policy_would_do(
-    shell: Shell, rules: dict[str, object], told: str, hold: str
+    shell: Shell, rules: dict[str, object], message: str, hold: str
 ) -> None:
     await shell.api.service.store.put_policy(Policy.model_validate({"name": "limits", "team": "default", **rules}))
     ran = await to_thread(shell.run, "quote", shell.spec())
     assert ran.code == 0
-    assert told in " ".join(ran.out.split())
+    assert message in " ".join(ran.out.split())
     document = (await to_thread(shell.run, "quote", shell.spec(), "--json")).document
     assert (document["held"]["hold"], document["held"]["policy"]) == (hold, "limits")
 

@@ -57,17 +57,17 @@ def test_lease_is_watched_until_trainers_have_saved(
     words: tuple[str, ...], watched_s: float, theirs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker whose database is away touches no lease, and its trainers train on meanwhile."""
-    told: list[float] = []
+    watch_times_s: list[float] = []
 
     async def survey(*_: Any, watch_s: float, **__: Any) -> Survey:
-        told.append(watch_s)
+        watch_times_s.append(watch_s)
         return Survey(machines=(), silent={}, judged_by="nobody")
 
     monkeypatch.setattr(outside, "survey", survey)
     with (theirs / "gpubroker.yaml").open("a") as file:
         file.write("limits: {deadman_s: 800, drain_s: 90}\n")
     ran = sweep("--home", str(theirs), *words)
-    assert (ran.code, told) == (0, [watched_s]), ran.err
+    assert (ran.code, watch_times_s) == (0, [watched_s]), ran.err
 
 
 WHY = "only reported: this installation bought it"
@@ -87,14 +87,14 @@ def test_sweep_spares_machines_newer_than_a_restored_database(
     words: tuple[str, ...], ended: list[str], code: int, theirs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A living broker with the newer database may train on it."""
-    told: list[str] = []
+    destroyed: list[str] = []
 
     async def survey(*_: Any, **__: Any) -> Survey:
         machines = (stands("nobodys"), stands("anothers", WHY))
         return Survey(machines=machines, silent={}, judged_by="the database")
 
-    async def destroy(found: FoundMachine, *_: Any) -> None:
-        told.append(found.observed.handle.name)
+    async def destroy(machine: FoundMachine, *_: Any) -> None:
+        destroyed.append(machine.observed.handle.name)
 
     async def moves(*_: Any) -> bool:
         return True
@@ -103,7 +103,7 @@ def test_sweep_spares_machines_newer_than_a_restored_database(
     monkeypatch.setattr(outside, "destroy", destroy)
     monkeypatch.setattr(neighbours, "lease_is_renewed", moves)
     ran = sweep("--home", str(theirs), "--destroy", "--yes", *words)
-    assert (ran.code, told) == (code, ended), ran.err
+    assert (ran.code, destroyed) == (code, ended), ran.err
     assert [one["name"] for one in ran.document["machines"] if one["destroyed"]] == ended
     assert [one["spared"] for one in ran.document["machines"]] == ["", WHY]
     assert "a daemon of this installation runs" in ran.err

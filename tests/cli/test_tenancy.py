@@ -63,10 +63,10 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("words", "told"), WRONG)
-async def test_a_wrong_name_is_told_in_words(shell: Shell, words: tuple[str, ...], told: str) -> None:
+@pytest.mark.parametrize(("words", "message"), WRONG)
+async def test_a_wrong_name_is_told_in_words(shell: Shell, words: tuple[str, ...], message: str) -> None:
     ran = await to_thread(shell.run, *words, stdin="value")
-    assert (ran.code, ran.err) == (Exit.BAD_INPUT, f"error: {told}\n")
+    assert (ran.code, ran.err) == (Exit.BAD_INPUT, f"error: {message}\n")
 
 
 async def test_the_audit_tells_who_did_what(shell: Shell) -> None:

@@ -21,25 +21,25 @@ def rows(heading: str) -> list[list[str]]:
 
 
 def test_every_method_is_in_the_table_of_its_service() -> None:
-    told: dict[str, set[str]] = {}
+    documented_methods: dict[str, set[str]] = {}
     for services, methods in rows("| service | methods |"):
         names = re.findall(r"`([\w.]+)`", services)
         parts = methods.split(";") if len(names) > 1 else [methods]
         for name, part in zip(names, parts, strict=True):
-            told[name] = set(re.findall(r"`([A-Z]\w+)`", part))
+            documented_methods[name] = set(re.findall(r"`([A-Z]\w+)`", part))
     for service in SERVICES:
-        assert told.pop(service.name) == {method.name for method in service.methods}
-    assert set(told) == {"grpc.health.v1.Health"}
-    assert all(f"/{name}/" in " ".join(OPEN) for name in told)
+        assert documented_methods.pop(service.name) == {method.name for method in service.methods}
+    assert set(documented_methods) == {"grpc.health.v1.Health"}
+    assert all(f"/{name}/" in " ".join(OPEN) for name in documented_methods)
 
 
 def test_every_status_is_in_the_table_with_its_counterpart() -> None:
-    told = {
+    documented_answers = {
         (status.strip("`"), int(code))
         for status, codes, _ in rows("| status | as HTTP's | |")
         for code in codes.split(",")
     }
-    assert told == {(answer.grpc, answer.http) for answer in ANSWERS.values()}
+    assert documented_answers == {(answer.grpc, answer.http) for answer in ANSWERS.values()}
 
 
 def kinds(base: type[GpubrokerError]) -> set[type[GpubrokerError]]:

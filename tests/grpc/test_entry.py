@@ -59,15 +59,15 @@ async def test_a_token_without_a_message_keeps_no_place(
     servers: ApiServers, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker.api.grpc.interceptor.MESSAGE_S", 0.05)
-    told = await answer(half_open(servers, method, metadata=await signed(servers)))
-    assert (told.kind, set(told.fields)) == ("invalid", {"message"})
+    error = await answer(half_open(servers, method, metadata=await signed(servers)))
+    assert (error.kind, set(error.fields)) == ("invalid", {"message"})
 
 
 async def test_no_message_at_all_is_the_callers_fault(servers: ApiServers) -> None:
     call = half_open(servers, "/gpubroker.v1.JobService/GetJob", metadata=await signed(servers))
     await call.done_writing()
-    told = await answer(call)
-    assert (told.kind, set(told.fields)) == ("invalid", {"message"})
+    error = await answer(call)
+    assert (error.kind, set(error.fields)) == ("invalid", {"message"})
 
 
 @pytest.mark.parametrize("method", sorted(OPEN))

@@ -57,8 +57,8 @@ async def test_an_outage_says_when_to_ask_again(servers: ApiServers, monkeypatch
     stub, me = stubs.JobServiceStub(servers.channel), await signed(servers)
     await stub.ListJobs(pb.ListJobsRequest(), metadata=me)
     monkeypatch.setattr(Service, "jobs", away)
-    told = await fails(stub.ListJobs(pb.ListJobsRequest(), metadata=me))
-    assert (told.kind, told.text, told.after_s) == ("unavailable", "the database does not answer", 2.0)
+    error = await fails(stub.ListJobs(pb.ListJobsRequest(), metadata=me))
+    assert (error.kind, error.text, error.after_s) == ("unavailable", "the database does not answer", 2.0)
 
 
 async def test_a_fault_of_ours_tells_nothing_of_itself(servers: ApiServers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,8 +67,8 @@ async def test_a_fault_of_ours_tells_nothing_of_itself(servers: ApiServers, monk
 
     monkeypatch.setattr(Service, "jobs", broken)
     stub, me = stubs.JobServiceStub(servers.channel), await signed(servers)
-    told = await fails(stub.ListJobs(pb.ListJobsRequest(), metadata=me))
-    assert (told.kind, told.text) == ("fault", "an internal error; the server's log has the details")
+    error = await fails(stub.ListJobs(pb.ListJobsRequest(), metadata=me))
+    assert (error.kind, error.text) == ("fault", "an internal error; the server's log has the details")
 
 
 async def test_a_token_that_calls_too_often_is_told_when_it_may_again() -> None:
@@ -78,11 +78,11 @@ async def test_a_token_that_calls_too_often_is_told_when_it_may_again() -> None:
         async with serving(replace(made, auth=slow), "127.0.0.1", 0) as port, _channel(port) as channel:
             door = GrpcTransport(channel, (await api.token("ada"))["Authorization"])
             await door.jobs()
-            with pytest.raises(Refused) as told:
+            with pytest.raises(Refused) as refusal:
                 await door.jobs()
-            assert told.value.kind == "limited"
-            assert told.value.after_s is not None
-            assert 50 < told.value.after_s <= 100
+            assert refusal.value.kind == "limited"
+            assert refusal.value.after_s is not None
+            assert 50 < refusal.value.after_s <= 100
 
 
 def test_as_many_violations_as_fit_into_metadata_are_told() -> None:
@@ -95,8 +95,8 @@ def test_as_many_violations_as_fit_into_metadata_are_told() -> None:
 
 async def test_bytes_that_are_no_message_are_the_callers_fault(servers: ApiServers) -> None:
     raw: Any = servers.channel.unary_unary("/gpubroker.v1.JobService/GetJob")
-    told = await fails(raw(b"\xff\xff\xff", metadata=await signed(servers)))
-    assert (told.kind, set(told.fields)) == ("invalid", {"message"})
+    error = await fails(raw(b"\xff\xff\xff", metadata=await signed(servers)))
+    assert (error.kind, set(error.fields)) == ("invalid", {"message"})
     assert (await fails(raw(b"\xff\xff\xff"))).kind == "unauthenticated"
     upload: Any = servers.channel.stream_unary("/gpubroker.v1.ArtifactService/Upload")
     assert (await fails(upload(iter([b"\xff"]), metadata=await signed(servers)))).kind == "invalid"
@@ -138,8 +138,8 @@ async def test_work_ends_with_the_callers_deadline(servers: ApiServers, monkeypa
     stub = stubs.JobServiceStub(servers.channel)
     me, limit_s = await signed(servers), 0.2
     while not stuck.entered.is_set():  # a busy machine needs longer to begin with it
-        told = await fails(stub.ListJobs(pb.ListJobsRequest(), metadata=me, timeout=limit_s))
-        assert (told.kind, limit_s < PATIENCE_S) == ("deadline", True)
+        error = await fails(stub.ListJobs(pb.ListJobsRequest(), metadata=me, timeout=limit_s))
+        assert (error.kind, limit_s < PATIENCE_S) == ("deadline", True)
         limit_s *= 2
     async with asyncio.timeout(PATIENCE_S):
         await stuck.left.wait()
@@ -166,10 +166,10 @@ async def test_a_stop_ends_followers_within_its_grace() -> None:
             job, _ = await door.submit(await good(door))
             stream = door.events(job.id)
             await anext(stream)
-        with pytest.raises(Refused) as told:
+        with pytest.raises(Refused) as refusal:
             async with asyncio.timeout(PATIENCE_S):
                 await anext(stream)
-        assert told.value.kind in ("unavailable", "deadline")
+        assert refusal.value.kind in ("unavailable", "deadline")
         await channel.close()
 
 
@@ -258,8 +258,8 @@ async def test_an_upload_begins_with_its_header_and_has_one(servers: ApiServers)
     data = artifact.UploadRequest(data=CSV.encode())
     stub, me = artifact_stubs.ArtifactServiceStub(servers.channel), await signed(servers)
     for parts_sent, field in (([], "header"), ([data], "header"), ([header, header], "data")):
-        told = await fails(stub.Upload(iter(parts_sent), metadata=me))
-        assert (told.kind, set(told.fields)) == ("invalid", {field})
+        error = await fails(stub.Upload(iter(parts_sent), metadata=me))
+        assert (error.kind, set(error.fields)) == ("invalid", {field})
     assert (await stub.Upload(iter([header, data, data]), metadata=me)).upload.bytes == 2 * len(CSV)
 
 
@@ -292,9 +292,9 @@ async def test_a_download_goes_on_at_an_offset(servers: ApiServers) -> None:
         assert data == big[offset:]
         assert len(sha256) == 64
     for offset in (-1, len(big) + 1, 2**63 - 1):
-        with pytest.raises(Refused) as told:
+        with pytest.raises(Refused) as refusal:
             await door.artifact(job.id, "big", offset=offset)
-        assert set(told.value.fields) == {"offset"}
+        assert set(refusal.value.fields) == {"offset"}
 
 
 async def test_a_long_piece_of_a_log_comes_in_parts_and_none_is_lost(

@@ -195,9 +195,9 @@ def _type(field: Any, info: FieldInfo) -> Iterator[str]:
     expected = {_scalar(part) for part in _flat(info.annotation) if part is not type(None) and not _literal(part)}
     if words and not expected:
         expected = {_scalar(type(word)) for word in words}
-    found = _found(field)
-    if expected != {found}:
-        yield f"is {found}, the model has {sorted(map(str, expected))}"
+    actual = _found(field)
+    if expected != {actual}:
+        yield f"is {actual}, the model has {sorted(map(str, expected))}"
 
 
 def _found(field: Any) -> str:
@@ -244,13 +244,13 @@ def _literal(part: Any) -> bool:
 
 
 def _words(annotation: Any) -> list[str]:
-    found: list[str] = []
+    values: list[str] = []
     for part in _flat(annotation):
         if typing.get_origin(part) is Literal:
-            found += typing.get_args(part)
+            values += typing.get_args(part)
         elif isinstance(part, type) and issubclass(part, Enum):
-            found += [member.value for member in part]
-    return found
+            values += [member.value for member in part]
+    return values
 
 
 def _is_kind(name: str, info: FieldInfo) -> bool:

@@ -16,13 +16,13 @@ def faults(blocks: object) -> list[str]:
     """Everything that Slack would refuse; empty: it would be shown."""
     if not isinstance(blocks, Sequence) or isinstance(blocks, str):
         return ["blocks must be an array"]
-    found = [] if len(blocks) <= MAX_BLOCKS else [f"no more than {MAX_BLOCKS} items allowed"]
+    problems = [] if len(blocks) <= MAX_BLOCKS else [f"no more than {MAX_BLOCKS} items allowed"]
     for number, block in enumerate(blocks):
-        found += [f"[{number}] {fault}" for fault in _block(block)]
+        problems += [f"[{number}] {fault}" for fault in _block(block)]
     ids = [b["block_id"] for b in blocks if isinstance(b, dict) and "block_id" in b]
     if len(set(ids)) != len(ids):
-        found.append("block_id must be unique")
-    return found
+        problems.append("block_id must be unique")
+    return problems
 
 
 def _block(block: object) -> Iterator[str]:

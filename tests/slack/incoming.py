@@ -73,7 +73,7 @@ class Desk:
             ],
         }  # fmt: skip
         await self.post(urlencode({"payload": json.dumps(payload)}).encode(), **how)
-        return self.said(url)
+        return self.answer_text(url)
 
     async def command(self, text: str, *, user: str = "U0ANN", **how: Any) -> str:
         url = self.there.response_url()
@@ -82,12 +82,12 @@ class Desk:
             "response_url": url,
         }  # fmt: skip
         await self.post(urlencode(form).encode(), **how)
-        return self.said(url)
+        return self.answer_text(url)
 
     def answers(self, url: str) -> list[dict[str, Any]]:
         return self.there.responses[url.rsplit("/", 1)[-1]]
 
-    def said(self, url: str) -> str:
+    def answer_text(self, url: str) -> str:
         own = [a for a in self.answers(url) if not a["replace_original"]]
         return "\n".join(a["blocks"][0]["text"]["text"] for a in own)
 
@@ -103,9 +103,9 @@ class Desk:
         )
 
     async def now(self, job: Job) -> Job:
-        found = await self.store.job(job.id)
-        assert found is not None
-        return found
+        row = await self.store.job(job.id)
+        assert row is not None
+        return row
 
 
 @asynccontextmanager

@@ -96,8 +96,8 @@ class Slack:
 
     def messages(self, channel: str = "C0JOBS", thread: str | None = None) -> list[dict[str, Any]]:
         """Roots, or the replies of a thread, in the order of posting."""
-        found = self.channels[channel].messages.values()
-        return [m for m in found if m.get("thread_ts") == thread]
+        messages = self.channels[channel].messages.values()
+        return [m for m in messages if m.get("thread_ts") == thread]
 
     def count(self, method: str) -> int:
         return sum(name == method for name, _ in self.calls)
@@ -211,8 +211,8 @@ class Slack:
 
     def history(self, args: Args) -> dict[str, Any]:
         """Newest first, without replies."""
-        found = [m for m in self._channel(args).messages.values() if "thread_ts" not in m]
-        return self._page(args, found[::-1])
+        roots = [m for m in self._channel(args).messages.values() if "thread_ts" not in m]
+        return self._page(args, roots[::-1])
 
     def replies(self, args: Args) -> dict[str, Any]:
         """Oldest first, the root at the head."""
@@ -225,12 +225,12 @@ class Slack:
     def _page(self, args: Args, messages: list[dict[str, Any]]) -> dict[str, Any]:
         oldest, start = float(args.get("oldest") or 0), int(args.get("cursor") or 0)
         size = min(int(args.get("limit") or 100), 999)
-        found = [m for m in messages if float(m["ts"]) > oldest]
+        page = [m for m in messages if float(m["ts"]) > oldest]
         if str(args.get("include_all_metadata", "0")).lower() not in ("1", "true"):
-            found = [{k: v for k, v in m.items() if k != "metadata"} for m in found]
+            page = [{k: v for k, v in m.items() if k != "metadata"} for m in page]
         end = start + size
-        more = {"next_cursor": str(end)} if end < len(found) else {"next_cursor": ""}
-        return {"messages": found[start:end], "has_more": end < len(found), "response_metadata": more}
+        more = {"next_cursor": str(end)} if end < len(page) else {"next_cursor": ""}
+        return {"messages": page[start:end], "has_more": end < len(page), "response_metadata": more}
 
     def user_info(self, args: Args) -> dict[str, Any]:
         name = self.users.get(str(args.get("user")))
@@ -280,13 +280,13 @@ class Slack:
 
     async def respond(self, request: web.Request) -> web.StreamResponse:
         """A response_url: five times, then it is used up."""
-        said = self.responses.get(request.match_info["name"])
-        if said is None or len(said) >= RESPONSES_MAX:
+        responses = self.responses.get(request.match_info["name"])
+        if responses is None or len(responses) >= RESPONSES_MAX:
             return web.Response(status=404, text="used_url")
         body = await request.json()
         if wrong := faults(body.get("blocks", [])):
             return web.Response(status=400, text=f"invalid_blocks {wrong}")
-        said.append(body)
+        responses.append(body)
         return web.Response(text="ok")
 
 
@@ -318,8 +318,8 @@ def _message(args: Args) -> dict[str, Any]:
             raise Refused("invalid_metadata_format")
         if len(json.dumps(metadata)) > METADATA_MAX:
             raise Refused("metadata_too_large")
-    found = {"text": text, "blocks": blocks, "metadata": metadata}
-    return {k: v for k, v in found.items() if v is not None}
+    fields = {"text": text, "blocks": blocks, "metadata": metadata}
+    return {k: v for k, v in fields.items() if v is not None}
 
 
 async def _arguments(request: web.Request) -> dict[str, Any]:

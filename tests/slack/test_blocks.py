@@ -58,16 +58,16 @@ def texts(value: Any) -> list[dict[str, Any]]:
     return [t for item in value for t in texts(item)] if isinstance(value, list | tuple) else []
 
 
-def check(said: SlackMessage) -> None:
+def check(message: SlackMessage) -> None:
     """Slack takes it, and no control sequence is left in anything that Slack interprets."""
-    assert faults(list(said.blocks)) == []
-    assert 0 < len(said.text) <= TEXT_MAX
-    interpreted = [said.text, *(t["text"] for t in texts(said.blocks) if t["type"] == "mrkdwn")]
+    assert faults(list(message.blocks)) == []
+    assert 0 < len(message.text) <= TEXT_MAX
+    interpreted = [message.text, *(t["text"] for t in texts(message.blocks) if t["type"] == "mrkdwn")]
     for text in interpreted:
         assert not set("<>") & set(text), text
         assert re.search(r"&(?!amp;|lt;|gt;)", text) is None, text
-    assert all(t["verbatim"] for t in texts(said.blocks) if t["type"] == "mrkdwn")
-    for text in strings(said.blocks):
+    assert all(t["verbatim"] for t in texts(message.blocks) if t["type"] == "mrkdwn")
+    for text in strings(message.blocks):
         text.encode()
 
 
@@ -120,20 +120,20 @@ def test_any_job_is_shown_and_says_nothing_to_slack(snapshot: JobSnapshot) -> No
 
 @settings(max_examples=150, deadline=None)
 @given(snapshot=snapshots(), kind=st.one_of(NASTY, st.sampled_from(["attempt.planned", "attempt.training"])),
-       said=NASTY, folded=st.integers(0, 9), offer=NASTY)  # fmt: skip
-def test_any_event_is_told(snapshot: JobSnapshot, kind: str, said: str, folded: int, offer: str) -> None:
+       text=NASTY, folded=st.integers(0, 9), offer=NASTY)  # fmt: skip
+def test_any_event_is_told(snapshot: JobSnapshot, kind: str, text: str, folded: int, offer: str) -> None:
     of = snapshot.attempts[-1].id if snapshot.attempts else None
-    data = {"offers": [{"offer": offer, "usd_p50": said}, said]}
-    event = Event(job_id=snapshot.job.id, kind=kind, message=said, attempt_id=of, data=data, seq=3)
-    told = reply(event, snapshot, folded)
-    if told is not None:
-        check(told)
+    data = {"offers": [{"offer": offer, "usd_p50": text}, text]}
+    event = Event(job_id=snapshot.job.id, kind=kind, message=text, attempt_id=of, data=data, seq=3)
+    message = reply(event, snapshot, folded)
+    if message is not None:
+        check(message)
 
 
 @settings(deadline=None)
-@given(kind=NASTY, said=NASTY, team=st.none() | NASTY, data=TABLES)
-def test_any_notice_is_told(kind: str, said: str, team: str | None, data: dict[str, Any]) -> None:
-    check(notice(Notice(id="n", kind=kind, message=said, team=team, data=data)))
+@given(kind=NASTY, text=NASTY, team=st.none() | NASTY, data=TABLES)
+def test_any_notice_is_told(kind: str, text: str, team: str | None, data: dict[str, Any]) -> None:
+    check(notice(Notice(id="n", kind=kind, message=text, team=team, data=data)))
 
 
 @given(text=st.text(), limit=st.integers(5, 60))
@@ -184,10 +184,10 @@ def test_the_root_says_where_how_far_and_how_much() -> None:
         attempt="a", boot="b", seq=1, step=18, total_steps=45, phase="training", loss=3.835, tokens_per_s=126.0
     )
     run = replace(make_attempt(job), state=AttemptState.TRAINING, beat=beat)
-    said = "\n".join(strings(root(JobSnapshot(job=job, attempts=(run,))).blocks))
+    text = "\n".join(strings(root(JobSnapshot(job=job, attempts=(run,))).blocks))
     for fact in ("attempt 1 training", "alpha eu · l40s 48 GiB · spot · $0.7312/h", "step 18/45", "loss 3.835", "40%",
                  "$2.5000 of $10.00", f"gpubroker watch {job.id}"):  # fmt: skip
-        assert fact in said
+        assert fact in text
 
 
 def test_a_resume_says_what_was_lost() -> None:
@@ -203,9 +203,9 @@ def test_a_resume_says_what_was_lost() -> None:
     now = replace(make_attempt(job, 2), state=AttemptState.TRAINING, first_beat_at=START + timedelta(minutes=13))
     assert lost(gone, now) == "lost with attempt 1: 2 min 30 s, $0.1000; 3 min 00 s without a machine"
     event = Event(job_id=job.id, kind="attempt.training", message="up", attempt_id=now.id, seq=9)
-    told = reply(event, JobSnapshot(job=job, attempts=(gone, now)), 0)
-    assert told is not None
-    assert "2 min 30 s, $0.1000" in "\n".join(strings(told.blocks))
+    message = reply(event, JobSnapshot(job=job, attempts=(gone, now)), 0)
+    assert message is not None
+    assert "2 min 30 s, $0.1000" in "\n".join(strings(message.blocks))
 
 
 def test_a_digest_is_read_at_a_glance() -> None:
@@ -215,13 +215,13 @@ def test_a_digest_is_read_at_a_glance() -> None:
         "running": [{"id": "abc", "name": "tune", "gpu": "1 x l40s", "usd_per_hour": "0.73", "spent_usd": "1.2"}],
         "usd_per_hour": "0.73",
     }  # fmt: skip
-    told = Notice(id="d", kind="digest.daily", message="nlp, 2026-03-01: $12.34 spent", team="nlp", data=data)
-    said = "\n".join(strings(notice(told).blocks))
+    digest = Notice(id="d", kind="digest.daily", message="nlp, 2026-03-01: $12.34 spent", team="nlp", data=data)
+    text = "\n".join(strings(notice(digest).blocks))
     rows = ("default/ann · $12.34", "tune · 1 x l40s · $0.7300 an hour · $1.2000 spent", "team nlp")
     sums = ("*Spent*\n$12.34", "*Lost work in it*\n$0.5000", "*An hour, now*\n$0.7300")
     for fact in ("Yesterday's spending", *rows, *sums):
-        assert fact in said
-    assert "abc" not in said
+        assert fact in text
+    assert "abc" not in text
 
 
 def test_the_end_tells_the_whole_story() -> None:
@@ -230,10 +230,10 @@ def test_the_end_tells_the_whole_story() -> None:
     )
     final = Final(attempt="a", outcome=Outcome.COMPLETED, step=45, heldout_loss_before=4.425, heldout_loss_after=3.932)
     run = replace(make_attempt(job), state=AttemptState.ENDED, reason=Reason.COMPLETED, final=final)
-    said = "\n".join(strings(ended(JobSnapshot(job=job, attempts=(run,)), ((1, 4.0), (45, 3.0))).blocks))
+    text = "\n".join(strings(ended(JobSnapshot(job=job, attempts=(run,)), ((1, 4.0), (45, 3.0))).blocks))
     for fact in ("succeeded", "1 attempt, 0 preempted; 45 steps", "1 h 00 min", "$0.5000 spent of $10.00",
                  "held-out loss 4.425 → 3.932", "█▁", "gpubroker artifacts"):  # fmt: skip
-        assert fact in said
+        assert fact in text
 
 
 def test_every_kind_of_event_has_its_words() -> None:

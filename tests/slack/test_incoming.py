@@ -126,8 +126,8 @@ async def test_cancelling_is_said_once_and_shown(desk: Desk) -> None:
 async def test_a_stale_button_tells_what_is_true_and_goes_away(desk: Desk) -> None:
     job = await desk.job(JobState.SUCCEEDED)
     await desk.link("read", "submit", "manage")
-    said = await desk.press(replace(job, state=JobState.ACTIVE), "cancel")
-    assert "is succeeded already" in said
+    answer = await desk.press(replace(job, state=JobState.ACTIVE), "cancel")
+    assert "is succeeded already" in answer
     shown = [a for answers in desk.there.responses.values() for a in answers if a["replace_original"]]
     assert "✅" in str(shown[-1]["blocks"])
     assert not any(b["type"] == "actions" for b in shown[-1]["blocks"])
@@ -167,9 +167,9 @@ async def test_status_lists_what_runs_and_one_job(desk: Desk) -> None:
     await desk.link()
     job = await desk.job(reason="waits for <!channel> a spot")
     done = await desk.job(JobState.SUCCEEDED)
-    said = await desk.command("status")
-    assert f"tune {job.id}: queued (waits for &lt;!channel&gt; a spot), $0.0000 of $10.00, ann" in said
-    assert done.id not in said
+    answer = await desk.command("status")
+    assert f"tune {job.id}: queued (waits for &lt;!channel&gt; a spot), $0.0000 of $10.00, ann" in answer
+    assert done.id not in answer
     assert done.id in await desk.command(f"status {done.id}")
     assert done.id in await desk.command(f"status {done.id[:6]}")
     assert "means 2 jobs" in await desk.command("status tune")
@@ -193,9 +193,9 @@ async def test_a_fault_of_ours_is_logged_and_said(desk: Desk, monkeypatch: pytes
 
     await desk.link()
     monkeypatch.setattr(desk.api.service, "jobs", broken)
-    said = await desk.command("status")
-    assert "its log has the details" in said
-    assert "secret detail" not in said
+    answer = await desk.command("status")
+    assert "its log has the details" in answer
+    assert "secret detail" not in answer
 
 
 async def test_a_root_that_was_clicked_on_shows_the_same_as_the_outbox_would(desk: Desk) -> None:

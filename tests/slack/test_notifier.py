@@ -58,15 +58,15 @@ async def test_a_lost_answer_posts_nothing_twice(desk: Desk, method: str, kind: 
     """Carried out, and the answer lost: at each of the posts that a delivery makes."""
     desk.curve = tuple((n, 4.0 - n / 10) for n in range(20))
     job = make_job()
-    told = desk.event(job, kind)
+    delivery = desk.event(job, kind)
     for _ in range(3):
         desk.slack.lose = {method}
         try:
-            await desk.tell(told, active(job))
+            await desk.tell(delivery, active(job))
         except NotDelivered as e:
             desk.states[job.id] = e.state
     desk.slack.lose = set()
-    await desk.tell(told, active(job))
+    await desk.tell(delivery, active(job))
     files = [m for m in desk.slack.channels["C0JOBS"].messages.values() if "files" in m]
     texts = [text for text in desk.thread() if text]
     assert len(texts) == (kind != "job.submitted")
@@ -75,10 +75,10 @@ async def test_a_lost_answer_posts_nothing_twice(desk: Desk, method: str, kind: 
 
 async def test_a_crash_before_the_record_posts_nothing_twice(desk: Desk) -> None:
     job = make_job()
-    told = desk.event(job, "attempt.planned")
-    await desk.deliver(told, active(job))
+    delivery = desk.event(job, "attempt.planned")
+    await desk.deliver(delivery, active(job))
     desk.notifier = desk.another()
-    await desk.tell(told, active(job))
+    await desk.tell(delivery, active(job))
     later = desk.event(job, "attempt.preempted")
     await desk.deliver(later, active(job))
     desk.notifier = desk.another()
@@ -90,10 +90,10 @@ async def test_another_process_may_have_told_it_meanwhile(desk: Desk) -> None:
     """The notifier's cached knowledge expires before another process's lease can end."""
     job = make_job()
     await desk.tell(desk.event(job, "attempt.planned"), active(job))
-    other, told = desk.another(), desk.event(job, "attempt.preempted")
-    await other.deliver(desk.channel, told, active(job), desk.states[job.id])
+    other, delivery = desk.another(), desk.event(job, "attempt.preempted")
+    await other.deliver(desk.channel, delivery, active(job), desk.states[job.id])
     desk.clock.time += timedelta(seconds=60)
-    await desk.tell(told, active(job))
+    await desk.tell(delivery, active(job))
     assert len(desk.thread()) == 2
 
 
@@ -148,12 +148,12 @@ async def test_a_pause_in_the_middle_keeps_what_was_done(desk: Desk) -> None:
     job = make_job()
     desk.slack.refuse = {"chat.update": "ratelimited"}
     await desk.tell(desk.event(job, "job.submitted"), active(job, step=1))
-    told = desk.event(job, "attempt.preempted")
+    delivery = desk.event(job, "attempt.preempted")
     with pytest.raises(RetryAfter) as caught:
-        await desk.tell(told, active(job, step=2))
+        await desk.tell(delivery, active(job, step=2))
     desk.states[job.id] = caught.value.state
     desk.slack.refuse = {}
-    await desk.tell(told, active(job, step=2))
+    await desk.tell(delivery, active(job, step=2))
     assert len(desk.thread()) == 1
     assert "step 2/45" in str(desk.slack.messages()[0]["blocks"])
 
@@ -230,19 +230,19 @@ async def test_without_matplotlib_the_curve_is_text(desk: Desk, monkeypatch: pyt
 
 
 async def test_a_notice_is_told_once(desk: Desk) -> None:
-    told = Delivery(
+    delivery = Delivery(
         stream=NOTICES,
         notice=Notice(
             id="digest-daily-1", kind="digest.daily", message="$12.00 spent", team="nlp", at=START,
             data={"by_user": [{"user": "<!here>", "usd": "12.00"}]},
         ),
     )  # fmt: skip
-    await desk.deliver(told, None)
+    await desk.deliver(delivery, None)
     desk.notifier = desk.another()
-    await desk.deliver(told, None)
-    (said,) = desk.slack.messages()
-    assert said["text"] == "Yesterday's spending: $12.00 spent"
-    assert "&lt;!here&gt; · $12.00" in str(said["blocks"])
+    await desk.deliver(delivery, None)
+    (message,) = desk.slack.messages()
+    assert message["text"] == "Yesterday's spending: $12.00 spent"
+    assert "&lt;!here&gt; · $12.00" in str(message["blocks"])
 
 
 async def test_a_new_token_is_used_at_once(desk: Desk) -> None:

@@ -78,7 +78,7 @@ class Desk:
                 await self.live(5)
             await self.live(2 * REFRESH_S)
 
-    def told(self, job: Job) -> list[str]:
+    def last_words(self, job: Job) -> list[str]:
         (root,) = [m for m in self.there.messages() if m["metadata"]["event_payload"].get("job") == job.id]
         return [m["text"].rsplit(" ", 1)[-1] for m in self.there.messages(thread=root["ts"])]
 
@@ -112,11 +112,11 @@ async def test_an_hour_without_slack(desk: Desk) -> None:
     desk.there.limits.enforced = True
     asked = len(desk.there.calls)
     await desk.all_told()
-    told = [str(minute) for minute in range(0, 60, 5)]
-    assert [desk.told(job) for job in jobs] == [told] * 3
+    minutes = [str(minute) for minute in range(0, 60, 5)]
+    assert [desk.last_words(job) for job in jobs] == [minutes] * 3
     assert desk.roots().count("of $22.00") == 3
     methods = [method for method, _ in desk.there.calls[asked:]]
-    assert methods.count("chat.postMessage") == 3 * len(told)
+    assert methods.count("chat.postMessage") == 3 * len(minutes)
     assert methods.count("chat.update") == 3
 
 
@@ -142,12 +142,12 @@ async def test_a_broker_that_dies_after_a_call_tells_nothing_twice(desk: Desk, a
         desk.new_broker()
         await desk.live(LEASE_S)
         await desk.all_told()
-    told = desk.told(job)
+    texts = desk.last_words(job)
     if after.startswith("files"):
-        assert len([text for text in told if text]) == 3
-        assert told.count("") == 3, "a picture each"
+        assert len([text for text in texts if text]) == 3
+        assert texts.count("") == 3, "a picture each"
     else:
-        assert told == ["0", "1", "2"]
+        assert texts == ["0", "1", "2"]
 
 
 async def test_a_busy_hour_stays_within_slacks_limits(desk: Desk) -> None:
@@ -159,5 +159,5 @@ async def test_a_busy_hour_stays_within_slacks_limits(desk: Desk) -> None:
             await desk.say(job, f"n {number}")
         await desk.live(120)
     await desk.all_told()
-    assert [desk.told(job) for job in jobs] == [["0", "1", "2"]] * 20
+    assert [desk.last_words(job) for job in jobs] == [["0", "1", "2"]] * 20
     assert desk.roots().count("of $13.00") == 20

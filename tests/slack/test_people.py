@@ -14,8 +14,8 @@ __all__ = ["either_store", "signed_desk"]
 
 async def test_a_stranger_is_told_how_to_be_linked(desk: Desk) -> None:
     job = await desk.job()
-    said = await desk.press(job, "cancel", user="U0BOB")
-    assert "gpubroker slack link U0BOB --owner NAME" in said
+    answer = await desk.press(job, "cancel", user="U0BOB")
+    assert "gpubroker slack link U0BOB --owner NAME" in answer
     assert not (await desk.now(job)).stop_requested
 
 
@@ -57,9 +57,9 @@ async def test_who_may_not_look_is_told_of_no_job(desk: Desk) -> None:
         assert "lacks the scope 'submit'" in await desk.command(text)
     await desk.link("submit")
     for text in ("cancel tune", f"cancel {job.id[:6]}", "cancel nothing", f"status {job.id}"):
-        said = await desk.command(text)
-        assert "lacks the scope 'read'" in said
-        assert twin.id not in said
+        answer = await desk.command(text)
+        assert "lacks the scope 'read'" in answer
+        assert twin.id not in answer
     assert "lacks the scope 'manage'" in await desk.press(job, "approve", value="a" * 13)
     assert "is stopping" in await desk.press(job, "cancel"), "with the id it may, as over HTTP"
     assert not any(a["replace_original"] for answers in desk.there.responses.values() for a in answers)
@@ -80,8 +80,8 @@ async def test_a_link_outlives_whoever_made_it_but_not_its_owner(desk: Desk) -> 
 
     await store.put_token(token("old", 3), "old")
     await store.put_token(token("older", 9), "older")
-    said = await desk.command("status", user="U0BOB")
-    assert f"the access of bob to gpubroker ended on {now - timedelta(days=3):%Y-%m-%d}" in said
+    answer = await desk.command("status", user="U0BOB")
+    assert f"the access of bob to gpubroker ended on {now - timedelta(days=3):%Y-%m-%d}" in answer
     await store.put_token(token("new", -1), "new")
     assert "nothing runs" in await desk.command("status", user="U0BOB")
     for name in ("old", "older", "new"):

@@ -31,8 +31,8 @@ async def test_posts_updates_and_reads_a_thread(there: Slack) -> None:
     root = await c.chat_postMessage(channel="C0JOBS", text="root", metadata=metadata)
     await c.chat_postMessage(channel="C0JOBS", text="reply", thread_ts=root["ts"])
     await c.chat_update(channel="C0JOBS", ts=root["ts"], text="root 2")
-    found = await c.conversations_replies(channel="C0JOBS", ts=root["ts"], include_all_metadata=True)
-    assert [(m["text"], m.get("metadata")) for m in found["messages"]] == [("root 2", metadata), ("reply", None)]
+    replies = await c.conversations_replies(channel="C0JOBS", ts=root["ts"], include_all_metadata=True)
+    assert [(m["text"], m.get("metadata")) for m in replies["messages"]] == [("root 2", metadata), ("reply", None)]
     plain = await c.conversations_history(channel="C0JOBS")
     assert [m.get("metadata") for m in plain["messages"]] == [None]
 

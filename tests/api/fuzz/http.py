@@ -97,13 +97,13 @@ def _config(world: World, seed: int, authorization: str) -> str:
 
 def answers(world: World) -> dict[int, int]:
     """Return the number of answered requests by status, as the server itself counts them."""
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for metric in world.servers.api.app[METRICS].registry.collect():
         for sample in metric.samples:
             if sample.name == "gpubroker_http_requests_total":
                 status = int(sample.labels["status"])
-                found[status] = found.get(status, 0) + int(sample.value)
-    return found
+                counts[status] = counts.get(status, 0) + int(sample.value)
+    return counts
 
 
 def violations(report: dict[str, Any]) -> int:
