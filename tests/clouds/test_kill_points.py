@@ -5,7 +5,7 @@ machines by the calls that SkyPilot makes.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from decimal import Decimal
@@ -33,8 +33,9 @@ from providers.runpod.provider import RunpodCloud, RunpodConfig
 from providers.vast.provider import VastCloud, VastConfig
 from tests.clouds.emulator import Clouds
 from tests.clouds.paper import Agents, FarBlobs, Host, PaperLauncher, Server, SlowMachines
-from tests.clouds.warp import Life, LoopClock, Mortal, MortalCloud, Point, WarpLoop
+from tests.clouds.warp import Life, LoopClock, Mortal, MortalCloud, Point
 from tests.support.memory_store.store import MemoryStore
+from tests.support.rig.virtual_time import run_in_virtual_time
 from trainer.contract.documents import Limits
 
 CLOUDS = ("lambda", "runpod", "vast")
@@ -225,28 +226,23 @@ def _cloud(name: str, url: str, clock: Any, home: Path) -> Any:
     return VastCloud(VastConfig(endpoint=url), **given)
 
 
-def told(story: Coroutine[Any, Any, None]) -> None:
-    with asyncio.Runner(loop_factory=WarpLoop) as runner:
-        runner.run(story)
-
-
 @pytest.mark.parametrize("killed", KILLED)
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_killed(cloud: str, point: str, killed: str, tmp_path: Path) -> None:
-    told(_killed(cloud, point, killed, tmp_path))
+    run_in_virtual_time(_killed(cloud, point, killed, tmp_path))
 
 
 @pytest.mark.parametrize("killed", KILLED)
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_killed_while_the_cloud_lists_nothing(cloud: str, killed: str, tmp_path: Path) -> None:
-    told(_killed(cloud, "create has answered", killed, tmp_path, blind=True))
+    run_in_virtual_time(_killed(cloud, "create has answered", killed, tmp_path, blind=True))
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_a_create_whose_reply_is_lost(cloud: str, tmp_path: Path) -> None:
     """The server gives up, or asks again and gets the answer "sold"; in both cases its machine is given back."""
-    told(_reply_lost(cloud, tmp_path))
+    run_in_virtual_time(_reply_lost(cloud, tmp_path))
 
 
 async def _killed(cloud: str, point: str, killed: str, home: Path, *, blind: bool = False) -> None:

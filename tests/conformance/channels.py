@@ -30,7 +30,7 @@ async def only(store: Store, *channels: Channel) -> None:
         assert await store.add_channel(channel)
 
 
-async def told(store: Store, *kinds: str, **changes: Any) -> Job:
+async def submit_with_events(store: Store, *kinds: str, **changes: Any) -> Job:
     """A new job with these events."""
     job = make_job(**changes)
     await store.submit(job, key=None, body_sha256="", events=[make_event(job, kind) for kind in kinds])

@@ -82,8 +82,8 @@ async def listed(provider: Provider, name: InstanceName) -> Observed | None:
 
 
 async def is_absent(world: World, provider: Provider, name: InstanceName) -> bool:
-    seen = await listed(provider, name)
-    return seen is None or (world.shows_ended and seen.state is InstanceState.GONE)
+    machine = await listed(provider, name)
+    return machine is None or (world.shows_ended and machine.state is InstanceState.GONE)
 
 
 async def destroy(world: World, provider: Provider, handle: Handle) -> None:
@@ -139,11 +139,11 @@ async def a_created_machine_is_listed_as_bought(world: World) -> None:
         name, offer = new_name(), await an_offer(provider, spot=spot)
         (handle,) = await provider.create(name, offer, world.boot_of(name))
         assert (handle.provider, handle.name) == (provider.name, name)
-        seen = await listed(provider, name)
-        assert seen is not None
-        assert seen.handle == handle
-        assert seen.state in ALIVE
-        assert (seen.accelerator, seen.gpus, seen.spot) == (offer.accelerator, offer.gpus, offer.spot)
+        machine = await listed(provider, name)
+        assert machine is not None
+        assert machine.handle == handle
+        assert machine.state in ALIVE
+        assert (machine.accelerator, machine.gpus, machine.spot) == (offer.accelerator, offer.gpus, offer.spot)
 
 
 async def one_name_is_one_machine(world: World) -> None:
@@ -153,18 +153,18 @@ async def one_name_is_one_machine(world: World) -> None:
     replies: Sequence[object] = await asyncio.gather(*tries, return_exceptions=True)
     answers = [list(reply) for reply in replies if isinstance(reply, Sequence)]
     errors = [reply for reply in replies if isinstance(reply, BaseException)]
-    seen = await listed(provider, name)
-    assert seen is not None
+    machine = await listed(provider, name)
+    assert machine is not None
     assert answers
-    assert all(answer == [seen.handle] for answer in answers)
+    assert all(answer == [machine.handle] for answer in answers)
     if world.adopts:
         assert errors == []
-        assert list(await provider.create(name, offer, world.boot_of(name))) == [seen.handle]
+        assert list(await provider.create(name, offer, world.boot_of(name))) == [machine.handle]
     else:
         assert all(isinstance(error, OutcomeUnknown) for error in errors), errors
         with pytest.raises(OutcomeUnknown):
             await world.open().create(name, offer, world.boot_of(name))
-    assert [o.handle for o in await provider.list()] == [seen.handle]
+    assert [o.handle for o in await provider.list()] == [machine.handle]
     assert world.made(name) in (1, None)
 
 
@@ -196,10 +196,10 @@ async def what_is_not_ours_is_neither_listed_nor_destroyed(world: World) -> None
                 await ours.destroy(Handle(provider=ours.name, id=machine_id, name=alike, region=handle.region))
         with pytest.raises(Rejected):
             await ours.create(alike, offer, world.boot_of(name))
-    seen = await listed(theirs, name)
-    assert seen is not None
-    assert seen.handle == handle
-    assert seen.state in ALIVE
+    machine = await listed(theirs, name)
+    assert machine is not None
+    assert machine.handle == handle
+    assert machine.state in ALIVE
     assert world.running() <= {name}
 
 
@@ -223,9 +223,9 @@ async def calling_off_what_is_not_under_way_does_no_harm(world: World) -> None:
     await provider.cancel(new_name())
     (handle,) = await provider.create(name, await an_offer(provider), world.boot_of(name))
     await provider.cancel(name)
-    seen = await listed(provider, name)
-    assert seen is not None
-    assert (seen.handle, seen.state in ALIVE) == (handle, True)
+    machine = await listed(provider, name)
+    assert machine is not None
+    assert (machine.handle, machine.state in ALIVE) == (handle, True)
     assert await provider.check() is None
 
 
@@ -297,10 +297,10 @@ async def a_lost_reply_leaves_a_machine_under_its_name(world: World) -> None:
     provider = world.open()
     with pytest.raises(OutcomeUnknown):
         await provider.create(name, offer, world.boot_of(name))
-    seen = await listed(provider, name)
-    assert seen is not None
+    machine = await listed(provider, name)
+    assert machine is not None
     assert await provider.launcher(provider.launcher_id(), name) is Liveness.DEAD
-    await destroy(world, provider, seen.handle)
+    await destroy(world, provider, machine.handle)
     assert world.running() == set()
 
 
@@ -309,9 +309,9 @@ async def a_wrong_machine_shows_as_such(world: World) -> None:
     world.arm("wrong_machine", offer)
     provider = world.open()
     await provider.create(name, offer, world.boot_of(name))
-    seen = await listed(provider, name)
-    assert seen is not None
-    assert seen.accelerator not in (None, offer.accelerator)
+    machine = await listed(provider, name)
+    assert machine is not None
+    assert machine.accelerator not in (None, offer.accelerator)
 
 
 FAULT_LAWS: Sequence[Law] = (

@@ -275,7 +275,9 @@ async def test_one_setting_under_two_names_is_the_configured_one(monkeypatch: py
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://everything.example")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://s3.example")
     unscoped = GrantSettings(scope=False)
-    told = ObstoreBlobs.open("s3://bucket", HERE, grants=unscoped)
-    assert (await told.grant(JobId("j" * 13), AttemptId("a" * 13))).options["aws_endpoint"] == "http://s3.example"
+    unscoped_blobs = ObstoreBlobs.open("s3://bucket", HERE, grants=unscoped)
+    assert (await unscoped_blobs.grant(JobId("j" * 13), AttemptId("a" * 13))).options[
+        "aws_endpoint"
+    ] == "http://s3.example"
     chosen = ObstoreBlobs.open("s3://bucket", HERE, options={"endpoint": "http://ours.example"}, grants=unscoped)
     assert (await chosen.grant(JobId("j" * 13), AttemptId("a" * 13))).options == {"aws_endpoint": "http://ours.example"}

@@ -10,7 +10,7 @@ from broker.domain.offer import GpuAsk
 from tests.clouds.warp import held
 from tests.conformance.emulated_clouds import KINDS, EmulatedCloud, open_emulated_cloud
 from tests.conformance.provider_laws import an_offer, listed, new_name
-from tests.conformance.test_provider_clouds import told
+from tests.support.rig.virtual_time import run_in_virtual_time
 
 
 async def exchange(world: EmulatedCloud, account: int) -> None:
@@ -40,7 +40,7 @@ def test_a_machine_is_not_absent_because_another_account_does_not_list_it(kind: 
             assert await listed(provider, name) is not None
             await provider.destroy(handle)
 
-    told(story())
+    run_in_virtual_time(story())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -55,4 +55,4 @@ def test_a_new_key_of_the_account_shows_its_machines(kind: str, tmp_path: Path) 
             assert await provider.check() is None
             await provider.destroy(handle)
 
-    told(story())
+    run_in_virtual_time(story())

@@ -1,17 +1,14 @@
 """Contract of every provider, over the rented clouds: their native halves against their APIs' emulators."""
 
 import asyncio
-from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from broker.domain.errors import OutcomeUnknown
 from broker.domain.instance import InstanceState, Liveness
 from broker.domain.job import Handle
-from tests.clouds.warp import WarpLoop
 from tests.conformance.emulated_clouds import KINDS, open_emulated_cloud
 from tests.conformance.provider_laws import (
     ALIVE,
@@ -25,16 +22,11 @@ from tests.conformance.provider_laws import (
     more_nodes_than_the_caps_allow_are_rejected,
     new_name,
 )
+from tests.support.rig.virtual_time import run_in_virtual_time
 
 ALL = [(law, kind) for law in (*LAWS, *FAULT_LAWS) for kind in KINDS]
 SINGLE = ("runpod", "vast")
 """They join no machines to one job."""
-
-
-def run_story(story: Coroutine[Any, Any, None]) -> None:
-    """Run a story in a loop in which waiting takes no time."""
-    with asyncio.Runner(loop_factory=WarpLoop) as runner:
-        runner.run(story)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +39,7 @@ def test_law(kind: str, law: Law, tmp_path: Path) -> None:
         async with open_emulated_cloud(kind, tmp_path) as world:
             await law(world)
 
-    run_story(story())
+    run_in_virtual_time(story())
 
 
 @pytest.mark.parametrize("kind", KINDS[:3])
@@ -68,7 +60,7 @@ def test_listings_lag_no_longer_than_stated(kind: str, tmp_path: Path) -> None:
             assert await is_absent(world, provider, name)
             assert world.made(name) == 1
 
-    run_story(story())
+    run_in_virtual_time(story())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -82,8 +74,8 @@ def test_a_preempted_machine_is_not_alive_and_is_destroyed(kind: str, tmp_path: 
                 handles += await provider.create(name, offer, world.boot_of(name))
             short, long = handles
             await world.preempt(short)
-            seen = await listed(provider, short.name)
-            assert seen is None or seen.state not in ALIVE
+            machine = await listed(provider, short.name)
+            assert machine is None or machine.state not in ALIVE
             other = await listed(provider, long.name)
             assert other is not None
             assert other.state in ALIVE
@@ -92,7 +84,7 @@ def test_a_preempted_machine_is_not_alive_and_is_destroyed(kind: str, tmp_path: 
             assert world.running() == {long.name}
             assert world.clouds.bill().open(short.name) == []
 
-    run_story(story())
+    run_in_virtual_time(story())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,18 +98,18 @@ def test_cancelled_create_ends_and_leaves_its_machine_under_its_name(kind: str, 
             world.clouds.world.boots.clear()
             launched_by = provider.launcher_id()
             create = asyncio.create_task(provider.create(name, offer, world.boot_of(name)))
-            while (seen := await listed(other, name)) is None:  # noqa: ASYNC110 - the cloud tells nobody
+            while (machine := await listed(other, name)) is None:  # noqa: ASYNC110 - the cloud tells nobody
                 await asyncio.sleep(1)
-            assert seen.state is InstanceState.STARTING or kind == "aws"
+            assert machine.state is InstanceState.STARTING or kind == "aws"
             assert await other.launcher(launched_by, name) is Liveness.ALIVE
             await other.cancel(name)
             with pytest.raises(OutcomeUnknown):
                 await create
             assert await other.launcher(launched_by, name) is Liveness.DEAD
-            await destroy(world, other, seen.handle)
+            await destroy(world, other, machine.handle)
             assert world.made(name) == 1
 
-    run_story(story())
+    run_in_virtual_time(story())
 
 
 def test_machines_that_are_joined_bear_one_name_and_end_one_by_one(tmp_path: Path) -> None:
@@ -139,4 +131,4 @@ def test_machines_that_are_joined_bear_one_name_and_end_one_by_one(tmp_path: Pat
             await provider.destroy(handles[1])
             assert await provider.list() == []
 
-    run_story(story())
+    run_in_virtual_time(story())

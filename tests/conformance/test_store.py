@@ -197,8 +197,8 @@ async def test_whoever_lost_an_answer_gives_back_what_it_may_hold(store: Store) 
     assert not await store.claim_attempts(Lane.LIVENESS, owner="c", lease_s=HOUR, limit=9)
     await store.end_leases(owner="a")
     heir = replace(mine.attempt, detail="read under the lease that was given back")
-    kept = replace(theirs.attempt, detail="still leased")
-    changes = [Change(attempt=(mine.attempt, heir)), Change(attempt=(theirs.attempt, kept), due_in_s=HOUR)]
+    unchanged = replace(theirs.attempt, detail="still leased")
+    changes = [Change(attempt=(mine.attempt, heir)), Change(attempt=(theirs.attempt, unchanged), due_in_s=HOUR)]
     assert await store.apply(changes) == [False, True]
     (again,) = await store.claim_attempts(Lane.LIVENESS, owner="c", lease_s=HOUR, limit=9)
     assert again.attempt.id == mine.attempt.id

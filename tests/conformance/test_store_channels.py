@@ -4,7 +4,17 @@ import asyncio
 
 from broker.domain.tenancy import Tenant
 from broker.ports import Store
-from tests.conformance.channels import claim, kinds, make_channel, numbers, only, say, settle, status, told
+from tests.conformance.channels import (
+    claim,
+    kinds,
+    make_channel,
+    numbers,
+    only,
+    say,
+    settle,
+    status,
+    submit_with_events,
+)
 from tests.conformance.conftest import TimedStore
 from tests.conformance.samples import make_event, make_job, running
 
@@ -12,7 +22,7 @@ from tests.conformance.samples import make_event, make_job, running
 
 
 async def test_every_installation_has_a_log_that_is_told_everything(store: Store) -> None:
-    job = await told(store, "job.submitted", "job.waiting")
+    job = await submit_with_events(store, "job.submitted", "job.waiting")
     (stream,) = await claim(store)
     assert (stream.channel.kind, stream.channel.team, stream.name) == ("log", None, job.id)
     assert [(p.delivery.event and p.delivery.event.seq, p.delivery.id) for p in stream.pending] == [
@@ -34,7 +44,7 @@ async def test_event_reaches_subscribed_channels_of_team_and_installation(store:
         make_channel("theirs", team="nlp"),
         make_channel("operator", team=None),
     )
-    await told(store, "job.submitted", "attempt.booting", "job.done", "job.donee")
+    await submit_with_events(store, "job.submitted", "attempt.booting", "job.done", "job.donee")
     got = {stream.channel.name: kinds(stream) for stream in await claim(store)}
     everything = ["job.submitted", "attempt.booting", "job.done", "job.donee"]
     assert got == {"all": everything, "operator": everything, "some": ["attempt.booting", "job.done"]}
@@ -62,7 +72,7 @@ async def test_a_snapshot_has_the_attempts(store: Store) -> None:
 
 async def test_a_stream_is_one_brokers_until_its_lease_lapses(timed_store: TimedStore) -> None:
     store = timed_store.store
-    await told(store, "a", "b")
+    await submit_with_events(store, "a", "b")
     (first,) = await claim(store)
     assert not await claim(store)
     await timed_store.pass_time(301)
@@ -77,7 +87,7 @@ async def test_a_stream_is_one_brokers_until_its_lease_lapses(timed_store: Timed
 
 
 async def test_what_is_settled_is_never_given_again_and_the_rest_is_in_order(store: Store) -> None:
-    await told(store, "a", "b", "c", "d")
+    await submit_with_events(store, "a", "b", "c", "d")
     (stream,) = await claim(store, depth=3)
     assert kinds(stream) == ["a", "b", "c"]
     await settle(store, stream, done=numbers(stream)[:2])
@@ -87,10 +97,10 @@ async def test_what_is_settled_is_never_given_again_and_the_rest_is_in_order(sto
 
 async def test_a_failed_delivery_holds_its_stream_and_no_other(timed_store: TimedStore) -> None:
     store = timed_store.store
-    job = await told(store, "a", "b")
+    job = await submit_with_events(store, "a", "b")
     (stream,) = await claim(store)
     await settle(store, stream, attempts=3, due_in_s=600)
-    other = await told(store, "x")
+    other = await submit_with_events(store, "x")
     await say(store, job, "c")
     assert [one.name for one in await claim(store)] == [other.id]
     await timed_store.pass_time(601)
@@ -100,7 +110,7 @@ async def test_a_failed_delivery_holds_its_stream_and_no_other(timed_store: Time
 
 
 async def test_the_state_of_a_stream_is_kept_with_its_settlement(store: Store) -> None:
-    await told(store, "a", "b")
+    await submit_with_events(store, "a", "b")
     (stream,) = await claim(store)
     assert stream.state is None
     await settle(store, stream, done=numbers(stream)[:1], state={"ts": "1.5", "text": "ü\0"})
@@ -112,11 +122,11 @@ async def test_the_state_of_a_stream_is_kept_with_its_settlement(store: Store) -
 async def test_a_channel_that_waits_gives_nothing(timed_store: TimedStore) -> None:
     store = timed_store.store
     await only(store, make_channel("a"), make_channel("b"))
-    await told(store, "x")
+    await submit_with_events(store, "x")
     streams = {one.channel.name: one for one in await claim(store)}
     await settle(store, streams["a"], wait_s=600)
     await settle(store, streams["b"])
-    await told(store, "y")
+    await submit_with_events(store, "y")
     assert {one.channel.name for one in await claim(store)} == {"b"}
     await timed_store.pass_time(601)
     assert {one.channel.name for one in await claim(store)} == {"a", "b"}
@@ -125,7 +135,7 @@ async def test_a_channel_that_waits_gives_nothing(timed_store: TimedStore) -> No
 async def test_a_failing_channel_gives_one_stream_as_a_probe(timed_store: TimedStore) -> None:
     store = timed_store.store
     for _ in range(3):
-        await told(store, "a")
+        await submit_with_events(store, "a")
     first, *_ = await claim(store, limit=1)
     await settle(store, first, channel={"failures": 1, "reason": "503"}, attempts=1, due_in_s=500)
     assert len(await claim(store)) == 1
@@ -134,7 +144,7 @@ async def test_a_failing_channel_gives_one_stream_as_a_probe(timed_store: TimedS
 
 async def test_busy_channels_and_kinds_without_a_notifier_are_left_alone(store: Store) -> None:
     await store.add_channel(make_channel())
-    await told(store, "a")
+    await submit_with_events(store, "a")
     hook = (await status(store)).channel.id
     assert [one.channel.kind for one in await claim(store, busy=[hook])] == ["log"]
     assert not await store.claim_streams(["slack"], busy=[], owner="o", lease_s=30, limit=9, depth=9)
@@ -143,13 +153,13 @@ async def test_busy_channels_and_kinds_without_a_notifier_are_left_alone(store: 
 async def test_a_limit_holds_for_each_channel(store: Store) -> None:
     await store.add_channel(make_channel())
     for _ in range(5):
-        await told(store, "a")
+        await submit_with_events(store, "a")
     assert sorted(one.channel.kind for one in await claim(store, limit=2)) == ["log", "log", "webhook", "webhook"]
 
 
 async def test_a_refresh_is_due_when_nothing_waits(timed_store: TimedStore) -> None:
     store = timed_store.store
-    job = await told(store, "a")
+    job = await submit_with_events(store, "a")
     (stream,) = await claim(store)
     await settle(store, stream, done=numbers(stream), refresh_in_s=100, state={"ts": "1"})
     assert not await claim(store)
@@ -163,7 +173,7 @@ async def test_a_refresh_is_due_when_nothing_waits(timed_store: TimedStore) -> N
 
 
 async def test_what_nobody_is_told_is_counted(store: Store) -> None:
-    await told(store, "a", "b", "c")
+    await submit_with_events(store, "a", "b", "c")
     (stream,) = await claim(store)
     one, two, three = numbers(stream)
     await settle(store, stream, done=[three], dropped={one: "folded", two: "folded"})
@@ -172,7 +182,7 @@ async def test_what_nobody_is_told_is_counted(store: Store) -> None:
 
 
 async def test_no_event_is_lost_between_writers_and_settlements(store: Store) -> None:
-    jobs = [await told(store, "first") for _ in range(4)]
+    jobs = [await submit_with_events(store, "first") for _ in range(4)]
     got: dict[str, list[int]] = {job.id: [] for job in jobs}
     written = asyncio.Event()
 

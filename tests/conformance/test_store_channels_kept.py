@@ -8,7 +8,17 @@ from broker.domain.errors import StoreError
 from broker.domain.notifications import NOTICES, Notice
 from broker.domain.tenancy import Tenant
 from broker.ports import AuditFilter, Store
-from tests.conformance.channels import claim, kinds, make_channel, numbers, only, say, settle, status, told
+from tests.conformance.channels import (
+    claim,
+    kinds,
+    make_channel,
+    numbers,
+    only,
+    say,
+    settle,
+    status,
+    submit_with_events,
+)
 from tests.conformance.conftest import TimedStore
 from tests.conformance.samples import START
 
@@ -17,7 +27,7 @@ from tests.conformance.samples import START
 
 async def test_a_disabled_channel_keeps_what_waits_and_the_others_are_told(store: Store) -> None:
     await store.add_channel(make_channel())
-    await told(store, "a")
+    await submit_with_events(store, "a")
     stream = next(one for one in await claim(store) if one.channel.kind == "webhook")
     notice = Notice(id="channel-disabled-1", kind="channel.disabled", message="m", team="default")
     await settle(store, stream, channel={"enabled": False, "reason": "410", "failures": 7}, notice=notice)
@@ -25,7 +35,7 @@ async def test_a_disabled_channel_keeps_what_waits_and_the_others_are_told(store
     assert (gone.channel.enabled, gone.channel.reason, gone.waiting) == (False, "410", 1)
     (heard,) = await claim(store)
     assert (heard.channel.kind, heard.name, kinds(heard)) == ("log", NOTICES, ["channel.disabled"])
-    await told(store, "not for it")
+    await submit_with_events(store, "not for it")
     assert await store.write_channel(replace(gone.channel, enabled=True))
     back = await status(store)
     assert (back.channel.enabled, back.channel.reason, back.channel.failures) == (True, "", 0)
@@ -34,7 +44,7 @@ async def test_a_disabled_channel_keeps_what_waits_and_the_others_are_told(store
 
 async def test_what_a_person_disabled_stays_disabled(store: Store) -> None:
     await store.add_channel(make_channel())
-    await told(store, "a")
+    await submit_with_events(store, "a")
     stream = next(one for one in await claim(store) if one.channel.kind == "webhook")
     await store.write_channel(replace(stream.channel, enabled=False, reason="by ann"))
     await settle(store, stream, channel={"failures": 1, "reason": "503"}, done=numbers(stream))
@@ -75,7 +85,7 @@ async def test_a_notice_of_no_known_team_is_refused(store: Store) -> None:
 
 async def test_what_is_too_old_or_too_much_is_given_up_oldest_first(timed_store: TimedStore) -> None:
     store = timed_store.store
-    job = await told(store, "old")
+    job = await submit_with_events(store, "old")
     await timed_store.pass_time(1000)
     await say(store, job, "b", "c", "d")
     assert await store.trim_outbox(age_s=500, rows=2) == 2
@@ -89,7 +99,7 @@ async def test_what_is_too_old_or_too_much_is_given_up_oldest_first(timed_store:
 
 async def test_a_trim_forgets_what_was_idle_for_long(timed_store: TimedStore) -> None:
     store = timed_store.store
-    await told(store, "a")
+    await submit_with_events(store, "a")
     await store.post(Notice(id="n", kind="k", message="m"))
     for stream in await claim(store):
         await settle(store, stream, done=numbers(stream), state={"ts": "1"})
@@ -101,9 +111,9 @@ async def test_a_trim_forgets_what_was_idle_for_long(timed_store: TimedStore) ->
 
 
 async def test_the_age_of_what_waits_is_shown(timed_store: TimedStore) -> None:
-    await told(timed_store.store, "a")
+    await submit_with_events(timed_store.store, "a")
     await timed_store.pass_time(600)
-    await told(timed_store.store, "b")
+    await submit_with_events(timed_store.store, "b")
     shown = await status(timed_store.store, "log")
     assert shown.waiting == 2
     assert 600 <= shown.oldest_s < 1200
@@ -125,14 +135,14 @@ async def test_a_channel_is_kept_as_it_was_given(store: Store) -> None:
     given = make_channel(events=("job.*",), config={"host": "h", "deep": {"a": [1]}}, sealed=b"\0secret")
     assert await store.add_channel(given)
     assert not await store.add_channel(make_channel())
-    kept = (await status(store)).channel
-    assert replace(kept, created_at=START) == given
-    changed = replace(kept, events=(), config={"host": "i"}, sealed=b"t")
+    stored = (await status(store)).channel
+    assert replace(stored, created_at=START) == given
+    changed = replace(stored, events=(), config={"host": "i"}, sealed=b"t")
     assert await store.write_channel(changed)
     assert (await status(store)).channel == changed
-    await told(store, "a")
-    assert await store.delete_channel(kept.id)
-    assert not await store.delete_channel(kept.id)
+    await submit_with_events(store, "a")
+    assert await store.delete_channel(stored.id)
+    assert not await store.delete_channel(stored.id)
     assert not await store.write_channel(changed)
     assert [one.channel.name for one in await store.channels()] == ["log"]
 

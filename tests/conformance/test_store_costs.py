@@ -77,8 +77,8 @@ async def test_of_two_brokers_one_tells(store: Store) -> None:
         events=(make_event(job, "job.overrun_forecast"),),
     )  # fmt: skip
     assert await store.note([note, note]) == [True, False]
-    told = [e.kind for e in await store.events(job.id, after=0, limit=99)]
-    assert told.count("job.overrun_forecast") == 1
+    kinds = [e.kind for e in await store.events(job.id, after=0, limit=99)]
+    assert kinds.count("job.overrun_forecast") == 1
     (after,) = await store.attempts(job.id)
     assert (after.idle, after.signal) == ("gpu", Signal.IDLE)
     now = await store.job(job.id)
@@ -172,9 +172,9 @@ async def test_a_capped_job_without_its_input_is_not_queued_by_a_higher_cap(stor
     assert await store.apply([Change(job=(row, replace(row, state=JobState.CAPPED)))]) == [True]
     mine = store.as_tenant(ANN)
     await mine.delete_data(row.id, ["data"], make_event(row, "job.data_deleted"))
-    kept = await mine.raise_cap(row.id, row.cap_usd + 1, make_event(row, "job.cap_raised"))
-    assert kept is not None
-    assert (kept.state, kept.cap_usd) == (JobState.CAPPED, row.cap_usd)
+    raised = await mine.raise_cap(row.id, row.cap_usd + 1, make_event(row, "job.cap_raised"))
+    assert raised is not None
+    assert (raised.state, raised.cap_usd) == (JobState.CAPPED, row.cap_usd)
     assert [e.kind for e in await store.events(row.id, after=0, limit=9)] == ["job.data_deleted"]
 
 

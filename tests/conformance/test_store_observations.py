@@ -44,8 +44,8 @@ async def test_observation_is_stored_with_the_attempts_end(store: Store) -> None
     """An observation is kept with the end of its attempt and the plan with its job."""
     held, job = await end(store)
     assert held
-    (kept,) = await store.observations(each=9)
-    assert kept == observation(kept.attempt_id)
+    (stored,) = await store.observations(each=9)
+    assert stored == observation(stored.attempt_id)
     row = await store.job(job.id)
     assert row is not None
     assert row.remedy == PlanAdjustment(
@@ -75,5 +75,5 @@ async def test_all_teams_learn_from_one_table_that_no_team_can_read(store: Store
     await end(store)
     tenant = store.as_tenant(Tenant(team="default", owner="ann", token_id="t"))
     assert not hasattr(tenant, "observations")
-    (kept,) = await store.observations(each=1)
-    assert "ann" not in repr(kept)
+    (stored,) = await store.observations(each=1)
+    assert "ann" not in repr(stored)

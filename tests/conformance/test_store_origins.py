@@ -114,6 +114,6 @@ async def test_a_deletion_that_comes_during_the_submit_waits_and_is_refused(
     assert (await submits)[1]
     with pytest.raises(InUse, match=heir.id):
         await deletes
-    kept = await one.job(origin.id)
-    assert kept is not None
-    assert not kept.deleted
+    stored = await one.job(origin.id)
+    assert stored is not None
+    assert not stored.deleted

@@ -25,16 +25,16 @@ from tests.conformance.samples import (
 
 async def test_a_policy_has_versions_and_a_history(store: Store) -> None:
     first, second = policy(max_gpus=1), policy(max_gpus=2)
-    kept = await store.put_policy(first)
-    assert (kept.version, kept.policy, kept.changed_by) == (1, first, "gpubroker")
-    assert await store.put_policy(first) == kept
+    stored = await store.put_policy(first)
+    assert (stored.version, stored.policy, stored.changed_by) == (1, first, "gpubroker")
+    assert await store.put_policy(first) == stored
     assert (await store.put_policy(second)).version == 2
     assert [one.policy for one in await store.policies()] == [second]
     assert await store.delete_policy("default", "limits")
     assert not await store.delete_policy("default", "limits")
     assert await store.policies() == []
     again = await store.put_policy(first)
-    assert (again.version, again.id) == (4, kept.id)
+    assert (again.version, again.id) == (4, stored.id)
     history = await store.policy_history("default", "limits")
     assert [(one.version, one.policy) for one in history] == [(4, first), (3, None), (2, second), (1, first)]
     assert await store.policy_history("default", "other") == []

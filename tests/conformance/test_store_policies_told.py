@@ -114,8 +114,8 @@ async def test_the_past_is_told_by_attempt_and_quarter_hour(store: Store) -> Non
     await charge(store, job, "2.5")
     _, other = await running(store, team="web", owner="eve")
     now, _ = await store.budgets()
-    told = await store.past(now - timedelta(days=30))
-    found = {one.job_id: one for one in told.attempts}
+    past_jobs = await store.past(now - timedelta(days=30))
+    found = {one.job_id: one for one in past_jobs.attempts}
     assert found.keys() == {job.id, other.id}
     one = found[job.id]
     assert (one.number, one.team, one.owner, one.gpus, one.reserved_usd) == (

@@ -27,20 +27,20 @@ def plain(found: SlackUser) -> SlackUser:
 
 
 async def test_a_link_is_made_changed_and_removed(store: Store) -> None:
-    seen = store.as_tenant(ANN)
-    await seen.put_slack_user(link())
-    await seen.put_slack_user(link(owner="bob", scopes=("read",)))
-    await seen.put_slack_user(link(user="U2"))
-    assert [plain(u) for u in await seen.slack_users("T1", "U1")] == [link(owner="bob", scopes=("read",))]
-    assert [u.user for u in await seen.slack_users()] == ["U1", "U2"]
-    assert await seen.slack_users("T2") == []
-    assert await seen.delete_slack_user(link())
-    assert not await seen.delete_slack_user(link())
-    told = [
-        (e.action, e.target, e.before, e.after) for e in await seen.audit(AuditFilter(action="slack", target="T1/U1"))
+    tenant = store.as_tenant(ANN)
+    await tenant.put_slack_user(link())
+    await tenant.put_slack_user(link(owner="bob", scopes=("read",)))
+    await tenant.put_slack_user(link(user="U2"))
+    assert [plain(u) for u in await tenant.slack_users("T1", "U1")] == [link(owner="bob", scopes=("read",))]
+    assert [u.user for u in await tenant.slack_users()] == ["U1", "U2"]
+    assert await tenant.slack_users("T2") == []
+    assert await tenant.delete_slack_user(link())
+    assert not await tenant.delete_slack_user(link())
+    entries = [
+        (e.action, e.target, e.before, e.after) for e in await tenant.audit(AuditFilter(action="slack", target="T1/U1"))
     ]
     ann, bob = {"owner": "ann", "scopes": ["read", "submit"]}, {"owner": "bob", "scopes": ["read"]}
-    assert told[::-1] == [
+    assert entries[::-1] == [
         ("slack.link", "T1/U1", None, ann), ("slack.link", "T1/U1", ann, bob), ("slack.unlink", "T1/U1", bob, None),
     ]  # fmt: skip
 
@@ -80,14 +80,14 @@ async def test_links_go_with_the_last_token_of_their_owner(store: Store) -> None
         await store.put_slack_user(link(team=team, user="U3", owner="bob"))
         await store.put_token(token(f"{team}1", team=team), f"{team}1")
     await store.put_token(token("a2"), "a2")
-    seen = store.as_tenant(ANN)
-    assert await seen.delete_token("default1")
-    assert len(await seen.slack_users()) == 3, "one token is left"
-    assert await seen.delete_token("a2")
-    assert [u.user for u in await seen.slack_users()] == ["U3"], "bob never had a token"
+    tenant = store.as_tenant(ANN)
+    assert await tenant.delete_token("default1")
+    assert len(await tenant.slack_users()) == 3, "one token is left"
+    assert await tenant.delete_token("a2")
+    assert [u.user for u in await tenant.slack_users()] == ["U3"], "bob never had a token"
     assert len(await store.as_tenant(NLP).slack_users()) == 3, "who she is elsewhere stays"
-    told = [(e.action, e.target, e.actor) for e in await seen.audit(AuditFilter(action="slack.unlink"))]
-    assert sorted(told) == [("slack.unlink", "T1/U1", "ann"), ("slack.unlink", "T1/U2", "ann")]
+    entries = [(e.action, e.target, e.actor) for e in await tenant.audit(AuditFilter(action="slack.unlink"))]
+    assert sorted(entries) == [("slack.unlink", "T1/U1", "ann"), ("slack.unlink", "T1/U2", "ann")]
 
 
 async def test_two_last_tokens_that_go_at_once_leave_no_link(store: Store) -> None:

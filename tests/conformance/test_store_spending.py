@@ -43,8 +43,10 @@ async def test_charges_and_adjustments_are_paid_and_reservations_are_not(store: 
 
 async def test_the_dearest_kept_offer_comes_from_the_intent(store: Store) -> None:
     attempt, job = await paid_for(store)
-    told = make_event(job, "attempt.planned", attempt_id=attempt.id, data={"dearest": {"offer": "x", "usd_p50": "9.5"}})
-    assert await store.apply([Change(events=(told,))]) == [True]
+    event = make_event(
+        job, "attempt.planned", attempt_id=attempt.id, data={"dearest": {"offer": "x", "usd_p50": "9.5"}}
+    )
+    assert await store.apply([Change(events=(event,))]) == [True]
     assert (await store.paid(EVER)).attempts[attempt.id].dearest_usd == Decimal("9.5")
 
 

@@ -68,9 +68,9 @@ async def test_another_team_s_job_is_neither_stopped_nor_raised(
     assert await blue.request_stop(job.id, make_event(job)) is None
     assert await blue.raise_cap(job.id, Decimal(99), make_event(job)) is None
     assert await blue.request_stop(JobId("a" * 13), make_event(job)) is None
-    kept = await red.job(job.id)
-    assert kept is not None
-    assert (kept.stop_requested, kept.cap_usd) == (False, Decimal(10))
+    stored = await red.job(job.id)
+    assert stored is not None
+    assert (stored.stop_requested, stored.cap_usd) == (False, Decimal(10))
     assert list(await red.events(job.id, after=0, limit=9)) == []
     assert len(await store.audit(AuditFilter())) == before
 
@@ -156,8 +156,8 @@ async def test_an_entry_of_the_audit_tells_of_the_write_and_of_nothing_else(red:
     retry = make_job(team="red", retry_of=job.id)
     await red.submit(retry, key=None, body_sha256="", events=[])
     entries = await red.audit(AuditFilter(actor="ann"))
-    told = [(e.action, e.target, e.usd) for e in reversed(entries)]
-    assert told == [
+    audited = [(e.action, e.target, e.usd) for e in reversed(entries)]
+    assert audited == [
         ("job.submit", job.id, Decimal(10)),
         ("job.raise_cap", job.id, Decimal("2.50")),
         ("job.stop", job.id, None),

@@ -168,8 +168,8 @@ class Player:
         return plain(await self.store.raise_cap(job.id, Decimal(cap), make_event(job, "job.cap_raised")))
 
     async def limit(self, rules: dict[str, Any]) -> Any:
-        kept = await self.store.put_policy(Policy.model_validate({"name": "limits", "team": "default", **rules}))
-        return kept.version
+        stored = await self.store.put_policy(Policy.model_validate({"name": "limits", "team": "default", **rules}))
+        return stored.version
 
     async def unlimit(self) -> Any:
         return await self.store.delete_policy("default", "limits")

@@ -23,8 +23,8 @@ def policy(**rules: Any) -> Policy:
 
 
 def day(limit: str, *thresholds: tuple[str, str]) -> list[dict[str, Any]]:
-    told = [{"at": at, "action": action} for at, action in thresholds]
-    return [{"limit_usd": limit, "per": "day", "window": "rolling", "thresholds": told}]
+    thresholds_of_policy = [{"at": at, "action": action} for at, action in thresholds]
+    return [{"limit_usd": limit, "per": "day", "window": "rolling", "thresholds": thresholds_of_policy}]
 
 
 async def test_a_job_waits_for_room_in_the_budget_and_says_so(build_rig: RigBuilder, store: Store) -> None:
@@ -120,8 +120,8 @@ async def test_a_drained_job_waits_and_goes_on_when_the_budget_allows_it(build_r
         done = await rig.state_of(job, JobState.SUCCEEDED)
     assert done.attempts == 2
     assert [event.kind for event in await rig.events(job)].count("job.budget_drain") == 1
-    told = [notice.data["action"] for notice in await notices(store)]
-    assert sorted(told) == ["drain", "notify"]  # once each, though two brokers looked
+    actions = [notice.data["action"] for notice in await notices(store)]
+    assert sorted(actions) == ["drain", "notify"]  # once each, though two brokers looked
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ async def test_a_job_that_waits_past_its_deadline_fails_with_the_reason(build_ri
         assert await rig.attempts(job) == []
 
 
-async def kept(rig: BrokerRig, job: str) -> set[str]:
+async def stored_kinds(rig: BrokerRig, job: str) -> set[str]:
     """Kinds of objects that are there."""
     prefixes = {"checkpoints": f"checkpoints/{job}/", "data": "data/"}
     found = {kind for kind, prefix in prefixes.items() if await rig.blobs.list(prefix)}
@@ -77,7 +77,7 @@ async def test_what_a_job_leaves_is_charged_for_and_deleted_when_it_is_due(build
         results = {b.key for b in await rig.blobs.list(keys.checkpoints(job))}
         keeper = keeper_of(rig)
         await rig.eventually(lambda: _looked(rig, keeper, job))
-        assert await kept(rig, job) == {"checkpoints", "data"}, "its results, which nothing said to delete"
+        assert await stored_kinds(rig, job) == {"checkpoints", "data"}, "its results, which nothing said to delete"
         assert {b.key for b in await rig.blobs.list(keys.checkpoints(job))} <= results
         now = await rig.store.job(job)
         assert now is not None
@@ -87,8 +87,8 @@ async def test_what_a_job_leaves_is_charged_for_and_deleted_when_it_is_due(build
         assert now.stored is not None
         assert all(e.attempt_id is None for e in storage)
         assert sum((e.usd for e in storage), ZERO) == now.stored.charged_usd
-        told = [e for e in await rig.events(job) if e.kind == "job.data_deleted"]
-        assert len(told) == 1
+        deletions = [e for e in await rig.events(job) if e.kind == "job.data_deleted"]
+        assert len(deletions) == 1
 
 
 def unhurried(rig: BrokerRig) -> ControllerContext:
@@ -107,7 +107,9 @@ async def _looked(rig: BrokerRig, keeper: Keeper, job: str) -> bool:
     """Claimed looks that another keeper has begun are waited for; then this one's are made at once."""
     await keeper.step()
     now = await rig.store.job(job)  # type: ignore[arg-type]
-    return now is not None and bool(now.deleted) and now.stored is not None and "logs" not in await kept(rig, job)
+    return (
+        now is not None and bool(now.deleted) and now.stored is not None and "logs" not in await stored_kinds(rig, job)
+    )
 
 
 async def test_what_a_dead_attempt_left_goes_while_the_job_runs_on(build_rig: RigBuilder) -> None:

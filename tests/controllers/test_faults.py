@@ -346,10 +346,10 @@ async def test_people_hear_of_a_launcher_that_cannot_be_proven_dead(
         await rig.eventually(trains)
         await rig.store.request_stop(job, Event(job_id=job, kind="job.stop_requested", message="stop"))
 
-        async def told() -> bool:
+        async def reported() -> bool:
             return any("cannot be proven dead" in e.message for e in await rig.events(job))
 
-        await rig.eventually(told)
+        await rig.eventually(reported)
         (attempt,) = await rig.attempts(job)
         assert attempt.state is AttemptState.TERMINATING
 

@@ -51,10 +51,10 @@ async def stuck(rig: BrokerRig) -> tuple[JobId, Attempt]:
     await rig.eventually(trains)
     await rig.stop(job)
 
-    async def told() -> bool:
+    async def reported() -> bool:
         return any("cannot be proven dead" in attempt.detail for attempt in await rig.attempts(job))
 
-    await rig.eventually(told)
+    await rig.eventually(reported)
     assert await rig.machines() == []
     (attempt,) = await rig.attempts(job)
     return job, attempt
@@ -67,8 +67,8 @@ async def test_its_attempt_ends_once_somebody_vouches_for_that(unproven: BrokerR
         assert await confirm_lost(unproven.store, attempt, unproven.provider)
         await unproven.state_of(job, JobState.CANCELLED)
         assert not await confirm_lost(unproven.store, attempt, unproven.provider), "it has ended"
-    (said,) = [one.message for one in await unproven.events(job) if one.kind == "attempt.launcher_lost"]
-    assert repr(attempt.launched_by) in said
+    (message,) = [one.message for one in await unproven.events(job) if one.kind == "attempt.launcher_lost"]
+    assert repr(attempt.launched_by) in message
 
 
 async def test_nobody_can_vouch_for_one_that_lives(unproven: BrokerRig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,13 +96,13 @@ async def test_the_command_shows_it_and_ends_it(unproven: BrokerRig, postgres_ds
     async with unproven.running():
         assert (await command("ls"))[1] == "no attempt waits for its launcher"
         job, attempt = await stuck(unproven)
-        code, said = await command("ls")
+        code, output = await command("ls")
         assert code == 0
-        assert attempt.id in said
-        code, said = await command("lost", "none", "-y")
-        assert (code, "no attempt none waits for its launcher" in said) == (3, True), said
-        code, said = await command("lost", attempt.id)
-        assert (code, "pass -y" in said) == (2, True), said
-        code, said = await command("lost", attempt.id, "-y")
-        assert (code, "will not be created" in said) == (0, True), said
+        assert attempt.id in output
+        code, output = await command("lost", "none", "-y")
+        assert (code, "no attempt none waits for its launcher" in output) == (3, True), output
+        code, output = await command("lost", attempt.id)
+        assert (code, "pass -y" in output) == (2, True), output
+        code, output = await command("lost", attempt.id, "-y")
+        assert (code, "will not be created" in output) == (0, True), output
         await unproven.state_of(job, JobState.CANCELLED)

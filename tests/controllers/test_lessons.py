@@ -32,17 +32,17 @@ async def test_each_process_reads_what_all_have_seen_and_only_what_is_new(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet = build_rig().fleet("one")
-    seen: list[RunObservation] = []
+    observed: list[RunObservation] = []
 
     async def observations(*, each: int) -> Sequence[RunObservation]:
-        return seen[-each:]
+        return observed[-each:]
 
     monkeypatch.setattr(fleet.context.store, "observations", observations)
     lessons = ObservedRuns(fleet.context)
     await lessons.step()
     assert lessons() is NO_CORRECTIONS
     for number, rate in enumerate((900.0, 1000.0, 1100.0)):
-        seen.append(
+        observed.append(
             RunObservation(
                 attempt_id=AttemptId(f"a{number}"), hardware="l40s", plan=Plan(micro_batch=1), nodes=1, cores=8,
                 workload=WORK, tokens_per_s=rate,
@@ -53,7 +53,7 @@ async def test_each_process_reads_what_all_have_seen_and_only_what_is_new(
     assert len(learned.speeds["l40s"]) == 3
     await lessons.step()
     assert lessons() is learned  # nothing new: quotes keep what was worked out
-    seen.append(replace(seen[0], attempt_id=AttemptId("a3")))
+    observed.append(replace(observed[0], attempt_id=AttemptId("a3")))
     await lessons.step()
     assert len(lessons().speeds["l40s"]) == 4
 
@@ -127,9 +127,9 @@ async def test_out_of_memory_changes_the_plan_twice_then_fails_the_job(
     trained = [AttemptSpec.model_validate_json(spec).train for spec in specs if spec]
     assert [train.micro_batch for train in trained if train] == rows
     assert {train.global_batch for train in trained if train} == {WORK.global_batch}
-    told = [event.message for event in events if event.kind == "job.replanned"]
-    assert len(told) == 2
-    assert all(line.endswith("; global batch 24 as before") for line in told)
+    messages = [event.message for event in events if event.kind == "job.replanned"]
+    assert len(messages) == 2
+    assert all(line.endswith("; global batch 24 as before") for line in messages)
 
 
 async def test_model_too_large_for_one_gpu_is_sharded_and_preferred(
@@ -167,7 +167,7 @@ async def test_what_an_attempt_showed_is_kept_with_its_end(build_rig: RigBuilder
         job = await rig.submit(workload=WORK)
         await rig.state_of(job, JobState.SUCCEEDED)
         (attempt,) = await rig.attempts(job)
-        (kept,) = await rig.store.observations(each=9)
-    assert kept.attempt_id == attempt.id
-    assert kept.tokens_per_s == attempt.final.tokens_per_s if attempt.final else False
-    assert kept.plan == attempt.line.plan
+        (observation,) = await rig.store.observations(each=9)
+    assert observation.attempt_id == attempt.id
+    assert observation.tokens_per_s == attempt.final.tokens_per_s if attempt.final else False
+    assert observation.plan == attempt.line.plan

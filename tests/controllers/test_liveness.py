@@ -154,8 +154,8 @@ def test_a_last_word_is_heard_though_the_beat_that_tells_of_it_was_lost(tmp_path
         async with rig.running():
             job = await rig.submit(checkpoint=SAVE_RARELY)
             (attempt,) = await rig.train([job])
-            said = Final(attempt=attempt.id, outcome=Outcome.COMPLETED, step=100, total_steps=100, boot="b")
-            await rig.blobs.put(keys.final(attempt.id), said.model_dump_json().encode())
+            final = Final(attempt=attempt.id, outcome=Outcome.COMPLETED, step=100, total_steps=100, boot="b")
+            await rig.blobs.put(keys.final(attempt.id), final.model_dump_json().encode())
             said_at = rig.clock.monotonic()
             await rig.state_of(job, JobState.SUCCEEDED)
             assert rig.clock.monotonic() < said_at + 60

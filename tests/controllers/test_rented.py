@@ -152,8 +152,8 @@ async def test_machine_of_a_failed_job_is_kept_for_its_owner(build_rig: RigBuild
     async with rig.running():
         job = await _failed_job(rig, keep_on_failure=3600)
         await rig.eventually(lambda: _terminating(rig, job))
-        told = [e for e in await rig.events(job) if e.kind == "attempt.machine_kept"]
-        assert f"gpubroker ssh {job}" in told[0].message
+        events = [e for e in await rig.events(job) if e.kind == "attempt.machine_kept"]
+        assert f"gpubroker ssh {job}" in events[0].message
         await _looked_at_again(rig, job)
         assert ("destroy", name_of(job)) not in cloud.calls
         await rig.stop(job)
@@ -223,8 +223,8 @@ async def test_a_machine_that_cannot_be_set_up_is_given_back_with_the_reason(bui
         assert (attempt.reason, attempt.first_beat_at) == (Reason.INFRASTRUCTURE, None)
         assert attempt.detail == "lambda: cannot pull x; check trainer.image"
         assert attempt.detail in failed.reason
-        told = [e.message for e in await rig.events(job) if attempt.detail in e.message]
-        assert told
+        messages = [e.message for e in await rig.events(job) if attempt.detail in e.message]
+        assert messages
         assert await cloud.list() == []
 
 
@@ -233,15 +233,15 @@ async def test_an_image_that_two_machines_are_refused_ends_the_job(build_rig: Ri
     rig = build_rig(LauncherCloud)
     cloud = cloud_of(rig)
     job = await rig.submit(retry={"max": 5})
-    said = "lambda: cannot pull x (output: manifest unknown)"
+    fault = "lambda: cannot pull x (output: manifest unknown)"
     for number in (1, 2):
-        cloud.faults.shown[name_of(job, number)] = {"fault": said, "image_refused": True}
+        cloud.faults.shown[name_of(job, number)] = {"fault": fault, "image_refused": True}
     async with rig.running():
         failed = await rig.state_of(job, JobState.FAILED)
         first, second = await rig.attempts(job)
         assert (first.reason, second.reason) == (Reason.IMAGE, Reason.IMAGE)
         assert first.line.offer.id != second.line.offer.id
-        assert failed.reason == said
+        assert failed.reason == fault
         assert await cloud.list() == []
 
 
@@ -381,12 +381,12 @@ class Broken(LauncherCloud):
 async def test_code_that_breaks_is_named_and_what_it_said_is_not_shown(build_rig: RigBuilder) -> None:
     rig = build_rig(Broken)
 
-    async def told() -> bool:
+    async def reported() -> bool:
         return any("ValueError at simulated" in a.detail for a in await rig.attempts(job))
 
     async with rig.running():
         job = await rig.submit()
-        await rig.eventually(told)
+        await rig.eventually(reported)
         assert "secret-of-the-cloud" not in (await rig.attempts(job))[0].detail
         await rig.stop(job)
         await rig.state_of(job, JobState.CANCELLED)

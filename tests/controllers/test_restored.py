@@ -150,8 +150,8 @@ async def test_what_was_stopped_or_capped_meanwhile_does_not_run_again(
 async def drained(rig: BrokerRig, job: JobId, reason: str) -> None:
     """Write the order that such a broker sent to the first attempt, and the attempt's final report."""
     own = attempt_id(job, 1)
-    final, told = Final(attempt=own, outcome=Outcome.DRAINED), Desired(want="drain", seq=1, reason=reason)
-    await rig.blobs.put(keys.desired(own), told.model_dump_json().encode())
+    final, desired = Final(attempt=own, outcome=Outcome.DRAINED), Desired(want="drain", seq=1, reason=reason)
+    await rig.blobs.put(keys.desired(own), desired.model_dump_json().encode())
     await rig.blobs.put(keys.final(own), final.model_dump_json().encode())
 
 

@@ -1,7 +1,7 @@
 """The sweep over a restored database and with clouds that hang; waiting takes no time in the virtual clock's loop."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
@@ -26,20 +26,15 @@ from providers.simulated.config import SimulatedConfig
 from providers.simulated.provider import SimulatedProvider
 from providers.simulated.virtual_backend import VirtualBackend
 from tests.clouds.paper import FarBlobs
-from tests.clouds.warp import LoopClock, WarpLoop
+from tests.clouds.warp import LoopClock
 from tests.conformance.samples import running
 from tests.support.memory_store.store import MemoryStore
 from tests.support.rig.broker_rig import INSTALLATION
+from tests.support.rig.virtual_time import run_in_virtual_time
 from trainer.contract import object_keys as keys
 
 STRAY = AttemptId("a" * 13)
 LAG_S = 15.0
-
-
-def run_story(story: Coroutine[Any, Any, None]) -> None:
-    """Run a story in a loop in which waiting takes no time."""
-    with asyncio.Runner(loop_factory=WarpLoop) as runner:
-        runner.run(story)
 
 
 class Yard:
@@ -114,7 +109,7 @@ def test_unknown_machine_is_destroyed_after_the_list_lag(tmp_path: Path) -> None
         await yard.sweeps(sweep, 2 * yard.context.intervals.sweep_s + LAG_S)
         assert await yard.standing() == []
 
-    run_story(story())
+    run_in_virtual_time(story())
 
 
 def test_restored_database_destroys_nothing_bought_after_the_backup(tmp_path: Path) -> None:
@@ -129,7 +124,7 @@ def test_restored_database_destroys_nothing_bought_after_the_backup(tmp_path: Pa
         assert await yard.standing() == [name]
         assert forged not in await yard.standing()
 
-    run_story(story())
+    run_in_virtual_time(story())
 
 
 def test_while_the_blob_store_is_down_nobody_knows_who_bought_it(
@@ -149,7 +144,7 @@ def test_while_the_blob_store_is_down_nobody_knows_who_bought_it(
         await yard.sweeps(sweep, 2 * yard.context.intervals.sweep_s)
         assert await yard.standing() == []
 
-    run_story(story())
+    run_in_virtual_time(story())
 
 
 def test_a_new_database_only_reports(tmp_path: Path) -> None:
@@ -159,7 +154,7 @@ def test_a_new_database_only_reports(tmp_path: Path) -> None:
         await yard.sweeps(yard.sweep(report_only=True), 600)
         assert await yard.standing() == [name]
 
-    run_story(story())
+    run_in_virtual_time(story())
 
 
 def test_failed_destroys_and_listings_do_not_wait_for_the_next_sweep(
@@ -180,7 +175,7 @@ def test_failed_destroys_and_listings_do_not_wait_for_the_next_sweep(
         assert yard.context.clock.monotonic() - begun <= 2 * 9 * AGAIN_S + LAG_S + AGAIN_S
         sweeping.cancel()
 
-    run_story(story())
+    run_in_virtual_time(story())
 
 
 @pytest.mark.parametrize(("listed_s", "gone"), [(0.0, True), (OLD_S, False)])
@@ -200,7 +195,7 @@ def test_a_destroy_does_not_wait_for_a_listing_that_is_not_answered(
         await yard.sweeps(sweep, LAG_S + 2 * AGAIN_S)
         assert (await yard.standing() == []) is gone
 
-    run_story(story())
+    run_in_virtual_time(story())
 
 
 def test_a_listing_that_leaves_it_out_once_does_not_make_it_young_again(
@@ -223,7 +218,7 @@ def test_a_listing_that_leaves_it_out_once_does_not_make_it_young_again(
         await yard.sweeps(yard.sweep(), LAG_S + 2 * AGAIN_S)
         assert await yard.standing() == []
 
-    run_story(story())
+    run_in_virtual_time(story())
 
 
 @pytest.mark.parametrize("late", ["effect", "answer"])
@@ -259,7 +254,7 @@ def test_slow_destroy_is_requested_once_and_charged_while_listed(
         assert paid_s >= 40 if late == "effect" else paid_s <= LAG_S + AGAIN_S + WAIT_S
         assert max((b - a).total_seconds() for a, b in pairwise(looks)) <= AGAIN_S + WAIT_S
 
-    run_story(story())
+    run_in_virtual_time(story())
 
 
 @pytest.mark.parametrize("ahead_s", [0.0, 3600.0])
@@ -291,7 +286,7 @@ def test_late_machine_billed_from_birth_despite_clock_skew(
         least_s = stood_s if ahead_s == 0 else stood_s - LAG_S - yard.context.intervals.sweep_s
         assert price * Decimal(least_s) <= ended.charged_usd <= price * Decimal(stood_s + 1)
 
-    run_story(story())
+    run_in_virtual_time(story())
 
 
 def test_a_cloud_that_hangs_keeps_no_other_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +306,7 @@ def test_a_cloud_that_hangs_keeps_no_other_waiting(tmp_path: Path, monkeypatch: 
         await yard.sweeps(sweep, 2 * yard.context.intervals.sweep_s + LAG_S)
         assert await yard.standing() == []
 
-    run_story(story())
+    run_in_virtual_time(story())
 
 
 def _notices(yard: Yard) -> list[tuple[str, str]]:
@@ -336,16 +331,16 @@ def test_undestroyable_orphan_is_reported_with_growing_intervals(
         monkeypatch.setattr(yard.clouds["one"], "destroy", refused)
         both = [yard.sweep(), yard.sweep()]
         await asyncio.gather(*(yard.sweeps(sweep, 3600) for sweep in both))
-        said = _notices(yard)
-        assert 3 <= len(said) <= 6, "whoever asks"
-        assert {kind for kind, _ in said} == {"orphan.destroy_failed"}
-        assert all(name in message and "the key may not terminate (403)" in message for _, message in said)
+        reported = _notices(yard)
+        assert 3 <= len(reported) <= 6, "whoever asks"
+        assert {kind for kind, _ in reported} == {"orphan.destroy_failed"}
+        assert all(name in message and "the key may not terminate (403)" in message for _, message in reported)
         monkeypatch.setattr(yard.clouds["one"], "destroy", destroy)
         await yard.sweeps(both[0], 120)
         assert await yard.standing() == []
-        assert _notices(yard) == said
+        assert _notices(yard) == reported
 
-    run_story(story())
+    run_in_virtual_time(story())
 
 
 def test_machine_younger_than_a_restored_database_is_reported_once(tmp_path: Path) -> None:
@@ -360,4 +355,4 @@ def test_machine_younger_than_a_restored_database_is_reported_once(tmp_path: Pat
         ((kind, message),) = _notices(yard)
         assert (kind, name in message) == ("orphan.spared", True)
 
-    run_story(story())
+    run_in_virtual_time(story())

@@ -41,10 +41,10 @@ async def test_a_webhook_hears_every_event_of_a_job_in_order(build_rig: RigBuild
             for job in jobs:
                 await rig.state_of(job, JobState.SUCCEEDED)
             await _quiet(rig)
-            told = [json.loads(body) for _, body in receiver.got]
+            bodies = [json.loads(body) for _, body in receiver.got]
             ids = [headers["webhook-id"] for headers, _ in receiver.got]
             for job in jobs:
-                heard = {one["data"]["seq"]: one for one in told if one["data"]["job_id"] == job}
+                heard = {one["data"]["seq"]: one for one in bodies if one["data"]["job_id"] == job}
                 assert list(heard) == sorted(heard)
                 events = {event.seq: event.kind for event in await rig.events(job)}
                 assert {seq: one["type"] for seq, one in heard.items()}.items() <= events.items()

@@ -53,9 +53,9 @@ def test_people_hear_why_an_attempt_does_not_end(
             change(rig.faults)
             await rig.stop(job)
             await rig.clock.sleep(2 * HOUR)
-            said = [one.message for one in await rig.events(job) if one.kind == "attempt.destroy_failed"]
-            assert 1 <= len(said) <= 8, "it is told less and less often"
-            assert all(words in message for message in said)
+            messages = [one.message for one in await rig.events(job) if one.kind == "attempt.destroy_failed"]
+            assert 1 <= len(messages) <= 8, "it is told less and less often"
+            assert all(words in message for message in messages)
             (attempt,) = await rig.attempts(job)
             assert attempt.state is AttemptState.TERMINATING
             assert words in attempt.detail
@@ -98,9 +98,9 @@ def test_silent_machine_of_a_silent_cloud_is_reported_once(tmp_path: Path) -> No
             await rig.clock.sleep(HOUR / 2)
             (attempt,) = await rig.attempts(job)
             assert attempt.state is AttemptState.TRAINING, "unknown is not dead"
-            (said,) = [one.message for one in await rig.events(job) if one.kind == "attempt.silent"]
-            assert "simulated cannot be listed: the key may not list (403)" in said
-            assert attempt.detail in said
+            (message,) = [one.message for one in await rig.events(job) if one.kind == "attempt.silent"]
+            assert "simulated cannot be listed: the key may not list (403)" in message
+            assert attempt.detail in message
             rig.faults.list_error = None
             await rig.clock.sleep(60)
             assert (await rig.attempts(job))[0].detail != attempt.detail

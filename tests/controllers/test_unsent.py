@@ -29,7 +29,7 @@ async def test_what_was_never_sent_is_created_although_its_launcher_lives(
             raise BlobsUnavailable("the blob store does not answer")
         return await put(key, data, **how)
 
-    create, told = rig.provider.create, rig.provider.launcher
+    create, liveness = rig.provider.create, rig.provider.launcher
     sent: list[Any] = []
 
     async def creates(*asked: Any) -> Any:
@@ -37,7 +37,7 @@ async def test_what_was_never_sent_is_created_although_its_launcher_lives(
         return await create(*asked)
 
     async def alive(launched_by: str, name: InstanceName) -> Liveness:
-        return await told(launched_by, name) if sent else Liveness.ALIVE
+        return await liveness(launched_by, name) if sent else Liveness.ALIVE
 
     monkeypatch.setattr(rig.blobs, "put", flaky)
     monkeypatch.setattr(rig.provider, "create", creates)
@@ -67,12 +67,12 @@ async def test_what_was_never_sent_costs_neither_money_nor_a_retry(
     async with rig.running():
         job = await rig.submit(retry={"max": 0})
 
-        async def told(so_many: int) -> bool:
+        async def reported(so_many: int) -> bool:
             attempts = await rig.attempts(job)
             return len(attempts) >= so_many and attempts[-1].detail.startswith("create was not sent")
 
         for number in (1, 2):
-            await rig.eventually(lambda so_many=number: told(so_many), within_s=30)  # type: ignore[misc]
+            await rig.eventually(lambda so_many=number: reported(so_many), within_s=30)  # type: ignore[misc]
             rig.clock.forward(rig.provider.caps.boot_deadline_s + rig.intervals.quote_ttl_s)
         shut[0] = False
         found = await rig.state_of(job, JobState.SUCCEEDED, JobState.FAILED, within_s=30)
@@ -98,10 +98,10 @@ async def test_what_no_grant_could_be_made_for_costs_no_money_either(
     async with rig.running():
         job = await rig.submit(retry={"max": 0})
 
-        async def told() -> bool:
+        async def reported() -> bool:
             return any("AccessDenied" in attempt.detail for attempt in await rig.attempts(job))
 
-        await rig.eventually(told)
+        await rig.eventually(reported)
         (first,) = await rig.attempts(job)
         assert await rig.blobs.get(keys.spec(first.id)) is None, "another process takes it for a create that was sent"
         rig.clock.forward(rig.intervals.quote_ttl_s)

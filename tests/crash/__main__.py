@@ -53,12 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.add_argument(f"--{name}", type=int, default=0, metavar="N", help=what)
     parser.add_argument("--lanes", type=int, default=2, metavar="N", help="installations at a time")
     parser.add_argument("--ci", action="store_true", help="what every change has to pass; the seed is its commit")
-    told = parser.parse_args(arguments)
-    if vars(told).pop("ci"):
-        vars(told).update(CI, seed=int(commit(), 16))
+    options = parser.parse_args(arguments)
+    if vars(options).pop("ci"):
+        vars(options).update(CI, seed=int(commit(), 16))
     began = time.monotonic()
-    points = POINTS[told.points]
-    plan = Plan(**vars(told) | {"points": points, "lives": points if told.lives is None else told.lives})
+    points = POINTS[options.points]
+    plan = Plan(**vars(options) | {"points": points, "lives": points if options.lives is None else options.lives})
     totals = asyncio.run(carry_out(plan, lambda line: print(line, file=sys.stderr, flush=True)))
     print(json.dumps(totals.report() | {"seconds": round(time.monotonic() - began)}))
     return 1 if totals.broken else 0

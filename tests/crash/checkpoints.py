@@ -126,16 +126,18 @@ class Saved:
             killed = await self._watched(number, folder, kill, gate)
         finally:
             await proxy.stop()
-        told = [json.loads(line) for line in (folder / TOLD).read_text().splitlines()]
-        passed = {Point(name=one["passed"], number=one["number"], moment="before") for one in told if "passed" in one}
-        told += [{"passed": p.name, "number": p.number} for p in gate.seen if p not in passed]
-        self._judge(told, kill)
-        killed = killed or any("killed" in one for one in told)
+        reports = [json.loads(line) for line in (folder / TOLD).read_text().splitlines()]
+        passed = {
+            Point(name=one["passed"], number=one["number"], moment="before") for one in reports if "passed" in one
+        }
+        reports += [{"passed": p.name, "number": p.number} for p in gate.passages if p not in passed]
+        self._judge(reports, kill)
+        killed = killed or any("killed" in one for one in reports)
         self._found.kills += killed
         if kill is not None and not killed:
             self._found.missed.append(f"{self._kind}: {kill}")
         shutil.rmtree(folder)
-        return told
+        return reports
 
     async def _order(self, folder: Path, url: str, kill: Kill | None, hurry: bool) -> Order:
         here = self._kind == "folder"
@@ -192,9 +194,9 @@ class Saved:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
-    def _judge(self, told: Sequence[dict[str, Any]], kill: Kill | None) -> None:
+    def _judge(self, reports: Sequence[dict[str, Any]], kill: Kill | None) -> None:
         found, where = self._found, f"{self._kind}, machine {self._machines}"
-        for one in told:
+        for one in reports:
             if "passed_over" in one:
                 found.torn_commits += 1
                 found.broken.append(f"{where}: {one['passed_over']}")
@@ -205,7 +207,7 @@ class Saved:
                 found.without_a_good_one += 1
                 found.broken.append(f"{where}: step {one['restored']}, and {self.told_step} was committed")
             self.told_step = max(self.told_step, one.get("committed", 0))
-        if not any("ended" in one for one in told) and (kill is None or kill.worker_only):
+        if not any("ended" in one for one in reports) and (kill is None or kill.worker_only):
             found.broken.append(f"{where}: its agent did not come to its end ({kill})")
 
 
@@ -244,9 +246,9 @@ async def enumerate_points(bench: Bench, store: StoreKind) -> list[Kill]:
     sees; in a folder those of the trainer's own functions, for the machine and for the worker alone."""
     found = CrashCounts()
     saved = Saved(bench, store, found)
-    told = [one for _ in range(2) for one in await saved.life(None)]
+    reports = [one for _ in range(2) for one in await saved.life(None)]
     assert not found.broken, found.broken
-    passed = sorted({(one["passed"], one["number"]) for one in told if one.get("number", PASSAGES + 1) <= PASSAGES})
+    passed = sorted({(one["passed"], one["number"]) for one in reports if one.get("number", PASSAGES + 1) <= PASSAGES})
     points = [Point(name=n, number=i, moment=moment) for n, i in passed for moment in ("before", "after")]
     if store == "s3":
         return [Kill(point=point) for point in points if point.name.startswith("blob:")]
@@ -261,8 +263,8 @@ async def killed_at(bench: Bench, store: StoreKind, kills: Sequence[Kill], seed:
     await saved.life(None)
     for kill in kills:
         await saved.life(kill, hurry=kill.point is None, again=draw.random() < 1 / 3)
-    told = await saved.life(None)
-    assert any("restored" in one for one in told), told
+    reports = await saved.life(None)
+    assert any("restored" in one for one in reports), reports
 
 
 def drawn(points: Sequence[Kill], count: int, seed: int) -> list[Kill]:

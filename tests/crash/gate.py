@@ -56,7 +56,7 @@ class Gate:
     cuts: float = 0.0
     """Share of the passages that are broken off, while the daemon goes on."""
     draw: random.Random = field(default_factory=random.Random)
-    seen: list[Point] = field(default_factory=list)
+    passages: list[Point] = field(default_factory=list)
     """Every passage in its order, by its moment before."""
     killed: int = 0
     cut: int = 0
@@ -70,7 +70,7 @@ class Gate:
     def number(self, name: str) -> int:
         """The next one of this name; to be asked for once a passage."""
         self._numbers[name] += 1
-        self.seen.append(Point(name=name, number=self._numbers[name], moment="before"))
+        self.passages.append(Point(name=name, number=self._numbers[name], moment="before"))
         return self._numbers[name]
 
     def count(self, name: str) -> int:
@@ -80,7 +80,7 @@ class Gate:
     def status_message(self) -> str:
         """Return a message on the orders' outcome and the last passages."""
         waits = " ".join(f"({point})" for point in (self.kill_at, self.hold_at) if point is not None)
-        passed = ", ".join(f"{point.name}#{point.number}" for point in self.seen[-3:])
+        passed = ", ".join(f"{point.name}#{point.number}" for point in self.passages[-3:])
         done = f"{self.killed} killed, {self.held} held, {self.cut} cut"
         return f"{done}; waited for: {waits or 'nothing'}; passed last: {passed or 'nothing'}"
 

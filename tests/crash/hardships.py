@@ -53,7 +53,7 @@ async def migrations(services: SharedServices) -> list[Point]:
     async with DaemonRig(services, template=None) as rig:
         rig.daemon.start()
         await rig.daemon.serves()
-        found = [point for point in rig.daemon.gate.seen if MIGRATED.search(point.name)]
+        found = [point for point in rig.daemon.gate.passages if MIGRATED.search(point.name)]
     return [Point(name=p.name, number=p.number, moment=moment) for p in found for moment in ("before", "after")]
 
 

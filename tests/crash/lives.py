@@ -193,7 +193,7 @@ def life_of(point: Point) -> str:
 
 async def deviations(rig: DaemonRig, name: str) -> list[str]:
     """Return messages on the passages and ends that an undisturbed life should have had and did not."""
-    life, passed = LIVES[name], {bare(one.name) for one in rig.daemon.gate.seen if life_of(one) == name}
+    life, passed = LIVES[name], {bare(one.name) for one in rig.daemon.gate.passages if life_of(one) == name}
     rows = await rig.ask("SELECT a.reason FROM attempts a JOIN jobs j ON j.id = a.job_id ORDER BY j.created_at, number")
     ended = tuple(reason for (reason,) in rows)
     words = [f"it did not come by {one}" for one in life.passes if one not in passed]

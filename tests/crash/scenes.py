@@ -96,14 +96,14 @@ async def enumerate_points(services: SharedServices, name: str = "") -> list[Poi
         if not trouble:
             return [
                 Point(name=one.name, number=one.number, moment=moment)
-                for one in _chosen(rig.daemon.gate.seen, name)
+                for one in _chosen(rig.daemon.gate.passages, name)
                 for moment in ("before", "after")
             ]
     raise AssertionError(f"{name} is not what it is to be, {TRIES} times: {trouble}")
 
 
-def _chosen(seen: Sequence[Point], name: str) -> list[Point]:
-    passed = [point for point in seen if life_of(point) == name]
+def _chosen(passages: Sequence[Point], name: str) -> list[Point]:
+    passed = [point for point in passages if life_of(point) == name]
     if not name:
         return [point for point in passed if point.number <= (1 if point.name.startswith(OFTEN) else PASSAGES)]
     names = [bare(point.name) for point in passed]
@@ -139,8 +139,8 @@ def sampled(points: Sequence[Point], commit: str, share: int, seed: int = 0) -> 
 
 def commit() -> str:
     """The hash of what is checked out; 0 without a repository."""
-    told = subprocess.run(["git", "rev-parse", "--short=7", "HEAD"], capture_output=True, text=True, check=False)
-    return told.stdout.strip() or "0"
+    head = subprocess.run(["git", "rev-parse", "--short=7", "HEAD"], capture_output=True, text=True, check=False)
+    return head.stdout.strip() or "0"
 
 
 # -------------------------------------------------------------------------------------------------------------- random

@@ -158,10 +158,10 @@ async def blob_store() -> AsyncIterator[str]:
 @asynccontextmanager
 async def nursery_of(module: str) -> AsyncIterator[Nursery]:
     """Its processes know no proxy of the environment, and no account of this machine's."""
-    kept = {"PATH", "LANG", "HOME", "PYTHONPATH"}
+    inherited = {"PATH", "LANG", "HOME", "PYTHONPATH"}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", module, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-        env={name: value for name, value in os.environ.items() if name in kept},
+        env={name: value for name, value in os.environ.items() if name in inherited},
     )  # fmt: skip
     assert process.stdin is not None
     assert process.stdout is not None

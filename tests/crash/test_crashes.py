@@ -172,9 +172,9 @@ def test_a_machine_is_due_until_one_process_could_know_that_it_is_gone() -> None
     installation, name = Installation("aaaaaaaa"), InstanceName("gb-aaaaaaaa-bbbbbbbbbbbbb")
     cloud = LoopbackCloud({}, "")
     cloud.sold["a"] = SoldMachine(id="a", name=name, attempt="one", born=0.0, destroyed=2.0)
-    seen = [(1.0, "x", ""), (2.1, "x", ""), (2.2, "x", "a"), (2.3, "x", ""), (2.4, "y", ""), (2.5, "x", "")]
+    listings = [(1.0, "x", ""), (2.1, "x", ""), (2.2, "x", "a"), (2.3, "x", ""), (2.4, "y", ""), (2.5, "x", "")]
     cloud.listings[installation] = [
-        Listed(at=at, caller=caller, running=frozenset(running)) for at, caller, running in seen
+        Listed(at=at, caller=caller, running=frozenset(running)) for at, caller, running in listings
     ]
     assert cloud.proven_absent_at(installation, "one") == 2.5
     cloud.listings[installation].pop()

@@ -85,8 +85,8 @@ async def test_orphan_is_reported_and_swept_and_lookalikes_are_spared(services: 
         twisted.append(f"gb-{'z' * len(rig.installation)}-{STRAY}")
         foreign = [buy_by_hand(services, name) for name in twisted]
         orphan = buy_by_hand(services, mine)
-        told = await run(home, "doctor", "--orphans")
-        assert (told.code, [one["name"] for one in told.document["orphans"]]) == (1, [mine])
+        report = await run(home, "doctor", "--orphans")
+        assert (report.code, [one["name"] for one in report.document["orphans"]]) == (1, [mine])
         rig.daemon.start()
         await gone(orphan)
         clean = await run(home, "doctor", "--orphans")
@@ -106,9 +106,9 @@ async def test_restored_database_only_reports_orphans_until_a_person_acts(servic
         async with Within(300, "the log tells of what is only reported", rig.daemon.status_message):
             while "only reported: this installation bought it" not in rig.daemon.log():  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_S)
-        told = await run(home, "doctor", "--orphans")
-        assert (told.code, [one["id"] for one in told.document["orphans"]]) == (1, [machine.id])
-        assert "a backup" in told.document["orphans"][0]["next"]
+        report = await run(home, "doctor", "--orphans")
+        assert (report.code, [one["id"] for one in report.document["orphans"]]) == (1, [machine.id])
+        assert "a backup" in report.document["orphans"][0]["next"]
         assert machine in services.cloud.alive(rig.installation)
         left = await run(home, "sweep", "--once", *ENDS)
         assert (left.code, [one["destroyed"] for one in left.document["machines"]]) == (1, [False])

@@ -52,9 +52,9 @@ async def test_refusing_cloud_slows_no_other_and_excess_callers_must_retry() -> 
         rig.daemon.start()
         await rig.daemon.serves()
         jobs = [await rig.submit() for _ in range(3)]
-        told = await crowd(rig.daemon)
-        assert set(told) == {(200, None), (503, "2")}
-        assert told[200, None] >= REQUESTS
+        answers = await crowd(rig.daemon)
+        assert set(answers) == {(200, None), (503, "2")}
+        assert answers[200, None] >= REQUESTS
         verdict = await rig.settle()
         assert (verdict.broken, len(rig.acknowledged)) == ([], len(jobs))
         # Each kind of call is made once, and once more for calls in flight at the first refusal: not at every poll.

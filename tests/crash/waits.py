@@ -10,8 +10,8 @@ class Within:
     """`async with Within(60, "it serves", log):` raises TimeoutError in words, with what there is to tell, where the
     block takes longer, or itself runs into a time-out."""
 
-    def __init__(self, seconds: float, what: str, told: Callable[[], str] = lambda: "") -> None:
-        self._seconds, self._what, self._told = seconds, what, told
+    def __init__(self, seconds: float, what: str, details: Callable[[], str] = lambda: "") -> None:
+        self._seconds, self._what, self._details = seconds, what, details
         self._timeout = asyncio.timeout(seconds)
 
     async def __aenter__(self) -> None:
@@ -25,7 +25,7 @@ class Within:
             if isinstance(error, TimeoutError):
                 raise error
         except TimeoutError as e:
-            words = (f"not within {self._seconds:g} s: {self._what}", self._told())
+            words = (f"not within {self._seconds:g} s: {self._what}", self._details())
             raise TimeoutError("\n".join(part for part in words if part)) from e
 
 

@@ -46,23 +46,23 @@ class Backups:
         """The backup is made now. Every broker is stopped before it is restored, as docs/guide/operating.md asks for,
         and so are their launchers."""
         world, made_at = self._world, self._world.loop.time()
-        kept = copied(vars(world.state))
+        backup = copied(vars(world.state))
         await asyncio.sleep(max(0.0, fault.for_s - DOWN_S))
         world.strikes.note(fault.kind)
         world.happenings.all_leave(made_at)
         for launch in world.launches:
             assert launch.work is not None
             launch.work.cancel()
-        self._put_back(kept, made_at)
+        self._put_back(backup, made_at)
         await asyncio.sleep(DOWN_S)
         world.watch.restored_at(world.loop.time())
         world.happenings.all_return()
         world.spawn(self._end_unknown(), "people end what no row knows")
 
-    def _put_back(self, kept: Mapping[str, Any], made_at: float) -> None:
+    def _put_back(self, backup: Mapping[str, Any], made_at: float) -> None:
         world, state = self._world, self._world.state
         before, jobs = dict(state.attempts), dict(state.jobs)
-        vars(state).update(copied(kept))
+        vars(state).update(copied(backup))
         self.attempts |= _lost(before, state.attempts.keys())
         self.jobs |= _lost(jobs, state.jobs.keys())
         world.expected -= len(self.jobs.keys() & set(world.jobs))
@@ -114,5 +114,5 @@ def copied(columns: Mapping[str, Any]) -> dict[str, Any]:
     return copy.deepcopy({name: value for name, value in columns.items() if name not in OF_SERVER})
 
 
-def _lost(before: Mapping[Any, MemoryRow[Any]], kept: Set[Any]) -> dict[Any, Any]:
-    return {own: row.value for own, row in before.items() if own not in kept}
+def _lost(before: Mapping[Any, MemoryRow[Any]], backup: Set[Any]) -> dict[Any, Any]:
+    return {own: row.value for own, row in before.items() if own not in backup}

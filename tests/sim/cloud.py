@@ -301,9 +301,9 @@ class CloudConnection:
 
     async def cancel(self, name: InstanceName) -> None:
         await self._world.pause(0.1, 1.0)
-        told = [launch for launch in self._world.launches if launch.name == name]
-        if told and not self._world.weather.hits("cloud.deaf", job=self._world.job_of(name)):
-            for launch in told:
+        cancelled = [launch for launch in self._world.launches if launch.name == name]
+        if cancelled and not self._world.weather.hits("cloud.deaf", job=self._world.job_of(name)):
+            for launch in cancelled:
                 launch.unwanted = True
 
     async def list(self) -> Sequence[Observed]:

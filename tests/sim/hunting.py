@@ -22,8 +22,8 @@ def mutants(seeds: Sequence[int], only: str | None, *, known: bool, note: bool) 
     first = [known_by[one.name]["seed"] if known and one.name in known_by else None for one in chosen]
     orders = [list(seeds) if seed is None else [seed, *seeds] for seed in first]
     for mutant, order, found in zip(chosen, orders, _hunted(chosen, orders), strict=True):
-        said = f"{found.by} caught it at seed {order[found.tried - 1]}" if found.tried else "NOT CAUGHT"
-        print(f"{mutant.name}: {said}{f'; besides {found.others}' if found.others else ''}", flush=True)
+        outcome = f"{found.by} caught it at seed {order[found.tried - 1]}" if found.tried else "NOT CAUGHT"
+        print(f"{mutant.name}: {outcome}{f'; besides {found.others}' if found.others else ''}", flush=True)
         if found.tried:
             needed.append(found.tried)
             known_by[mutant.name] = {"seed": order[found.tried - 1], "by": found.by}

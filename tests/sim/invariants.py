@@ -90,9 +90,9 @@ class Watch:
 
     async def strangers(self) -> None:
         """Check that a tenant of a team without jobs sees no job."""
-        seen = await self._world.store.as_tenant(STRANGER).jobs(JobFilter())
-        if seen:
-            self._fail("other_team_unseen", f"{len(seen)} jobs of another team")
+        visible = await self._world.store.as_tenant(STRANGER).jobs(JobFilter())
+        if visible:
+            self._fail("other_team_unseen", f"{len(visible)} jobs of another team")
 
     def restored(self, jobs: Set[JobId], unsent: Set[AttemptId], made_at: float) -> None:
         """Forget the state after the backup. `jobs`: lost. `unsent`: attempts whose rows no longer record that their
@@ -139,8 +139,8 @@ class Watch:
     ) -> None:
         if name in ("claim_jobs", "claim_attempts"):
             rows, now = [getattr(one, "attempt", one) for one in answer], self._world.loop.time()
-            for told in self._leases.claimed(kwargs["owner"], rows, now, now + kwargs["lease_s"]):
-                self._fail("one_lease_holder", told)
+            for violation in self._leases.claimed(kwargs["owner"], rows, now, now + kwargs["lease_s"]):
+                self._fail("one_lease_holder", violation)
         elif name == "release":
             self._leases.released((*args[0], *args[1]))
         elif name == "end_leases":
@@ -384,8 +384,8 @@ class Watch:
         return job.spec.keep_on_failure if failed and not (job.stop_requested or one.signal) else 0.0
 
     def _is_told(self, one: Attempt) -> bool:
-        told = one.signal is not None or self._world.state.jobs[one.job_id].value.stop_requested
-        return told and one.state in (AttemptState.LAUNCHING, AttemptState.BOOTING, AttemptState.TRAINING)
+        stop_requested = one.signal is not None or self._world.state.jobs[one.job_id].value.stop_requested
+        return stop_requested and one.state in (AttemptState.LAUNCHING, AttemptState.BOOTING, AttemptState.TRAINING)
 
     def entered_at(self, own: AttemptId) -> float:
         """When it came to the state that it is in."""

@@ -94,11 +94,11 @@ class MoneyChecks:
         latest = listed[-1] if listed and now - listed[-1].begun <= world.intervals.billing_s - FRESH_S else None
         for one in charges:
             attempt = world.state.attempts[one.attempt_id].value
-            told = latest.prices.get(attempt.name, ()) if latest else ()
+            prices = latest.prices.get(attempt.name, ()) if latest else ()
             charged = Charged(to=world.time_of(one.to), asked=now)
-            if latest and len(told) >= attempt.line.nodes:
-                charged = replace(charged, begun=latest.begun, price=max(told))
-            elif latest and told:
+            if latest and len(prices) >= attempt.line.nodes:
+                charged = replace(charged, begun=latest.begun, price=max(prices))
+            elif latest and prices:
                 whole = (one.begun for one in listed if len(one.prices.get(attempt.name, ())) >= attempt.line.nodes)
                 charged = replace(charged, partly=max(whole, default=latest.begun))
             self._asked[process.id, one.attempt_id] = charged
@@ -185,8 +185,8 @@ class MoneyChecks:
         written, late = self._written(job.id)
         charged = sum((one.charged_usd for one in attempts), ZERO)
         if not written == charged == job.spent_usd:
-            told = f"job {job.id}: {written} written, {charged} charged, {job.spent_usd} spent"
-            self._world.fail("ledger_adds_up", told)
+            message = f"job {job.id}: {written} written, {charged} charged, {job.spent_usd} spent"
+            self._world.fail("ledger_adds_up", message)
         if job.spent_usd - late > job.cap_usd:
             self._over_cap(job, attempts, late)
 
@@ -214,8 +214,8 @@ class MoneyChecks:
             allowed += highest(one.line.offer) * one.line.nodes * span / 3600
             allowed += highest(one.line.offer) * self._surplus_allowance_s(one, until) / 3600
         if job.spent_usd - late > job.cap_usd + allowed:
-            told = f"job {job.id}: {job.spent_usd} of {job.cap_usd}, {allowed:.4f} allowed"
-            world.fail("spend_within_cap", told)
+            message = f"job {job.id}: {job.spent_usd} of {job.cap_usd}, {allowed:.4f} allowed"
+            world.fail("spend_within_cap", message)
 
     def _surplus_allowance_s(self, attempt: Attempt, until: float) -> Decimal:
         """Return the allowed seconds of all surplus machines together."""
@@ -234,12 +234,12 @@ class MoneyChecks:
         ledger = [entry for entry in self._world.state.ledger[attempt.job_id] if entry.attempt_id == attempt.id]
         released = sum((entry.usd for entry in ledger if entry.kind is LedgerKind.RELEASE), ZERO)
         if released != max(ZERO, attempt.reserved_usd - attempt.charged_usd):
-            told = f"{attempt.id}: {released} of {attempt.reserved_usd} released"
-            self._world.fail("reservation_settled", told)
+            message = f"{attempt.id}: {released} of {attempt.reserved_usd} released"
+            self._world.fail("reservation_settled", message)
         true = self._least(attempt, stands, settler)
         if attempt.charged_usd < true:
-            told = f"{attempt.id}: {attempt.charged_usd} charged, the cloud bills {true}"
-            self._world.fail("charged_in_full", told)
+            message = f"{attempt.id}: {attempt.charged_usd} charged, the cloud bills {true}"
+            self._world.fail("charged_in_full", message)
         self._not_overbilled(attempt, stands)
 
     def _cost(self, one: MachineRecord) -> Decimal:
@@ -307,8 +307,8 @@ class MoneyChecks:
         most = one * machines / 3600
         charged = attempt.charged_usd - attempt.traffic_usd
         if charged > most:
-            told = f"gone at {gone:.1f}, known at {known:.1f}"
-            self._world.fail("not_overbilled", f"{attempt.id}: {charged} charged, at most {most:.6f}; {told}")
+            message = f"gone at {gone:.1f}, known at {known:.1f}"
+            self._world.fail("not_overbilled", f"{attempt.id}: {charged} charged, at most {most:.6f}; {message}")
 
     def hold(self) -> None:
         """Check budgets after each admission, and each higher cap that reserves more. Admitted jobs stay, even if late
@@ -327,5 +327,5 @@ class MoneyChecks:
             held = sum((max(ZERO, one.reserved_usd - one.charged_usd) for one in live), ZERO)
             for budget in policy.budgets:
                 if spent + held > budget.limit_usd:
-                    told = f"{spent} spent and {held} reserved of {budget.limit_usd}"
-                    self._world.fail("budget_holds", told)
+                    message = f"{spent} spent and {held} reserved of {budget.limit_usd}"
+                    self._world.fail("budget_holds", message)

@@ -55,21 +55,21 @@ class People:
         while again:
             job = replace(job, id=job_id(draw.randbytes(9)))  # as every request does; keys tell of the same
             try:
-                kept, _ = await door.submit(job, key=f"key-{number}", body_sha256="", events=())
-                again = world.weather.draw("impatient") < 0.1 or kept.id in world.backups.jobs
+                submitted, _ = await door.submit(job, key=f"key-{number}", body_sha256="", events=())
+                again = world.weather.draw("impatient") < 0.1 or submitted.id in world.backups.jobs
             except StoreUnavailable:
                 await asyncio.sleep(5.0)
-        if not world.watch.answered(f"key-{number}", kept.id):
+        if not world.watch.answered(f"key-{number}", submitted.id):
             return
-        if kept.spec.init_from:
-            world.strikes.note("people.init_from", kept.id)
-        world.jobs.append(kept.id)
-        world.submitted[kept.id] = world.loop.time()
+        if submitted.spec.init_from:
+            world.strikes.note("people.init_from", submitted.id)
+        world.jobs.append(submitted.id)
+        world.submitted[submitted.id] = world.loop.time()
         asked = spec.resources
         limits = f"${spec.cap_usd}, {spec.max_duration or 'no'} s, saves every {spec.checkpoint.max_loss_s} s"
         what = f"{asked.nodes} x {'/'.join(asked.accelerators) or 'any'}, spot {asked.spot}"
         what += f", from {job.spec.init_from}" if job.spec.init_from else ""
-        world.note("people", f"submitted {kept.id}: {what}, {limits}")
+        world.note("people", f"submitted {submitted.id}: {what}, {limits}")
 
     def _origin(self, draw: random.Random) -> JobId | None:
         """A job that has committed something, as the daemon asks for, whether it still runs or not."""

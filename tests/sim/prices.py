@@ -92,13 +92,13 @@ class Prices:
     def rises(self, offer: Offer, charges: Sequence[Charged], sent: float) -> Iterator[Span]:
         """Yield the least prices. A charge covers at least its own listing's price, since the charge before it.
         Exceptions are the seconds by which clocks may differ, and those before a fall was listed."""
-        before, seen = sent, sent
+        before, previous = sent, sent
         for one in charges:
             if one.begun is not None:
-                begins, ends = max(before, seen) + CLOCK_S, one.to - CLOCK_S
+                begins, ends = max(before, previous) + CLOCK_S, one.to - CLOCK_S
                 if ends > begins:
                     yield Span(begins=begins, ends=ends, low=one.price, high=one.price)
-                seen = one.asked
+                previous = one.asked
             before = max(before, one.to)
 
 

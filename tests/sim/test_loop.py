@@ -18,30 +18,30 @@ def _run(loop: SimLoop, work: Coroutine[Any, Any, Any]) -> Any:
 
 def test_sleeps_end_in_the_order_of_their_times_and_take_none() -> None:
     loop = SimLoop(0)
-    clock, told = SimClock(loop), list[tuple[float, float]]()
+    clock, readings = SimClock(loop), list[tuple[float, float]]()
 
     async def sleeper(seconds: float) -> None:
         await clock.sleep(seconds)
-        told.append((seconds, loop.time()))
+        readings.append((seconds, loop.time()))
 
     async def all_of_them() -> None:
         await asyncio.gather(*(sleeper(seconds) for seconds in (3600.0, 0.5, 20.0)))
 
     _run(loop, all_of_them())
-    assert told == [(0.5, 0.5), (20.0, 20.0), (3600.0, 3600.0)]
+    assert readings == [(0.5, 0.5), (20.0, 20.0), (3600.0, 3600.0)]
 
 
 def test_what_is_ready_at_once_runs_in_an_order_that_the_seed_draws() -> None:
     def order_of(seed: int) -> list[int]:
-        loop, told = SimLoop(seed), list[int]()
+        loop, order = SimLoop(seed), list[int]()
 
         async def all_of_them() -> None:
             for number in range(8):
-                loop.call_soon(told.append, number)
+                loop.call_soon(order.append, number)
             await SimClock(loop).sleep(1.0)
 
         _run(loop, all_of_them())
-        return told
+        return order
 
     assert order_of(1) == order_of(1)
     assert len({tuple(order_of(seed)) for seed in range(5)}) > 1
@@ -67,24 +67,24 @@ def test_a_sleeper_can_be_cancelled_and_timed_out() -> None:
 
 def test_a_killed_process_never_runs_again_and_a_frozen_one_goes_on_later() -> None:
     loop = SimLoop(0)
-    clock, told = SimClock(loop), list[tuple[str, float]]()
+    clock, readings = SimClock(loop), list[tuple[str, float]]()
     killed, frozen = Process("killed"), Process("frozen")
 
     async def work(name: str) -> None:
         try:
             await clock.sleep(10.0)
         finally:
-            told.append((name, loop.time()))
+            readings.append((name, loop.time()))
 
     async def story() -> None:
         tasks = [loop.create_task(work(process.id), context=context_of(process)) for process in (killed, frozen)]
         await clock.sleep(5.0)
         killed.dead = frozen.frozen = True
         await clock.sleep(25.0)
-        assert told == []
+        assert readings == []
         loop.thaw(frozen)
         await clock.sleep(1.0)
-        assert told == [("frozen", 30.0)]
+        assert readings == [("frozen", 30.0)]
         assert not tasks[0].done()
 
     _run(loop, story())
@@ -93,12 +93,12 @@ def test_a_killed_process_never_runs_again_and_a_frozen_one_goes_on_later() -> N
 def test_a_process_dies_instead_of_running_the_callback_that_was_drawn() -> None:
     loop, killed = SimLoop(0), list[Process]()
     loop.on_kill = killed.append
-    process, told = Process("b0.1", kill_at=3), list[float]()
+    process, times = Process("b0.1", kill_at=3), list[float]()
 
     async def work() -> None:
         while True:
             await SimClock(loop).sleep(1.0)
-            told.append(loop.time())
+            times.append(loop.time())
 
     async def story() -> None:
         loop.create_task(work(), context=context_of(process))
@@ -106,7 +106,7 @@ def test_a_process_dies_instead_of_running_the_callback_that_was_drawn() -> None
 
     _run(loop, story())
     assert killed == [process]
-    assert told == [1.0]
+    assert times == [1.0]
 
 
 def test_time_that_stands_still_is_noticed() -> None:

@@ -195,8 +195,8 @@ class World:
 
     def lineage(self, job: str) -> str:
         """Return the job whose training the weights continue: the origin of the job, or of its origin in turn."""
-        kept = self.backups.job(JobId(job))
-        origin = None if kept is None else kept.spec.origin
+        stored = self.backups.job(JobId(job))
+        origin = None if stored is None else stored.spec.origin
         return job if origin is None else self.lineage(origin)
 
     def struck(self, kind: str, machine_id: str) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,8 +19,9 @@ from broker.domain.job import Handle
 from broker.domain.offer import GpuAsk, Offer
 from broker.runtime.provider_gate import YIELDS_S, GateLimits, RateLimitedProvider, full_jitter_s, gated
 from tests.clouds.paper import FarBlobs
-from tests.clouds.warp import LoopClock, WarpLoop
+from tests.clouds.warp import LoopClock
 from tests.support.memory_store.store import MemoryStore
+from tests.support.rig.virtual_time import run_in_virtual_time
 
 HERE = Installation("abcd")
 HANDLE = Handle(provider="paper", id="i-1", name=InstanceName("gb-abcd-aaaaaaaaaaaaa"))
@@ -62,12 +63,6 @@ class Paper:
     async def close(self) -> None: ...
 
 
-def run_scenario(story: Coroutine[Any, Any, None]) -> None:
-    """Run a scenario in an event loop in which waiting takes no time."""
-    with asyncio.Runner(loop_factory=WarpLoop) as runner:
-        runner.run(story)
-
-
 def gate_of(paper: Any, **limits: Any) -> RateLimitedProvider:
     return RateLimitedProvider(paper, LoopClock(), GateLimits(**limits), back_off_s=lambda failures: 2.0**failures)
 
@@ -89,7 +84,7 @@ def test_a_cloud_is_not_asked_again_before_it_wants_to_be() -> None:
         await gate.list()
         assert paper.calls == [0.0, 32.0]
 
-    run_scenario(story())
+    run_in_virtual_time(story())
 
 
 def test_a_cloud_that_refuses_to_launch_is_still_watched_and_ends_bills() -> None:
@@ -104,7 +99,7 @@ def test_a_cloud_that_refuses_to_launch_is_still_watched_and_ends_bills() -> Non
             await gate.offers(GpuAsk())
         assert len(paper.calls) == 3
 
-    run_scenario(story())
+    run_in_virtual_time(story())
 
 
 def test_our_own_back_off_never_keeps_a_bill_running_for_long() -> None:
@@ -121,7 +116,7 @@ def test_our_own_back_off_never_keeps_a_bill_running_for_long() -> None:
             spans = [later - earlier for earlier, later in zip(paper.calls, paper.calls[1:], strict=False)]
             assert max(spans) <= 15.5
 
-    run_scenario(story())
+    run_in_virtual_time(story())
 
 
 def test_a_destroy_that_is_refused_comes_back_when_the_cloud_wants_it() -> None:
@@ -136,7 +131,7 @@ def test_a_destroy_that_is_refused_comes_back_when_the_cloud_wants_it() -> None:
         await gate.destroy(HANDLE)
         assert paper.calls == [0.0, 0.0, 33.0]
 
-    run_scenario(story())
+    run_in_virtual_time(story())
 
 
 def test_unreachable_cloud_is_retried_in_the_background() -> None:
@@ -161,7 +156,7 @@ def test_unreachable_cloud_is_retried_in_the_background() -> None:
         await gate.close()
         assert paper.calls[4:7] == [2.0, 6.0, 14.0]  # 2, 4 and 8 s apart
 
-    run_scenario(story())
+    run_in_virtual_time(story())
 
 
 def test_an_answer_that_breaks_our_code_ends_no_trying(caplog: pytest.LogCaptureFixture) -> None:
@@ -179,7 +174,7 @@ def test_an_answer_that_breaks_our_code_ends_no_trying(caplog: pytest.LogCapture
         assert list(await gate.list()) == []
         await gate.close()
 
-    run_scenario(story())
+    run_in_virtual_time(story())
     assert "KeyError: 'instances'" in caplog.text
 
 
@@ -191,7 +186,7 @@ def test_a_refusal_is_an_answer(error: ProviderError) -> None:
             with pytest.raises(type(error)):
                 await gate.list()
 
-    run_scenario(story())
+    run_in_virtual_time(story())
 
 
 def test_a_launcher_that_does_not_answer_says_nothing_of_the_cloud() -> None:
@@ -202,7 +197,7 @@ def test_a_launcher_that_does_not_answer_says_nothing_of_the_cloud() -> None:
                 await gate.create(HANDLE.name, None, None)  # type: ignore[arg-type]
         assert list(await gate.list()) == []
 
-    run_scenario(story())
+    run_in_virtual_time(story())
 
 
 def test_callers_timeout_says_nothing_of_the_cloud_but_a_listings_does() -> None:
@@ -226,7 +221,7 @@ def test_callers_timeout_says_nothing_of_the_cloud_but_a_listings_does() -> None
         assert (await refused(gate)).after_s == 5.0
         await gate.close()
 
-    run_scenario(story())
+    run_in_virtual_time(story())
 
 
 def test_calls_respect_the_clouds_rate_and_the_queue_is_bounded() -> None:
@@ -241,7 +236,7 @@ def test_calls_respect_the_clouds_rate_and_the_queue_is_bounded() -> None:
         assert len(paper.calls) == 14
         assert min(spans) >= 1 - 1e-6
 
-    run_scenario(story())
+    run_in_virtual_time(story())
 
 
 def test_first_destroys_precede_repeats_and_listings_wait_for_neither() -> None:
@@ -274,7 +269,7 @@ def test_first_destroys_precede_repeats_and_listings_wait_for_neither() -> None:
         for task in asking:
             task.cancel()
 
-    run_scenario(story())
+    run_in_virtual_time(story())
 
 
 def test_first_destroys_precede_repeats_after_a_refusal() -> None:
@@ -297,7 +292,7 @@ def test_first_destroys_precede_repeats_after_a_refusal() -> None:
         await clock.sleep(12 + YIELDS_S)
         await gate.destroy(HANDLE)
 
-    run_scenario(story())
+    run_in_virtual_time(story())
 
 
 def test_one_bad_cloud_slows_no_other() -> None:
@@ -325,7 +320,7 @@ def test_one_bad_cloud_slows_no_other() -> None:
         for provider in providers.values():
             await provider.close()
 
-    run_scenario(story())
+    run_in_virtual_time(story())
 
 
 def test_back_off_has_full_jitter() -> None:

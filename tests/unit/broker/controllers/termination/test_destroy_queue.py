@@ -1,10 +1,9 @@
 """A destroy continues while controllers poll its row: one call per machine, whose answer is reported once."""
 
 import asyncio
-from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -13,8 +12,9 @@ from broker.controllers.termination.destroy_queue import LIMIT_S, Destroys
 from broker.domain.errors import Gone, OutcomeUnknown
 from broker.domain.job import Handle
 from broker.ports import Blobs, Provider, Store
-from tests.clouds.warp import LoopClock, WarpLoop
+from tests.clouds.warp import LoopClock
 from tests.support import build
+from tests.support.rig.virtual_time import run_in_virtual_time
 
 HANDLE = Handle(provider="slow", id="i-1", name=build.attempt().name)
 
@@ -32,11 +32,6 @@ class Slow:
         await asyncio.sleep(self.takes_s)
         if self.says is not None:
             raise self.says
-
-
-def told(story: Coroutine[Any, Any, None]) -> None:
-    with asyncio.Runner(loop_factory=WarpLoop) as runner:
-        runner.run(story)
 
 
 def destroys(cloud: Slow) -> Destroys:
@@ -57,7 +52,7 @@ def test_a_call_that_takes_long_is_one_call_however_often_it_is_asked_for() -> N
         assert cloud.asked == ["i-1", "i-1"]  # until the machine is absent it is asked for again
         await own.close()
 
-    told(story())
+    run_in_virtual_time(story())
 
 
 def test_whoever_asks_may_be_cut_and_the_call_goes_on() -> None:
@@ -71,7 +66,7 @@ def test_whoever_asks_may_be_cut_and_the_call_goes_on() -> None:
         assert await own.ask("slow", HANDLE)
         assert cloud.asked == ["i-1"]
 
-    told(story())
+    run_in_virtual_time(story())
 
 
 @pytest.mark.parametrize("says", [Gone("absent"), OutcomeUnknown("503")])
@@ -83,7 +78,7 @@ def test_what_the_cloud_says_is_heard_by_the_next_who_asks(says: Exception) -> N
         with pytest.raises(type(says)):
             await own.ask("slow", HANDLE)
 
-    told(story())
+    run_in_virtual_time(story())
 
 
 @pytest.mark.parametrize("cloud", [Slow(takes_s=1e9), Slow(says=KeyError("id"))])
@@ -96,7 +91,7 @@ def test_a_cloud_that_hangs_and_one_that_breaks_our_code_have_not_taken_it(cloud
         with pytest.raises(OutcomeUnknown):
             await own.ask("slow", HANDLE)
 
-    told(story())
+    run_in_virtual_time(story())
 
 
 def test_answers_about_what_is_over_are_forgotten() -> None:
@@ -111,4 +106,4 @@ def test_answers_about_what_is_over_are_forgotten() -> None:
         own.keep(set())
         assert len(own._calls) == 0
 
-    told(story())
+    run_in_virtual_time(story())
