@@ -21,7 +21,6 @@ from tests.clouds.machines import NamespaceMachines, NoNamespaces
 from tests.clouds.required import cannot
 from tests.clouds.sky_rig import AWS_KEY, KEY, PLAIN, TASK, launcher, name, of_lambda, of_runpod, of_vast, processes
 from tests.clouds.state import Rented
-from tests.clouds.test_sky_launch import needs_vast
 from tests.clouds.wait import GUARD_S
 
 TASK_SECRET = TASK.secrets["SECRET_WORD"]
@@ -71,7 +70,7 @@ def purchase(clouds: Clouds, cloud: str) -> tuple[Purchase, MachineTask]:
     return of_aws(), PLAIN
 
 
-@pytest.mark.parametrize("cloud", ["lambda", "runpod", pytest.param("vast", marks=needs_vast), "aws"])
+@pytest.mark.parametrize("cloud", ["lambda", "runpod", "vast", "aws"])
 async def test_a_launch_runs_the_task_and_brings_no_key(
     sky_clouds: tuple[Clouds, Aws, SkyLauncher], cloud: str
 ) -> None:
