@@ -75,14 +75,14 @@ async def fresh_name(self: launch.Launch, one: Any, first: bool) -> None:
 _CREATE = launch.Launch._create
 
 
-def create_again(attempt: Any, seen: Any, caps: Any, now: datetime) -> AttemptEvent | None:
-    return _JUDGE(attempt, seen, caps, now) or (None if seen.seen else AttemptEvent.ABSENT)
+def create_again(attempt: Any, observation: Any, caps: Any, now: datetime) -> AttemptEvent | None:
+    return _JUDGE(attempt, observation, caps, now) or (None if observation.listed else AttemptEvent.ABSENT)
 
 
-def create_unseen(attempt: Any, seen: Any, caps: Any, now: datetime) -> AttemptEvent | None:
+def create_unseen(attempt: Any, observation: Any, caps: Any, now: datetime) -> AttemptEvent | None:
     """Its launcher is dead, and the latest listing does not show it."""
-    unseen = seen.dead_s is not None and not seen.seen
-    return _JUDGE(attempt, seen, caps, now) or (AttemptEvent.ABSENT if unseen else None)
+    unseen = observation.dead_s is not None and not observation.listed
+    return _JUDGE(attempt, observation, caps, now) or (AttemptEvent.ABSENT if unseen else None)
 
 
 _JUDGE = judge_launching
@@ -160,24 +160,24 @@ _DECIDE_ORPHAN = orphan_decision.decide_orphan
 # --- life and death
 
 
-def unknown_is_dead(nodes: int, seen: Any, patience: Any) -> Liveness:
-    found = _LIVENESS(nodes, seen, patience)
+def unknown_is_dead(nodes: int, observation: Any, timeouts: Any) -> Liveness:
+    found = _LIVENESS(nodes, observation, timeouts)
     return Liveness.DEAD if found is Liveness.UNKNOWN else found
 
 
 _LIVENESS = life.liveness
 
 
-def silent_is_dead(nodes: int, seen: Any, patience: Any) -> Liveness:
-    age_s = seen.beat_age_s or 0.0
-    return Liveness.DEAD if age_s > patience.lost_s else _LIVENESS(nodes, seen, patience)
+def silent_is_dead(nodes: int, observation: Any, timeouts: Any) -> Liveness:
+    age_s = observation.beat_age_s or 0.0
+    return Liveness.DEAD if age_s > timeouts.lost_s else _LIVENESS(nodes, observation, timeouts)
 
 
-def stopped_lives(nodes: int, seen: Any, patience: Any) -> Liveness:
+def stopped_lives(nodes: int, observation: Any, timeouts: Any) -> Liveness:
     """Treat a stopped machine as one that restarts by itself."""
-    if any(o.state is InstanceState.STOPPED for o in seen.seen):
+    if any(o.state is InstanceState.STOPPED for o in observation.listed):
         return Liveness.UNKNOWN
-    return _LIVENESS(nodes, seen, patience)
+    return _LIVENESS(nodes, observation, timeouts)
 
 
 def runs(self: Any, name: Any) -> bool:
