@@ -54,4 +54,4 @@ def clean_up(work: Path, run: RunFolder, store: Path) -> str:
         if path != run.root:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     why = disk_space.disk_full_message(store, disk_space.of_tree(snapshot))
-    return f"{named(snapshot)} could not be brought into the store: {why}; start again then, it goes on from there"
+    return f"{named(snapshot)} could not be stored: {why}; start again then, and the run resumes from there"

@@ -209,7 +209,7 @@ class TrainingLoop:
             self._trained.optimizer.zero_grad(set_to_none=True)
             skipped = self._progress.samples - before.samples
             self._report.event(
-                "left_out", f"after step {before.step}: {skipped} rows are left out, and the data goes on behind"
+                "left_out", f"after step {before.step}: {skipped} rows are left out; training continues after them"
             )
 
     def _leave_diverged(self, decision: divergence.StepDecision) -> None:

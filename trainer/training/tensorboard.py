@@ -90,7 +90,7 @@ class Board:
     def _end(self, error: Exception) -> None:
         self._writer = None
         line = f"{type(error).__name__}: {error}"
-        self._report("tracker_failed", f"tensorboard: {line}; the training goes on, and metrics.jsonl has the same")
+        self._report("tracker_failed", f"tensorboard: {line}; training continues, and metrics.jsonl has the same")
 
 
 def write(folder: Path, metrics: Path, heldout: Heldout, report: Callable[[str, str], None]) -> None:

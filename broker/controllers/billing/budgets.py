@@ -67,7 +67,9 @@ class Budgets:
         await self._context.store.note(notes)
 
     def _note(self, row: Leased, applied: Applied) -> Note:
-        message = f"policy {applied.policy.name} drains: checkpoint and stop; the job goes on when the budget allows it"
+        message = (
+            f"policy {applied.policy.name} drains: checkpoint and stop; the job continues when the budget allows it"
+        )
         report = event(row.job, "job.budget_drain", message, attempt=row.attempt, data={"policy": applied.policy.name})
         return Note(
             attempt=row.attempt,

@@ -170,7 +170,7 @@ def buttons(job: Job) -> list[Json]:
         question = "It saves a checkpoint and stops; its machines are destroyed."
         elements.append(_button("cancel", "Cancel", job, question, style="danger"))
     if job.state in (JobState.FAILED, JobState.CANCELLED, JobState.CAPPED):
-        question = f"A new job goes on from the last checkpoint, with a cap of {show(job.cap_usd)} of its own."
+        question = f"A new job resumes from the last checkpoint, with a cap of {show(job.cap_usd)} of its own."
         elements.append(_button("retry", "Retry", job, question))
     return elements
 

@@ -63,7 +63,7 @@ def test_what_a_full_store_did_not_take_is_gone_on_from(place: Path) -> None:
     first.says("a checkpoint waits on disk")
     code, word = first.end()
     assert code == ExitCode.DRAINED
-    said = re.match(r"the checkpoint of step (\d+), which stays in (\S+), could not be brought into the store: ", word)
+    said = re.match(r"the checkpoint of step (\d+), which stays in (\S+), could not be stored: ", word)
     assert said is not None, word
     step, stays = int(said[1]), Path(said[2])
     assert (stays / "model.safetensors").stat().st_size > SMALL

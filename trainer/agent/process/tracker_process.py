@@ -28,7 +28,7 @@ PARAMETER = 500
 """Largest number of characters that MLflow accepts in a parameter."""
 SENT = 200
 """Rows sent in one request."""
-CONTINUES = "The training goes on without it"
+CONTINUES = "Training continues without it"
 Row = Mapping[str, Any]
 
 
