@@ -18,6 +18,9 @@ ALL    := $(CODE) $(wildcard tests .ci)
 WORKERS         ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? n : 8 )))
 TRAINER_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 2 ? n : 2 )))
 
+# Simulated lifetimes of `make reliability`; .ci/run takes fewer, with other seeds for every commit.
+LIFETIMES ?= 10000
+
 # Decisions are pure, so every branch of them can be tested, and is.
 PURE    := estimator billing policy lifecycle quote reporting
 COVERED := $(PURE:%=--cov=broker.%) --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
@@ -70,8 +73,8 @@ test: venv ## set everything up and run all tests but those of clouds-test
 	$(BIN)/pytest tests/trainer -n $(TRAINER_WORKERS) --dist worksteal || failed="$${failed:+$$failed, }tests of the trainer"; \
 	if [ -n "$$failed" ]; then echo "failed: $$failed"; exit 1; fi
 
-reliability: venv ## 10,000 simulated job lifetimes under faults, and kills of real processes; others for every commit
-	$(BIN)/python -m tests.sim --seeds commit --lifetimes 10000
+reliability: venv ## simulated job lifetimes under faults, by default 10,000, and kills of real processes; others for every commit
+	$(BIN)/python -m tests.sim --seeds commit --lifetimes $(LIFETIMES)
 	$(BIN)/python -m tests.sim --seeds commit --lifetimes 1000 --hints dropped
 	$(BIN)/python -m tests.sim --seeds commit --hashes 100
 	$(BIN)/python -m tests.sim --mutants --known --seeds 0:2000
