@@ -75,7 +75,7 @@ async def test_controllers_do_not_overwrite_billing_and_the_api(store: Store) ->
 
 
 async def test_launching_broker_reports_completion_while_another_leases_the_row(store: Store) -> None:
-    """Whoever launched says that it is through while another holds the lease."""
+    """The launching broker reports that its launcher has ended, while another broker holds the lease."""
     await running(store, AttemptState.LAUNCHING)
     (leased,) = await store.claim_attempts(Lane.LAUNCH, owner="a", lease_s=HOUR, limit=9)
     sent = replace(in_state(leased.attempt, AttemptState.TERMINATING), launched_by="a")

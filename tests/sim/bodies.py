@@ -121,10 +121,10 @@ class Body(VirtualBackend):
     def agent_started(self, name: str) -> None:
         self._unstarted.discard(name)
 
-    def preempt(self, name: str, notice_s: float, *, told: bool = True) -> None:
-        """`told`: False takes it away then without a word."""
+    def preempt(self, name: str, notice_s: float, *, with_notice: bool = True) -> None:
+        """End the machine after `notice_s` seconds. `with_notice`: the machine receives the preemption notice."""
         one, now = self._instances[name], self._clock.monotonic()
-        if told:
+        if with_notice:
             self._called[name] = now
             one.machine = replace(one.machine, notice_s=max(notice_s, one.machine.notice_s))
         one.dies_at = min(one.dies_at, now + notice_s)

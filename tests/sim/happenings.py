@@ -168,7 +168,7 @@ class Happenings:
         if fault.kind == "preempt":
             world.body.preempt(name, 0.0)
         elif fault.kind == "preempt_with_notice":
-            world.body.preempt(name, fault.for_s, told=world.hints)
+            world.body.preempt(name, fault.for_s, with_notice=world.hints)
         elif fault.kind == "trainer_fails":
             await world.body.fail(name, fault.share)
         elif fault.kind == "silence":

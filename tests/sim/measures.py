@@ -80,7 +80,7 @@ class Measures:
             self.leak_ages.append(max(0.0, raw - self._idle.within(since, at)))
 
     def forget(self) -> None:
-        """Nobody knows any more of what was wanted, or was lost."""
+        """Forget unwanted machines and lost attempts, because the database was restored from a backup."""
         self._unwanted.clear()
         self._lost.clear()
 

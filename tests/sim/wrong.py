@@ -230,7 +230,7 @@ def same_job(job: Any, *args: Any, **more: Any) -> Any:
 
 
 def queue_at_once(job: Any, *args: Any, **more: Any) -> Any:
-    """Nobody waits for the back-off."""
+    """Queue a recovering job at once, without the back-off."""
     after = _AFTER_ATTEMPT(job, *args, **more)
     return replace(after, state=JobState.QUEUED) if after.state is JobState.RECOVERING else after
 

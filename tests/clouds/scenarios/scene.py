@@ -190,7 +190,7 @@ class Scene:
         return processes_of(self.home)
 
     async def _watch_argv(self) -> None:
-        """Whoever may list processes sees their arguments."""
+        """Watch the arguments of all processes for secrets, because other users of the host can read them."""
         while True:
             for process in psutil.process_iter():
                 try:
