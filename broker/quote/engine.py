@@ -57,8 +57,8 @@ def _assess(
 ) -> None:
     """Fill the columns for offers of one kind of machine: drop reason and cost to finish."""
     if kind.drop is None:
-        case = GroupCase(ask=ask, offers=offers, group=sold, kind=kind, micros=evaluation.micros)
-        apply_rules(case, evaluation.drops)
+        drops, micros = evaluation.drops, evaluation.micros
+        apply_rules(GroupCase(ask=ask, offers=offers, group=sold, kind=kind, drops=drops, micros=micros))
         return
     for number in sold.numbers:
         evaluation.drops[number] = kind.drop
