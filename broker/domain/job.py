@@ -157,6 +157,8 @@ class Job:
     attempts: int = 0
     """Number of attempts so far, which is the number of the current one."""
     retries_used: int = 0
+    preemptions_without_progress: int = 0
+    """Preempted attempts in a row that saved no new checkpoint."""
     remedy: PlanAdjustment | None = None
     machine_s: float = 0.0
     """Seconds for which machines of its ended attempts existed; several nodes count once."""

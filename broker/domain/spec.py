@@ -124,7 +124,7 @@ class Retry(Config):
     """When a new attempt follows one that did not complete."""
 
     max: Annotated[int, Field(ge=0, le=1000)] = 5
-    """Retries after the first attempt; a stop by the dead-man's switch costs none."""
+    """Retries after the first attempt; a preemption or a stop by the dead-man's switch costs none."""
     on: Annotated[tuple[RetryCause, ...], Field(max_length=16)] = RETRY_ALWAYS
 
 

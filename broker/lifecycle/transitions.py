@@ -19,9 +19,13 @@ from broker.lifecycle.state_machine import (
     next_job_state,
 )
 from trainer.contract.documents import Final, Outcome
+from trainer.contract.object_keys import step_of
 
 FREE_RETRIES = frozenset({Reason.DEADMAN, Reason.NO_CAPACITY, Reason.QUOTE_EXPIRED, Reason.BUDGET})
 """End reasons that do not use up `retry.max`: no fault occurred and (almost) nothing was paid."""
+
+MAX_PREEMPTIONS_WITHOUT_PROGRESS = 20
+"""Preempted attempts in a row without a new checkpoint, after which a job fails. A preemption uses up no retry."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +155,8 @@ def _may_retry(job: Job, reason: Reason, free: bool) -> bool:
         return False
     if reason is Reason.OOM and job.remedy is not None and len(job.remedy.failed_plans) >= MAX_CHANGES:
         return False
+    if reason is Reason.PREEMPTED:
+        return job.preemptions_without_progress < MAX_PREEMPTIONS_WITHOUT_PROGRESS
     return free or reason in FREE_RETRIES or job.retries_used < job.spec.retry.max
 
 
@@ -183,6 +189,31 @@ def cap_was_raised(job: Job, attempt: Attempt) -> bool:
     return job.cap_usd - (job.spent_usd - attempt.charged_usd) > attempt.reserved_usd
 
 
+def made_progress(attempt: Attempt) -> bool:
+    """Return True if the attempt saved a checkpoint of a later step than the one that it resumed from."""
+    reports = (attempt.final, attempt.beat)
+    saved = max((report.checkpoint.step for report in reports if report and report.checkpoint), default=0)
+    return saved > (step_of(attempt.resume_from[0]) if attempt.resume_from else 0)
+
+
+def _preemptions_without_progress(job: Job, attempt: Attempt, reason: Reason) -> int:
+    """Return the job's count after an attempt: a new checkpoint starts it again, other ends leave it."""
+    if made_progress(attempt):
+        return 0
+    return job.preemptions_without_progress + (reason is Reason.PREEMPTED)
+
+
+def _failure_message(job: Job, attempt: Attempt, reason: Reason, detail: str) -> str:
+    """Return the reason with which a job ends after its last attempt."""
+    if reason is Reason.OOM:
+        return given_up_message(job, attempt.line, host=attempt.ran_out_of_host)
+    if reason is Reason.PREEMPTED and job.preemptions_without_progress >= MAX_PREEMPTIONS_WITHOUT_PROGRESS:
+        count = job.preemptions_without_progress
+        fix = "set resources.spot: never or a lower checkpoint.every_s"
+        return f"preempted {count} times in a row before a checkpoint was saved; {fix}"
+    return detail
+
+
 def after_attempt(
     job: Job, attempt: Attempt, reason: Reason, detail: str, now: datetime, *, image_refused: bool = False
 ) -> Job:
@@ -190,7 +221,8 @@ def after_attempt(
 
     `job`: as read with the attempt, before the last charge.
     """
-    free = reason in FREE_RETRIES or refused_by_account(attempt)
+    free = reason in FREE_RETRIES or reason is Reason.PREEMPTED or refused_by_account(attempt)
+    job = replace(job, preemptions_without_progress=_preemptions_without_progress(job, attempt, reason))
     event = job_event(job, reason, image_refused=image_refused, free=free)
     job = replace(job, machine_s=job.machine_s + machine_s(attempt, attempt.absent_at or now))
     if event is JobEvent.CAPPED and cap_was_raised(job, attempt):
@@ -198,14 +230,15 @@ def after_attempt(
         return replace(job, state=next_job_state(job.state, JobEvent.RETRY), reason=why, due_at=now)
     state = next_job_state(job.state, event)
     if state is not JobState.RECOVERING:
-        why = given_up_message(job, attempt.line, host=attempt.ran_out_of_host) if reason is Reason.OOM else detail
+        why = _failure_message(job, attempt, reason, detail)
         return replace(job, state=state, reason=why or reason.value, finished_at=now)
     used = job.retries_used + (not free)
+    repeats = job.preemptions_without_progress if reason is Reason.PREEMPTED else used
     return replace(
         job,
         state=state,
         reason=detail or reason.value,
         retries_used=used,
         remedy=_remedy(job, attempt) if reason is Reason.OOM else job.remedy,
-        due_at=now + timedelta(seconds=back_off_s(reason, used - 1 if used else 0)),
+        due_at=now + timedelta(seconds=back_off_s(reason, max(repeats - 1, 0))),
     )

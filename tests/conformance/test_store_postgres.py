@@ -60,6 +60,7 @@ async def test_the_ledger_is_append_only(
         ("UPDATE jobs SET state = 'failed'", "jobs_finished"),
         ("UPDATE jobs SET attempts = 0", "jobs_active"),
         ("UPDATE jobs SET retries_used = -1", "jobs_counts"),
+        ("UPDATE jobs SET preemptions_without_progress = -1", "jobs_preemptions"),
         ("UPDATE jobs SET state = 'lost'", "jobs_state"),
         ("INSERT INTO ledger (job_id, attempt_id, kind, usd, note) SELECT job_id, id, 'charge', -1, '' FROM attempts",
          "ledger_money"),

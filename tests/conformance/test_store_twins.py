@@ -141,7 +141,7 @@ class Player:
             return None
         ended = in_state(leased.attempt, AttemptState.ENDED)
         finished = None if state in (JobState.QUEUED, JobState.RECOVERING) else START
-        to = replace(leased.job, state=state, retries_used=1, finished_at=finished)
+        to = replace(leased.job, state=state, retries_used=1, preemptions_without_progress=2, finished_at=finished)
         return await self._apply(Change(attempt=(leased.attempt, ended), job=(leased.job, to), due_in_s=due_in_s))
 
     async def charge(self, which: int, near: bool, fresh: bool) -> Any:

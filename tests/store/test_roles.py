@@ -67,7 +67,7 @@ async def test_dump_by_superuser_restores_for_the_role(
     server: EmbeddedPostgres, admin: "asyncpg.Connection[asyncpg.Record]", dsn: str, tmp_path: Path
 ) -> None:
     """Back up and restore as docs/guide/operating.md describes: the role itself is subject to row-level security."""
-    assert await migrate(dsn) == ["0001_initial.sql"]
+    assert await migrate(dsn) == ["0001_initial.sql", "0002_preemptions.sql"]
     store = await PostgresStore.connect(dsn)
     try:
         attempt, job = await running(store)

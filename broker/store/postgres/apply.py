@@ -161,7 +161,7 @@ async def _allowed(
 class _JobWrite:
     """A row of `write_jobs`."""
 
-    state: tuple[Any, ...] = (None,) * 8
+    state: tuple[Any, ...] = (None,) * 9
     """The controllers' columns, see `row_codec.written_job`."""
     usd: Decimal = ZERO
     events: int = 0

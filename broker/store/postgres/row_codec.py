@@ -57,7 +57,7 @@ _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 JOB_FIELDS = (
     "id", "team", "owner", "spec", "workload", "created_at", "state", "reason", "attempts", "retries_used",
-    "remedy", "due_at", "lease_until", "finished_at", "spent_usd", "machine_s", "forecast", "stored", "deleted",
+    "preemptions_without_progress", "remedy", "due_at", "lease_until", "finished_at", "spent_usd", "machine_s", "forecast", "stored", "deleted",
     "cap_usd", "approved_usd",
     "stop_requested", "retry_of", "epoch",
 )  # fmt: skip
@@ -100,6 +100,7 @@ def job(row: Record, prefix: str = "") -> Job:
         reason=get("reason"),
         attempts=get("attempts"),
         retries_used=get("retries_used"),
+        preemptions_without_progress=get("preemptions_without_progress"),
         remedy=_REMEDY.validate_json(get("remedy")) if get("remedy") else None,
         machine_s=get("machine_s"),
         due_at=get("due_at") if get("lease_until") is None else None,
@@ -234,7 +235,7 @@ def submitted(value: Job, key: str | None, body_sha256: str, events: int) -> tup
 def written_job(value: Job, due_in_s: float) -> tuple[Any, ...]:
     """Return the controllers' columns of a row of `write_jobs`, after the id."""
     return (
-        value.state.value, clean(value.reason), value.attempts, value.retries_used,
+        value.state.value, clean(value.reason), value.attempts, value.retries_used, value.preemptions_without_progress,
         _json(_REMEDY, value.remedy) if value.remedy else None, value.finished_at, value.machine_s, due_in_s,
     )  # fmt: skip
 

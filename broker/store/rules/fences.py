@@ -163,6 +163,8 @@ def broken_job_rule(job: Job) -> str | None:
         return "jobs_active"
     if min(job.attempts, job.retries_used) < 0:
         return "jobs_counts"
+    if job.preemptions_without_progress < 0:
+        return "jobs_preemptions"
     return None if _sound(job.cap_usd) and job.cap_usd > 0 and _sound(job.spent_usd) else "jobs_money"
 
 

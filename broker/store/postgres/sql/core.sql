@@ -106,6 +106,7 @@ WHERE a.id = u.id;
 -- A NULL state leaves the controllers' columns and the lease alone: only money and the event counter move.
 UPDATE jobs j SET state = COALESCE(u.state, j.state), reason = COALESCE(u.reason, j.reason),
     attempts = COALESCE(u.attempts, j.attempts), retries_used = COALESCE(u.retries_used, j.retries_used),
+    preemptions_without_progress = COALESCE(u.preemptions_without_progress, j.preemptions_without_progress),
     remedy = COALESCE(u.remedy::jsonb, j.remedy), machine_s = COALESCE(u.machine_s, j.machine_s),
     finished_at = CASE WHEN u.state IS NULL THEN j.finished_at ELSE u.finished_at END,
     lease_until = CASE WHEN u.state IS NULL THEN j.lease_until END,
@@ -116,9 +117,9 @@ UPDATE jobs j SET state = COALESCE(u.state, j.state), reason = COALESCE(u.reason
     stored_due_at = CASE WHEN u.state IN ('succeeded', 'capped', 'cancelled', 'failed') THEN clock_timestamp()
                          ELSE j.stored_due_at END,
     spent_usd = j.spent_usd + u.usd, event_seq = j.event_seq + u.events
-FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::timestamptz[],
-    $8::double precision[], $9::double precision[], $10::numeric[], $11::bigint[]) AS u (id, state, reason, attempts,
-    retries_used, remedy, finished_at, machine_s, due_in_s, usd, events)
+FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::text[],
+    $8::timestamptz[], $9::double precision[], $10::double precision[], $11::numeric[], $12::bigint[]) AS u (id, state,
+    reason, attempts, retries_used, preemptions_without_progress, remedy, finished_at, machine_s, due_in_s, usd, events)
 WHERE j.id = u.id;
 
 -- name: admit_attempts

@@ -9,6 +9,7 @@ from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import AttemptState, Handle, JobState, Reason, Signal
 from broker.lifecycle.state_machine import AttemptEvent, Effect, JobEvent
 from broker.lifecycle.transitions import (
+    MAX_PREEMPTIONS_WITHOUT_PROGRESS,
     after_attempt,
     back_off_s,
     cap_was_raised,
@@ -21,7 +22,7 @@ from broker.lifecycle.transitions import (
     step,
 )
 from tests.support import build
-from trainer.contract.documents import Final, Outcome
+from trainer.contract.documents import CheckpointRef, Final, Heartbeat, Outcome
 
 
 def final(outcome: Outcome) -> Final:
@@ -82,10 +83,48 @@ def test_what_an_end_makes_of_the_job(reason: Reason, state: JobState) -> None:
 
 def test_retries_are_counted_and_run_out() -> None:
     job = build.active_job(spec_changes={"retry": {"max": 1}})
-    once = after_attempt(job, build.attempt(), Reason.PREEMPTED, "", build.T0)
+    once = after_attempt(job, build.attempt(), Reason.LOST, "", build.T0)
     assert (once.state, once.retries_used) == (JobState.RECOVERING, 1)
     job = build.active_job(spec_changes={"retry": {"max": 1}}, retries_used=1)
-    assert after_attempt(job, build.attempt(), Reason.PREEMPTED, "", build.T0).state is JobState.FAILED
+    assert after_attempt(job, build.attempt(), Reason.LOST, "", build.T0).state is JobState.FAILED
+
+
+def saved(step: int, *, resumed_at: int | None = None) -> build.Attempt:
+    """Return an attempt that resumed from a checkpoint of step `resumed_at` and then saved one of step `step`."""
+    checkpoint = CheckpointRef(manifest="m", step=step)
+    before = () if resumed_at is None else (f"jobs/j/a1/checkpoints/{resumed_at:08d}-a/manifest.json",)
+    return build.attempt(resume_from=before, beat=Heartbeat(attempt="x", boot="b", seq=1, checkpoint=checkpoint))
+
+
+def test_a_preemption_after_progress_costs_no_retry_however_often() -> None:
+    job = build.active_job(spec_changes={"retry": {"max": 0}})
+    for n in range(100):
+        attempt = saved(n + 1, resumed_at=n) if n else saved(1)
+        job = after_attempt(replace(job, state=JobState.ACTIVE), attempt, Reason.PREEMPTED, "", build.T0)
+        assert (job.state, job.retries_used, job.preemptions_without_progress) == (JobState.RECOVERING, 0, 0)
+        assert job.due_at == build.at(1)
+
+
+@pytest.mark.parametrize("attempt", [build.attempt(), saved(7, resumed_at=7)], ids=["no checkpoint", "the old one"])
+def test_preemptions_without_progress_end_a_job(attempt: build.Attempt) -> None:
+    """Attempts that save nothing new are counted in a row; a job fails at the bound and says how to mend it."""
+    job, waits = build.active_job(spec_changes={"retry": {"max": 0}}), []
+    while job.state is JobState.ACTIVE:
+        job = after_attempt(job, attempt, Reason.PREEMPTED, "gone", build.T0)
+        if job.state is JobState.RECOVERING:
+            waits.append((job.due_at - build.T0).total_seconds())
+            job = replace(job, state=JobState.ACTIVE)
+    assert (job.state, job.retries_used, len(waits)) == (JobState.FAILED, 0, MAX_PREEMPTIONS_WITHOUT_PROGRESS - 1)
+    assert job.reason.startswith(f"preempted {MAX_PREEMPTIONS_WITHOUT_PROGRESS} times in a row")
+    assert waits == [min(300.0, 2.0**n) for n in range(len(waits))]
+
+
+def test_only_a_new_checkpoint_starts_the_count_of_preemptions_again() -> None:
+    job = build.active_job(preemptions_without_progress=5)
+    lost = after_attempt(job, build.attempt(), Reason.LOST, "", build.T0)
+    assert (lost.preemptions_without_progress, lost.retries_used) == (5, 1)
+    final = Final(attempt="x", outcome=Outcome.DRAINED, checkpoint=CheckpointRef(manifest="m", step=1))
+    assert after_attempt(job, ending(final=final), Reason.PREEMPTED, "", build.T0).preemptions_without_progress == 0
 
 
 @pytest.mark.parametrize("reason", [Reason.DEADMAN, Reason.NO_CAPACITY, Reason.QUOTE_EXPIRED])
@@ -216,7 +255,7 @@ def test_the_time_of_a_jobs_machines_is_added_up_to_their_absence() -> None:
 @pytest.mark.parametrize(
     ("reason", "used", "wait_s"),
     [
-        (Reason.PREEMPTED, 0, 1), (Reason.PREEMPTED, 2, 4), (Reason.LOST, 0, 5), (Reason.LOST, 1, 10),
+        (Reason.PREEMPTED, 0, 1), (Reason.PREEMPTED, 2, 1), (Reason.LOST, 0, 5), (Reason.LOST, 1, 10),
         (Reason.NO_CAPACITY, 0, 1), (Reason.NO_CAPACITY, 3, 4), (Reason.DEADMAN, 0, 5), (Reason.DEADMAN, 2, 10),
         (Reason.LOST, 5, 160), (Reason.LOST, 7, 300), (Reason.QUOTE_EXPIRED, 4, 0),
     ],
