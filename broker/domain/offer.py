@@ -252,6 +252,8 @@ class Quote:
     """Number of dropped offers by reason."""
     cheapest_usd: Decimal | None = None
     """Lowest expected dollars to finish on any offer that fits, even above the cap; None: unknown."""
+    deadline_at_risk: bool = False
+    """True if the P90 of no offer meets the deadline; the P50 of each kept offer does."""
     unsold_regions: tuple[str, ...] = ()
     """Regions of the spec without any offer, each with similar names of regions that have offers."""
 

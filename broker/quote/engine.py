@@ -5,6 +5,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
 from math import inf
@@ -68,6 +69,8 @@ def _notes(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> str:
     notes = scarcity_note(offer, kind.host)
     if hazard := basis(offer, ask.learned.spots):
         notes += f"; {hazard}"
+    if ask.accepts_risk:
+        notes += "; may miss the deadline: P90 is later"
     if kind.caps.self_stop == "none" and kind.caps.trust != "own":
         notes += "; it cannot stop itself: only its cloud's API ends the billing"
     return notes
@@ -93,7 +96,7 @@ class _Evaluation:
 
     def keys(self) -> Sequence[float]:
         """Return the values that rank the offers, smaller first. For a script only prices are known."""
-        objective = self.ask.spec.resources.objective
+        objective = "fastest" if self.ask.accepts_risk else self.ask.spec.resources.objective
         if not self.ask.workload.shape or objective == "hourly":
             return self._each(lambda kind, price, rate: price)
         if objective == "cheapest":
@@ -185,8 +188,23 @@ def _proposed_cap(spent: Decimal, p90: Decimal) -> Decimal:
     return max(CENT, (spent + p90 * CAP_MARGIN).quantize(CENT, rounding=ROUND_CEILING))
 
 
+def _evaluate(ask: QuoteRequest, sold: OfferIndex) -> _Evaluation:
+    """Evaluate all offers.
+
+    If the P90 of none meets the deadline, offers whose P50 meets it are kept: a job must not wait only because its
+    duration is uncertain.
+    """
+    evaluation = _Evaluation(ask, sold)
+    if None in evaluation.drops or DropReason.DEADLINE not in evaluation.drops or ask.deadline_s == inf:
+        return evaluation
+    risky = replace(ask, accepts_risk=True)
+    risky.fits = ask.fits
+    at_risk = _Evaluation(risky, sold)
+    return at_risk if None in at_risk.drops else evaluation
+
+
 def _quote(ask: QuoteRequest, offers: Sequence[Offer], spent: Decimal) -> Quote:
-    evaluation = _Evaluation(ask, offer_index(offers, ask.learned.spots))
+    evaluation = _evaluate(ask, offer_index(offers, ask.learned.spots))
     drops, micros = evaluation.drops, evaluation.micros
     eligible = [number for number, drop in enumerate(drops) if drop is None]
     order = rank(eligible, evaluation.keys(), offers) + [
@@ -204,6 +222,7 @@ def _quote(ask: QuoteRequest, offers: Sequence[Offer], spent: Decimal) -> Quote:
         kept_count=len(eligible),
         drops=Counter(drop for drop in drops if drop is not None),
         cheapest_usd=None if cheapest is None else dollars(cheapest),
+        deadline_at_risk=evaluation.ask.accepts_risk,
         unsold_regions=unsold_regions(ask.regions, {offer.region for offer in offers}) if ask.regions else (),
     )
 
@@ -226,6 +245,8 @@ def quote(
     learned: Corrections = NO_CORRECTIONS,
 ) -> Quote:
     """Return every offer once, kept offers first by the spec's objective (a script: by price), ties by offer id.
+
+    If the P90 of no offer meets the deadline, those whose P50 meets it are kept, the fastest first.
 
     `workload`: the remaining work. `local_files`: the blob store or the model is a folder of this machine.
     `scoped_store`: credentials of the blob store reach no more than the attempt's own keys. `spent`, `cap_left`:

@@ -38,9 +38,13 @@ def total_usd(offer: Offer, kind: MachineCost, nodes: int, rate: float, seconds:
 
 
 def _late_s(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> float:
-    """Return seconds by which P90 misses the deadline, or P50 exceeds the rest of `max_duration`."""
-    rate, drained_s = ask.rate(offer), kind.teardown + 2 * kind.caps.list_lag_s + kind.quantum
-    return max(ask.p90(offer, kind) - ask.deadline_s, kind.p50(rate) - ask.duration_s) + drained_s
+    """Return seconds by which P90 misses the deadline, or P50 exceeds the rest of `max_duration`.
+
+    P50 must also meet the deadline; P90 need not if the request accepts that risk.
+    """
+    p50_s, drained_s = kind.p50(ask.rate(offer)), kind.teardown + 2 * kind.caps.list_lag_s + kind.quantum
+    by_deadline_s = p50_s if ask.accepts_risk else ask.p90(offer, kind)
+    return max(by_deadline_s - ask.deadline_s, p50_s - ask.duration_s) + drained_s
 
 
 def apply_rules(case: GroupCase) -> None:

@@ -52,6 +52,8 @@ class QuoteRequest:
     """True if whole hosts are excluded."""
     excludes_accounts: bool = field(init=False)
     """True if accounts are excluded."""
+    accepts_risk: bool = False
+    """True if the P50 of the duration, instead of its P90, must meet the deadline."""
     fits: dict[object, Fit] = field(init=False, default_factory=dict)
     """Memory and time by hardware, each computed once."""
 

@@ -34,6 +34,8 @@ def summary(quote: Quote) -> str:
     if quote.drops:
         counted = sorted(quote.drops.items(), key=lambda item: (-item[1], item[0]))
         text += "; dropped: " + ", ".join(f"{n} {LABELS[drop]}" for drop, n in counted)
+    if quote.deadline_at_risk:
+        text += "; the deadline may be missed: no P90 meets it, so the fastest offer whose P50 meets it comes first"
     if quote.unsold_regions:
         text += f"; no offer is in {', '.join(quote.unsold_regions)}"
     return text

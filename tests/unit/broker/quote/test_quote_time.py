@@ -1,14 +1,18 @@
-"""An offer that is expected to miss the job's time is not bought."""
+"""An offer that is expected to miss the job's time is not bought, unless every other one would also miss it."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from broker.domain.instance import Caps
-from broker.domain.offer import DropReason, QuoteLine
+from broker.domain.offer import DropReason, Offer, Quote, QuoteLine
 from broker.domain.workload import Workload
 from broker.quote.engine import quote
+from broker.quote.summary import summary
 from tests.support.machines import NOW, SCRIPT, WORK, offer, quoted, spec
 
 CAPS = {"cloud": Caps(spot=True, teardown_s=30, list_lag_s=10, boot_s=60)}
@@ -31,14 +35,58 @@ DRAINED_S = 30 + 2 * 10 + 1
 """Teardown, list lags and a quantum."""
 
 
+FAST = offer(id="cloud/fast", gpus=8, usd_per_hour=Decimal(40))
+"""An offer that is faster and dearer than `offer()`."""
+
+
+def by(seconds: float, *, lead_s: float = 0, cap_usd: int = 1000, offers: Sequence[Offer] = (offer(), FAST)) -> Quote:
+    """Return the quote of `offers` with a deadline `seconds` from now."""
+    deadline = (NOW + timedelta(seconds=seconds)).isoformat()
+    return quote(
+        spec(deadline=deadline), WORK, offers, now=NOW, local_files=False, scoped_store=True, spent=Decimal(0),
+        cap_left=Decimal(cap_usd), excluded={}, caps=CAPS, lead_s=lead_s,
+    )  # fmt: skip
+
+
+def seconds(only: Offer) -> tuple[float, float]:
+    """Return P50 and P90 of the duration on an offer."""
+    (kept,) = by(1e9, offers=[only]).lines
+    assert kept.hours_p50 is not None
+    assert kept.hours_p90 is not None
+    return kept.hours_p50 * 3600, kept.hours_p90 * 3600
+
+
 @pytest.mark.parametrize(
     ("lead_s", "spare_s", "drop"), [(0, 1, None), (0, -1, DropReason.DEADLINE), (135, 100, DropReason.DEADLINE)]
 )
 def test_the_p90_must_keep_the_deadline_and_leave_time_for_the_drain(
     lead_s: float, spare_s: float, drop: DropReason | None
 ) -> None:
-    deadline = NOW + timedelta(seconds=P90_S + DRAINED_S + spare_s)
-    assert line(deadline=deadline, lead_s=lead_s).drop is drop
+    made = by(P90_S + DRAINED_S + spare_s, lead_s=lead_s)
+    assert {each.offer.id: each.drop for each in made.lines} == {offer().id: drop, FAST.id: None}
+    assert not made.deadline_at_risk
+
+
+def test_an_uncertain_duration_alone_leaves_no_job_without_a_machine() -> None:
+    """If no P90 meets the deadline, offers whose P50 meets it are kept, and the quote says so."""
+    fast_p50_s, fast_p90_s = seconds(FAST)
+    assert fast_p90_s < seconds(offer())[0]
+    made = by(fast_p90_s + DRAINED_S - 1)
+    assert made.best is not None
+    assert (made.best.offer.id, made.kept_count, made.deadline_at_risk) == (FAST.id, 1, True)
+    assert "may miss the deadline" in made.best.reason
+    assert "the deadline may be missed" in summary(made)
+    never = by(fast_p50_s + DRAINED_S - 1)
+    assert (never.best, never.deadline_at_risk) == (None, False)
+
+
+def test_of_offers_at_risk_the_fastest_within_the_cap_comes_first() -> None:
+    slower = replace(FAST, id="cloud/slower", gpus=4, usd_per_hour=Decimal(1))
+    between = seconds(slower)[0] + DRAINED_S + 1
+    assert between < seconds(FAST)[1] + DRAINED_S
+    assert [each.offer.id for each in by(between, offers=[slower, FAST]).lines] == [FAST.id, slower.id]
+    capped = by(between, offers=[slower, FAST], cap_usd=2)
+    assert [(each.offer.id, each.drop) for each in capped.lines] == [(slower.id, None), (FAST.id, DropReason.CAP)]
 
 
 def test_the_p50_must_fit_into_the_machine_time_that_is_left() -> None:
@@ -51,5 +99,6 @@ def test_the_p50_must_fit_into_the_machine_time_that_is_left() -> None:
 
 
 def test_of_a_script_only_the_set_up_is_known() -> None:
-    assert line(SCRIPT, deadline=NOW + timedelta(seconds=60 * 1.5 + DRAINED_S + 1)).drop is None
-    assert line(SCRIPT, deadline=NOW + timedelta(seconds=60 * 1.5 + DRAINED_S - 1)).drop is DropReason.DEADLINE
+    assert "may miss" not in line(SCRIPT, deadline=NOW + timedelta(seconds=60 * 1.5 + DRAINED_S + 1)).reason
+    assert "may miss" in line(SCRIPT, deadline=NOW + timedelta(seconds=60 * 1.5 + DRAINED_S - 1)).reason
+    assert line(SCRIPT, deadline=NOW + timedelta(seconds=60 + DRAINED_S - 1)).drop is DropReason.DEADLINE
