@@ -49,7 +49,10 @@ COMMANDS: Mapping[str, Entry] = {
         "jobs.jobs:watch_job",
         "Follow a job until it ends: events, progress, then a summary. Ctrl-C leaves the job running.",
     ),
-    "logs": Entry("jobs.jobs:logs", "Show the log of a job; --follow --json writes one document per line."),
+    "logs": Entry(
+        "jobs.jobs:logs",
+        "Show the log of a job, escaped on a terminal; --follow --json writes one document per line.",
+    ),
     "events": Entry("jobs.jobs:events", "Show the events of a job; --follow --json writes one document per line."),
     "cancel": Entry("jobs.jobs:cancel", "Cancel a job: it saves a checkpoint, then its machines are destroyed."),
     "cap": Entry("jobs.jobs:cap", "Raise a job's cap; a capped job resumes."),

@@ -16,6 +16,7 @@ from broker.api.schemas.jobs import EventView, JobDetail
 from broker.client.async_client import AsyncClient
 from broker.client.files import chosen, save
 from broker.client.transport.errors import NotFinished
+from broker.domain.formatting import visible
 from broker.domain.job import JobState
 from broker.domain.money import usd
 from broker.reporting.loss_curve import Losses, losses
@@ -47,7 +48,8 @@ class Fitted:
 
 def say(event: EventView) -> None:
     """Write an event as one line to stderr; the default of `progress`."""
-    sys.stderr.write(f"{event.at:%H:%M:%S} {event.kind}: {event.message}\n" if event.at else f"{event.message}\n")
+    line = visible(f"{event.kind}: {event.message}" if event.at else event.message)
+    sys.stderr.write(f"{event.at:%H:%M:%S} {line}\n" if event.at else f"{line}\n")
 
 
 async def afit(

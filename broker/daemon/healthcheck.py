@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from broker.domain.formatting import visible
 from broker.paths import trusting
 
 TIMEOUT_S = 5.0
@@ -32,5 +33,5 @@ def problem(home: Path) -> str | None:
 if __name__ == "__main__":
     fault = problem(Path(os.environ["GPUBROKER_HOME"]))
     if fault is not None:
-        print(fault)
+        print(visible(fault))
     sys.exit(fault is not None)

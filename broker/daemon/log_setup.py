@@ -1,8 +1,11 @@
-"""Logging of the daemon: one line per record, without tokens, passwords and keys."""
+"""Logging of the daemon: one line per record, without control characters, tokens, passwords and keys."""
 
+import copy
 import logging
 import re
 import sys
+
+from broker.domain.formatting import visible
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _SECRET = re.compile(
@@ -19,10 +22,16 @@ def redact(text: str) -> str:
 
 
 class RedactingFormatter(logging.Formatter):
-    """Formatter that redacts secrets in the finished line, tracebacks included."""
+    """Formatter that redacts secrets and escapes control characters, tracebacks included.
+
+    A message is one line. Lines of a traceback are indented, so that no text of a host can look like a record.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        return redact(super().format(record))
+        shown = copy.copy(record)  # other handlers get the record as it is
+        shown.msg, shown.args = visible(record.getMessage()), None
+        first, *traceback = super().format(shown).split("\n")
+        return redact("\n".join([visible(first), *(f"  {visible(line, keep=chr(9))}" for line in traceback)]))
 
 
 def set_up(level: str) -> None:

@@ -121,7 +121,8 @@ async def show(name: Name, team: Team = None, as_json: Json = False) -> None:
     if latest.policy is None:
         raise NotFoundExit(f"policy {name} was deleted by {latest.actor}; `gpubroker policy history {name}` shows it")
     out.document(latest)
-    out.say(yaml.safe_dump(latest.policy.model_dump(mode="json", exclude_defaults=True), sort_keys=False).rstrip())
+    document = latest.policy.model_dump(mode="json", exclude_defaults=True)
+    out.say(*yaml.safe_dump(document, sort_keys=False).splitlines())
 
 
 @command

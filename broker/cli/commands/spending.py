@@ -18,6 +18,7 @@ from broker.cli.core.exit_codes import BadInput, Exit
 from broker.cli.core.output import Output
 from broker.cli.core.table import Column, TerminalTable
 from broker.domain.errors import InvalidInput
+from broker.domain.formatting import csv_cell
 from broker.domain.money import usd
 from broker.domain.spending import SpendBy
 
@@ -67,11 +68,12 @@ async def spend(
 
 
 def _csv(view: SpendView) -> None:
-    """Write every figure as CSV, one line per group, without a total."""
+    """Write every figure as CSV, one line per group, without a total. No cell is a formula."""
     writer = csv.DictWriter(sys.stdout, ["by", *SpendRowView.model_fields], lineterminator="\n")
     writer.writeheader()
     for row in view.rows:
-        writer.writerow({"by": view.by} | row.model_dump())
+        cells = {"by": view.by} | row.model_dump()
+        writer.writerow({name: csv_cell(value) for name, value in cells.items()})
 
 
 def _show(out: Output, view: SpendView) -> None:

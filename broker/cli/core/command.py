@@ -23,6 +23,7 @@ from broker.cli.core.exit_codes import (
 )
 from broker.cli.core.output import Output
 from broker.client.transport import errors
+from broker.domain.formatting import visible
 
 if TYPE_CHECKING:
     from broker.client.async_client import AsyncClient
@@ -80,7 +81,7 @@ def confirm(out: Output, question: str, *, yes: bool, to: str, else_: str) -> No
     if not out.asks:
         raise BadInput(f"not a terminal; pass -y to {to} without confirmation")
     with interruptible():
-        agreed = typer.confirm(question, default=False)
+        agreed = typer.confirm(visible(question), default=False)
     if not agreed:
         raise Refused(else_)
 

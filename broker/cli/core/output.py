@@ -1,12 +1,16 @@
 """Output of a command. `--json` writes one document to stdout and text to stderr; otherwise text goes to stdout."""
 
 import json
+import re
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Union
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from broker.cli.core.exit_codes import CliError, Exit
+from broker.domain.formatting import visible
 
 if TYPE_CHECKING:  # its import takes longer than the run of a command that reads no answer
     from pydantic import BaseModel
@@ -15,6 +19,19 @@ Document = Union["BaseModel", dict[str, Any], list[Any]]
 PLAIN_WIDTH = 160
 """Width in columns of an output that is not a terminal: wide enough that no table is cut in a log."""
 
+_COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
+"""Sequences that set colour and weight of text (SGR), which the log of a program may use."""
+_RESET = "\x1b[0m"
+
+
+class VisibleConsole(Console):
+    """Console that prints control characters of texts as escapes; only its own styles control the terminal."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            yield segment if control or text.isprintable() else Segment(visible(text, keep="\n"), style)
+
 
 class Output:
     """The output of one command."""
@@ -22,7 +39,7 @@ class Output:
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
         stream = sys.stderr if as_json else sys.stdout
-        self.console = Console(file=stream, width=None if stream.isatty() else PLAIN_WIDTH, highlight=False)
+        self.console = VisibleConsole(file=stream, width=None if stream.isatty() else PLAIN_WIDTH, highlight=False)
         """The console for text: stderr with `--json`, stdout without."""
 
     @property
@@ -36,9 +53,10 @@ class Output:
         return not self.as_json and sys.stdin.isatty()
 
     def say(self, *parts: RenderableType) -> None:
-        """Print lines or tables. Strings are printed as they are, without markup."""
+        """Print lines or tables. A string is one line and no markup; its control characters are escaped."""
         for part in parts:
-            self.console.print(part, markup=False, soft_wrap=isinstance(part, str))
+            line = isinstance(part, str)
+            self.console.print(visible(part) if isinstance(part, str) else part, markup=False, soft_wrap=line)
 
     def secret(self, label: str, secret: str) -> None:
         """Print a secret once. With `--json` only the document contains it, because stderr often ends in logs."""
@@ -52,15 +70,31 @@ class Output:
 
     def line(self, document: "BaseModel") -> None:
         """Write one document on one line, for streams."""
-        sys.stdout.write(document.model_dump_json() + "\n")
+        sys.stdout.write(visible(document.model_dump_json()) + "\n")
+        sys.stdout.flush()
+
+    def log(self, text: str) -> None:
+        """Write the log of a job: unchanged into a file or pipe, and without control of a terminal."""
+        sys.stdout.write(terminal_log(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
 
     def error(self, error: CliError) -> None:
         """Write the error to stderr, and with `--json` also as the document."""
         for line in str(error).splitlines():
-            sys.stderr.write(f"error: {line}\n")
+            sys.stderr.write(f"error: {visible(line)}\n")
         if self.as_json and not error.is_in_document:
             write_error(error)
+
+
+def terminal_log(text: str) -> str:
+    """Return a log for a terminal: lines, tabs and colours are kept, other control characters are escaped.
+
+    A carriage return begins a line, so that progress bars are readable and no line is overwritten.
+    """
+    lines = text.replace("\r\n", "\n").replace("\r", "\n")
+    parts = _COLOUR.split(lines)  # every second part is a colour
+    shown = (part if i % 2 else visible(part, keep="\n\t") for i, part in enumerate(parts))
+    return "".join(shown) + (_RESET if len(parts) > 1 else "")
 
 
 def write(document: Document) -> None:

@@ -12,6 +12,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from broker.domain.formatting import visible
+
 BORDER = 3
 """Terminal cells that the border adds to each column. The table's right edge takes one more cell."""
 PROSE_LINES = 2
@@ -120,4 +122,4 @@ class _Prose:
 
 
 def _text(cell: str | Text) -> Text:
-    return cell if isinstance(cell, Text) else Text(cell)
+    return cell if isinstance(cell, Text) else Text(visible(cell))

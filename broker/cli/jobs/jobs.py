@@ -130,7 +130,7 @@ async def logs(
     attempt: Annotated[int | None, typer.Option(min=1, help="Number of the attempt. Default: the newest.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the log of a job; --follow --json writes one document per line."""
+    """Show the log of a job, escaped on a terminal; --follow --json writes one document per line."""
     out = Output(as_json=as_json)
     async with client(patience_s=PATIENCE_S if follow_to_end else 0) as c:
         full_id = await job_id(c, job)
@@ -138,13 +138,13 @@ async def logs(
             text = await c.log_now(full_id, attempt=attempt)
             out.document({"job": full_id, "text": text})
             if not as_json:
-                typer.echo(text, nl=not text.endswith("\n"))
+                out.log(text if text.endswith("\n") else f"{text}\n")
             return
         async for piece in c.logs(full_id, attempt=attempt):
             if as_json:
                 out.line(piece)
             else:
-                typer.echo(piece.text, nl=False)
+                out.log(piece.text)
 
 
 @command

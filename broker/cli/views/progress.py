@@ -15,6 +15,7 @@ from rich.text import Text
 from broker.api.schemas.jobs import EventView, JobDetail
 from broker.cli.core import formatting
 from broker.cli.core.output import Output
+from broker.domain.formatting import visible
 from broker.domain.job import JobState
 from trainer.contract.documents import Heartbeat
 
@@ -101,7 +102,7 @@ def _state(job: JobDetail) -> str:
 def event_line(event: EventView) -> str:
     """Return `12:30:05 attempt.preempted  cloud-a took the machine at step 17`."""
     at = event.at.astimezone().strftime("%H:%M:%S") if event.at else "--:--:--"
-    return f"{at}  {event.kind:<20} {event.message}"
+    return visible(f"{at}  {event.kind:<20} {event.message}")
 
 
 class Display(Protocol):
@@ -146,7 +147,7 @@ class LiveDisplay:
         self._live.console.print(Text(event_line(event), style=style))
 
     def show(self, view: View) -> None:
-        self._state = Text(f"{view.state} · {view.where}" if view.where else view.state, style="bold")
+        self._state = Text(visible(f"{view.state} · {view.where}" if view.where else view.state), style="bold")
         numbers = " · ".join(view.numbers())
         self._progress.update(self._task, completed=view.step, total=view.total or None, numbers=numbers)
         self._live.update(self._render())

@@ -1,10 +1,14 @@
 """Escapes text for Slack, so that text of users and rented machines cannot mention, link or break the layout.
 
+Whitespace is one space, and other control characters are shown as escapes (`broker.domain.formatting`).
+
 Slack's rule is to escape `&`, `<` and `>`, so that no `<!channel>`, `<@U…>` or `<https://…|…>` can result. Every text
 object is also `verbatim`, so that Slack makes no link or mention out of bare words.
 """
 
 from typing import Any
+
+from broker.domain.formatting import visible
 
 SECTION_MAX = 3000
 HEADER_MAX = 150
@@ -12,11 +16,8 @@ MESSAGE_MAX = 4000
 CONFIRM_MAX = 300
 CUT = "…"
 _ESCAPED = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-_INVISIBLE = dict.fromkeys(
-    (*range(0x20), *range(0x7F, 0xA0), *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2066, 0x206A),
-     *range(0xD800, 0xE000), 0xFEFF)
-)  # fmt: skip
-"""Control and direction characters, which change the surrounding line, and unpaired surrogates."""
+_ZERO_WIDTH = dict.fromkeys((*range(0x200B, 0x200E), 0xFEFF))
+"""Characters without width, which would hide a difference between two names."""
 
 Json = dict[str, Any]
 
@@ -36,7 +37,7 @@ def escape(text: str, limit: int = SECTION_MAX) -> str:
 
 
 def line(text: str, limit: int = SECTION_MAX) -> str:
-    """Return one escaped line without control characters."""
+    """Return one escaped line; control characters are visible escapes."""
     return escape(_clean(text), limit)
 
 
@@ -46,7 +47,7 @@ def code(text: str, limit: int = SECTION_MAX) -> str:
 
 
 def _clean(text: str) -> str:
-    return " ".join(text.split()).translate(_INVISIBLE).strip()
+    return visible(" ".join(text.split()).translate(_ZERO_WIDTH)).strip()
 
 
 def plain(text: str, limit: int) -> Json:

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from broker.domain.formatting import visible_document
 from broker.domain.job import Attempt, Job
 from broker.domain.notifications import Delivery, JobSnapshot
 
@@ -11,7 +12,10 @@ TEXT = 2000
 
 
 def body(delivery: Delivery, snapshot: JobSnapshot | None) -> bytes:
-    """Return JSON of `type`, `timestamp` (of the event) and `data`. Money is a string of dollars."""
+    """Return JSON of `type`, `timestamp` (of the event) and `data`. Money is a string of dollars.
+
+    Control characters other than line breaks and tabs are visible escapes within the texts.
+    """
     occurrence = delivery.event or delivery.notice
     assert occurrence is not None, "a webhook is not refreshed"
     data: dict[str, Any] = {
@@ -30,7 +34,7 @@ def body(delivery: Delivery, snapshot: JobSnapshot | None) -> bytes:
         "timestamp": occurrence.at.isoformat() if occurrence.at else None,
         "data": data,
     }
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":"), default=str).encode()
+    return json.dumps(visible_document(document), ensure_ascii=False, separators=(",", ":"), default=str).encode()
 
 
 def _job(job: Job, attempt: Attempt | None) -> dict[str, Any]:
