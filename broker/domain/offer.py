@@ -236,6 +236,17 @@ class OfferSummary(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpotWait:
+    """A spot offer that is sold out now, and for which a job with a deadline may wait."""
+
+    offer_id: str
+    usd_p50: Decimal
+    """Expected dollars to finish there."""
+    until: datetime
+    """Latest time at which an on-demand offer must be bought to meet the deadline."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Quote:
     """All offers, the kept ones first, ordered by the spec's objective."""
 
@@ -254,6 +265,8 @@ class Quote:
     """Lowest expected dollars to finish on any offer that fits, even above the cap; None: unknown."""
     deadline_at_risk: bool = False
     """True if the P90 of no offer meets the deadline; the P50 of each kept offer does."""
+    spot_wait: SpotWait | None = None
+    """The cheapest spot offer that is worth waiting for; None: there is none, or no time to wait."""
     unsold_regions: tuple[str, ...] = ()
     """Regions of the spec without any offer, each with similar names of regions that have offers."""
 

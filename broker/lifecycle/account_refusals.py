@@ -17,6 +17,9 @@ BLOCK_S = 600.0
 MAX_BLOCK_S = 3600.0
 """Longest block: a user who has repaired an account waits no longer than this."""
 
+MAX_OFFER_BLOCK_S = 600.0
+"""Longest block of one offer: spot that comes back is used after this time at most."""
+
 _QUOTA = re.compile(r"\bquotas?\b|VcpuLimitExceeded|InstanceLimitExceeded|MaxSpotInstanceCountExceeded", re.I)
 _CREDIT = re.compile(
     r"insufficient[ _-](account )?(credit|balance|funds)|negative balance|out of credit|pay in at the cloud|"
@@ -100,6 +103,15 @@ def block_s(refusal: AccountRefusal, earlier: Sequence[Attempt]) -> float:
     """Return the block time in seconds, doubled for each repetition of the same refusal to this job."""
     same = sum(_key(attempt) == refusal.key for attempt in refused_in_a_row(earlier) if refused_by_account(attempt))
     return float(min(MAX_BLOCK_S, BLOCK_S * 2 ** min(same, 16)))
+
+
+def offer_block_s(offer_id: str, earlier: Sequence[Attempt], base_s: float) -> float:
+    """Return the block time in seconds of a refused offer, doubled for each refusal of it to this job in a row.
+
+    A job that waits for spot asks again and again; each time costs nothing, but leaves an attempt.
+    """
+    same = sum(attempt.line.offer.id == offer_id for attempt in refused_in_a_row(earlier))
+    return float(min(MAX_OFFER_BLOCK_S, base_s * 2 ** min(same, 16)))
 
 
 def _key(attempt: Attempt) -> str | None:

@@ -15,7 +15,7 @@ from typing import overload
 from broker.domain.formatting import unsold_regions
 from broker.domain.instance import Caps
 from broker.domain.money import ZERO
-from broker.domain.offer import DropReason, Offer, OfferSummary, OfferVerdict, Quote, QuoteLine
+from broker.domain.offer import DropReason, Offer, OfferSummary, OfferVerdict, Quote, QuoteLine, SpotWait
 from broker.domain.spec import JobSpec
 from broker.domain.workload import Workload
 from broker.estimator.planning.corrections import NO_CORRECTIONS, Corrections
@@ -69,6 +69,9 @@ def _notes(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> str:
     notes = scarcity_note(offer, kind.host)
     if hazard := basis(offer, ask.learned.spots):
         notes += f"; {hazard}"
+    if offer.spot and ask.fallback_s < inf and ask.finish_s(offer, kind) + kind.drained_s > ask.deadline_s:
+        latest_s = max(0.0, ask.deadline_s - ask.fallback_s - kind.drained_s)
+        notes += f"; slower than the deadline allows: on demand from {latest_s / 3600:.1f} h on if preempted"
     if ask.accepts_risk:
         notes += "; may miss the deadline: P90 is later"
     if kind.caps.self_stop == "none" and kind.caps.trust != "own":
@@ -88,8 +91,26 @@ class _Evaluation:
         self.drops: list[DropReason | None] = [None] * len(sold.offers)
         self.micros = [-1] * len(sold.offers)
         """Micro-dollars to finish; -1: the job never finishes there."""
-        for kind, machines in zip(self.kinds, sold.machines, strict=True):
-            _assess(ask, sold.offers, machines, kind, self)
+        self._assess_market(is_spot=False)
+        ask.fallback_s = self._fallback_s() if ask.deadline_s < inf and ask.workload.shape else inf
+        self._assess_market(is_spot=True)
+
+    def _assess_market(self, *, is_spot: bool) -> None:
+        for kind, machines in zip(self.kinds, self.sold.machines, strict=True):
+            if machines.like.spot is is_spot:
+                _assess(self.ask, self.sold.offers, machines, kind, self)
+
+    def _fallback_s(self) -> float:
+        """Return seconds in which the fastest on-demand offer that is kept finishes; infinite: none is kept."""
+        offers, fallback_s = self.sold.offers, inf
+        for kind, machines in zip(self.kinds, self.sold.machines, strict=True):
+            if machines.like.spot or kind.drop is not None:
+                continue
+            # Offers of one kind differ in price, place and host only, so on-demand offers take the same time.
+            kept = next((number for number in machines.numbers if self.drops[number] is None), None)
+            if kept is not None:
+                fallback_s = min(fallback_s, self.ask.finish_s(offers[kept], kind))
+        return fallback_s
 
     def at(self, number: int) -> tuple[Offer, MachineCost, DropReason | None]:
         return self.sold.offers[number], self.kinds[self.sold.which[number]], self.drops[number]
@@ -203,6 +224,35 @@ def _evaluate(ask: QuoteRequest, sold: OfferIndex) -> _Evaluation:
     return at_risk if None in at_risk.drops else evaluation
 
 
+def _spot_wait(evaluation: _Evaluation) -> SpotWait | None:
+    """Return the cheapest sold-out spot offer, if on-demand can still meet the deadline after a wait for it."""
+    ask, micros = evaluation.ask, evaluation.micros
+    if ask.accepts_risk or ask.fallback_s == inf:
+        return None
+    sold_out = [
+        number
+        for number, drop in enumerate(evaluation.drops)
+        if drop in _SOLD_OUT and _is_sold_out_spot(ask, evaluation.sold.offers[number])
+    ]
+    if not sold_out:
+        return None
+    number = min(sold_out, key=micros.__getitem__)
+    offer, kind, _ = evaluation.at(number)
+    spare_s = ask.deadline_s - ask.fallback_s - kind.drained_s - ask.changeover_s(offer, kind)
+    if spare_s <= 0:
+        return None
+    until = ask.now + timedelta(seconds=spare_s)
+    return SpotWait(offer_id=offer.id, usd_p50=dollars(micros[number]), until=until)
+
+
+_SOLD_OUT = frozenset({DropReason.UNAVAILABLE, DropReason.EXCLUDED})
+
+
+def _is_sold_out_spot(ask: QuoteRequest, offer: Offer) -> bool:
+    """Return False for an offer that is excluded with its host or its account, which time may not bring back."""
+    return offer.spot and (offer.available is False or offer.id in ask.excluded)
+
+
 def _quote(ask: QuoteRequest, offers: Sequence[Offer], spent: Decimal) -> Quote:
     evaluation = _evaluate(ask, offer_index(offers, ask.learned.spots))
     drops, micros = evaluation.drops, evaluation.micros
@@ -222,6 +272,7 @@ def _quote(ask: QuoteRequest, offers: Sequence[Offer], spent: Decimal) -> Quote:
         kept_count=len(eligible),
         drops=Counter(drop for drop in drops if drop is not None),
         cheapest_usd=None if cheapest is None else dollars(cheapest),
+        spot_wait=_spot_wait(evaluation),
         deadline_at_risk=evaluation.ask.accepts_risk,
         unsold_regions=unsold_regions(ask.regions, {offer.region for offer in offers}) if ask.regions else (),
     )

@@ -159,6 +159,11 @@ class MachineCost:
         self.low_hazard = 2 * self.saving / self.max_lost_work_s**2 - self.failures / 3600 if self.saving else inf
         self.undisturbed = self.billed(self.p50(0.0)), self.traffic(0.0)
 
+    @property
+    def drained_s(self) -> float:
+        """Return seconds from the end of an attempt to the proven absence of its machines, at most."""
+        return self.teardown + 2 * self.caps.list_lag_s + self.quantum
+
     def every(self, rate: float) -> float:
         """Return seconds between the starts of two checkpoints at `rate` preemptions a second; they do not overlap."""
         if rate <= self.low_hazard:

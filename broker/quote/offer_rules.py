@@ -38,13 +38,14 @@ def total_usd(offer: Offer, kind: MachineCost, nodes: int, rate: float, seconds:
 
 
 def _late_s(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> float:
-    """Return seconds by which P90 misses the deadline, or P50 exceeds the rest of `max_duration`.
+    """Return seconds by which the job misses the deadline, or P50 exceeds the rest of `max_duration`.
 
-    P50 must also meet the deadline; P90 need not if the request accepts that risk.
+    A spot offer whose own duration misses the deadline is not late while on-demand can still replace it in time.
     """
-    p50_s, drained_s = kind.p50(ask.rate(offer)), kind.teardown + 2 * kind.caps.list_lag_s + kind.quantum
-    by_deadline_s = p50_s if ask.accepts_risk else ask.p90(offer, kind)
-    return max(by_deadline_s - ask.deadline_s, p50_s - ask.duration_s) + drained_s
+    finish_s = ask.finish_s(offer, kind)
+    if offer.spot and ask.fallback_s < inf:
+        finish_s = min(finish_s, ask.fallback_finish_s(offer, kind))
+    return max(finish_s - ask.deadline_s, kind.p50(ask.rate(offer)) - ask.duration_s) + kind.drained_s
 
 
 def apply_rules(case: GroupCase) -> None:

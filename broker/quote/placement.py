@@ -15,6 +15,10 @@ PASSING = frozenset({DropReason.UNAVAILABLE, DropReason.EXCLUDED})
 """Drop reasons that pass by themselves."""
 
 
+SPOT_WAIT_SHARE = Decimal("0.9")
+"""A job waits for spot only if it is expected to cost at most this share of on-demand."""
+
+
 class Queue(StrEnum):
     """Next state of a job for which nothing is bought."""
 
@@ -62,8 +66,19 @@ def _passing_count(quote: Quote) -> int:
     return sum(quote.drops.get(drop, 0) for drop in PASSING)
 
 
+def _waits_for_spot(quote: Quote, best: QuoteLine) -> str | None:
+    """Return the reason to wait for a spot offer instead of buying `best`; None: buy it."""
+    wait = quote.spot_wait
+    if wait is None or best.offer.spot or best.usd_p50 is None or wait.usd_p50 > best.usd_p50 * SPOT_WAIT_SHARE:
+        return None
+    return (
+        f"waits for spot until {wait.until:%Y-%m-%d %H:%MZ}, then buys on demand: {wait.offer_id} is sold out; "
+        f"{show(wait.usd_p50)} expected to finish there, {show(best.usd_p50)} on demand"
+    )
+
+
 def choose(quote: Quote, *, cap_left: Decimal, attempt_number: int, least: Callable[[QuoteLine], Decimal]) -> Choice:
-    """Return the cheapest line to finish that the cap would not end at once.
+    """Return the cheapest line to finish that the cap would not end at once, or a wait for spot within the deadline.
 
     `attempt_number`: number of the attempt to buy, for the reason. `least`: see `billing.caps.min_budget_usd`.
     """
@@ -78,6 +93,8 @@ def choose(quote: Quote, *, cap_left: Decimal, attempt_number: int, least: Calla
             f"{show(needed)}; raise the cap"
         )
         return Choice(line=None, reason=reason, queue=Queue.WAIT if _passing_count(quote) else Queue.CAPPED)
+    if (waiting := _waits_for_spot(quote, best)) is not None:
+        return Choice(line=None, reason=waiting, queue=Queue.WAIT)
     offer = best.offer
     cost = f"{show(best.usd_p50)} expected to finish" if best.usd_p50 is not None else "time unknown"
     kind = "spot" if offer.spot else "on-demand"

@@ -54,6 +54,8 @@ class QuoteRequest:
     """True if accounts are excluded."""
     accepts_risk: bool = False
     """True if the P50 of the duration, instead of its P90, must meet the deadline."""
+    fallback_s: float = inf
+    """Seconds in which the fastest on-demand offer that is kept finishes all work; infinite: none is kept."""
     fits: dict[object, Fit] = field(init=False, default_factory=dict)
     """Memory and time by hardware, each computed once."""
 
@@ -81,6 +83,23 @@ class QuoteRequest:
     def rate(self, offer: Offer) -> float:
         """Return the job's expected preemptions per second. The loss of any one machine stops all its machines."""
         return preemptions_per_s(offer, self.learned.spots) * self.nodes
+
+    def finish_s(self, offer: Offer, kind: MachineCost) -> float:
+        """Return the seconds that must meet the deadline if the job stays on offers of this kind."""
+        return kind.p50(self.rate(offer)) if self.accepts_risk else self.p90(offer, kind)
+
+    def fallback_finish_s(self, offer: Offer, kind: MachineCost) -> float:
+        """Return the seconds that must meet the deadline if on-demand replaces a spot offer at a preemption in time.
+
+        The finish of a job that is preempted after time t is linear in t, so it is latest at one end. At t = 0 all work is
+        done on demand, after two changeovers. At the other end the run on the offer is undisturbed.
+        """
+        undisturbed_s = kind.p50(0.0) if self.accepts_risk else kind.p90(0.0, certainty(offer, self.learned.spots))
+        return max(self.fallback_s + 2 * self.changeover_s(offer, kind), undisturbed_s)
+
+    def changeover_s(self, offer: Offer, kind: MachineCost) -> float:
+        """Return the seconds without progress that a preemption causes, with the proof that the machines are gone."""
+        return kind.lost(self.rate(offer)) + kind.drained_s
 
     def p90(self, offer: Offer, kind: MachineCost) -> float:
         """Return the seconds within which nine of ten runs finish on the offer."""

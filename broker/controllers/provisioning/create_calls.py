@@ -12,7 +12,7 @@ from broker.controllers.provisioning.creates_in_flight import CreatesInFlight
 from broker.domain.errors import BlobError, ImageRefused, NoCapacity, ProviderError, Rejected, Throttled
 from broker.domain.instance import Observed
 from broker.domain.job import Attempt, Job, Reason
-from broker.lifecycle.account_refusals import account_refusal, block_s
+from broker.lifecycle.account_refusals import account_refusal, block_s, offer_block_s
 from broker.lifecycle.decisions.launch_decision import (
     Adopted,
     Created,
@@ -61,13 +61,13 @@ class CreateCalls:
 
     async def block(self, attempt: Attempt, refusal: CreateRefused) -> None:
         """Exclude the refused offer, or all offers of the refused account, from purchases for a while."""
-        store, account = self.context.store, refusal.account
+        store, account, offer_id = self.context.store, refusal.account, attempt.line.offer.id
+        earlier = await store.attempts(attempt.job_id)
         if account is None:
-            offer_id, for_s = attempt.line.offer.id, self.context.intervals.sold_out_s
+            for_s = offer_block_s(offer_id, earlier, self.context.intervals.sold_out_s)
             await store.block_offer(offer_id, refusal.message, for_s=for_s)
         else:
-            for_s = block_s(account, await store.attempts(attempt.job_id))
-            await store.block_offer(account.key, account.message, for_s=for_s)
+            await store.block_offer(account.key, account.message, for_s=block_s(account, earlier))
 
 
 def _failed(

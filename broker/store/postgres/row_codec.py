@@ -57,9 +57,8 @@ _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 JOB_FIELDS = (
     "id", "team", "owner", "spec", "workload", "created_at", "state", "reason", "attempts", "retries_used",
-    "preemptions_without_progress", "remedy", "due_at", "lease_until", "finished_at", "spent_usd", "machine_s", "forecast", "stored", "deleted",
-    "cap_usd", "approved_usd",
-    "stop_requested", "retry_of", "epoch",
+    "preemptions_without_progress", "remedy", "due_at", "lease_until", "finished_at", "spent_usd", "machine_s",
+    "forecast", "stored", "deleted", "cap_usd", "approved_usd", "stop_requested", "retry_of", "epoch",
 )  # fmt: skip
 JOB_COLUMNS = ", ".join(f"j.{name} AS j_{name}" for name in JOB_FIELDS)
 """Columns of a job, with the prefix under which `leased` reads them next to those of an attempt."""

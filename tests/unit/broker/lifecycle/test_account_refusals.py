@@ -11,9 +11,11 @@ from broker.domain.offer import Offer
 from broker.lifecycle.account_refusals import (
     BLOCK_S,
     MAX_BLOCK_S,
+    MAX_OFFER_BLOCK_S,
     account_keys,
     account_refusal,
     block_s,
+    offer_block_s,
     refused_by_account,
     refused_in_a_row,
     refusing_accounts,
@@ -103,3 +105,14 @@ def test_refusals_are_told_of_the_providers_that_a_job_may_use() -> None:
     blocks = {"account:sky/runpod/": "no credit", "account:lambda/": "no key", "cloud/x": "sold out"}
     assert list(refusing_accounts(blocks, ())) == ["no credit", "no key"]
     assert list(refusing_accounts(blocks, ("lambda",))) == ["no key"]
+
+
+def test_an_offer_that_is_refused_again_is_blocked_for_longer() -> None:
+    """Refusals of other offers, and those before a machine, do not count."""
+    sold_out = refused("no capacity", reason=Reason.NO_CAPACITY)
+    own, base_s = sold_out.line.offer.id, 120.0
+    blocks = [offer_block_s(own, [sold_out] * times, base_s) for times in (0, 1, 2, 3, 50)]
+    assert blocks == [base_s, 2 * base_s, 4 * base_s, MAX_OFFER_BLOCK_S, MAX_OFFER_BLOCK_S]
+    ran = build.attempt(AttemptState.ENDED, first_beat_at=NOW)
+    assert offer_block_s(own, [sold_out, sold_out, ran], base_s) == base_s
+    assert offer_block_s("another", [sold_out] * 3, base_s) == base_s

@@ -1,0 +1,209 @@
+"""Cost of spot policies over traces, divided by the cheapest run in hindsight: `python -m benchmarks.spot_table`.
+
+`product` is the decision code of the daemon (`quote` and `choose`), called in the moments in which placement calls it:
+when the job has no machine. Nothing is fitted on the traces. `--traces FOLDER` reads other traces of the format of
+`benchmarks/data/spot`. The last line is JSON.
+"""
+
+import argparse
+import json
+import random
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+
+from benchmarks.quote import LLAMA_3_8B
+from benchmarks.spot_traces import (
+    Machine,
+    Policy,
+    Run,
+    Trace,
+    follow,
+    greedy,
+    on_demand,
+    optimum_usd,
+    read_trace,
+    uniform_progress,
+)
+from broker.domain.instance import Caps
+from broker.domain.offer import Offer, Quote
+from broker.domain.spec import JobSpec
+from broker.domain.workload import SpotHours, Workload
+from broker.estimator.planning.corrections import Corrections
+from broker.quote.engine import quote
+from broker.quote.placement import choose
+
+TRACES = Path(__file__).parent / "data" / "spot"
+SLACKS = (1.2, 1.5, 2.0)
+START = datetime(2026, 1, 1, tzinfo=UTC)
+MONEY = Decimal(1_000_000)
+WORK = Workload(
+    shape=LLAMA_3_8B, method="lora", lora_r=16, gradient_checkpointing=True, micro_batch=1, global_batch=32,
+    sequence=16_384, tokens_per_row=16_000, steps=1000, eval_rows=0,
+)  # fmt: skip
+SPEED_RUNS = [(("h100-sxm", "lora", "llama"), 0.0)] * 8
+"""Runs whose speed was as estimated, so that the interval of the speed is narrow."""
+
+
+@dataclass
+class Product:
+    """The daemon's decisions for one job."""
+
+    trace: Trace
+    run: Run
+    knows_speed: bool = True
+
+    def __post_init__(self) -> None:
+        base = Offer(
+            id="on-demand", provider="cloud", cloud="cloud", region="zone", instance_type="1xH100",
+            accelerator="h100-sxm", gpus=1, gpu_memory_bytes=80 << 30, vcpus=26, ram_bytes=200 << 30,
+            disk_bytes=10**12, spot=False, usd_per_hour=Decimal(str(self.trace.on_demand_usd)), seen_at=START,
+        )  # fmt: skip
+        self._on_demand = base
+        self._spot = replace(base, id="spot", spot=True, on_demand_usd_per_hour=base.usd_per_hour)
+        hours = self._quote(Caps(spot=True), WORK, [base], spots={}, deadline_s=None).lines[0].hours
+        assert hours is not None
+        self._caps = Caps(spot=True, boot_s=max(1.0, self.run.changeover_s - hours.load * 3600))
+        self._step_s = hours.training * 3600 / WORK.steps
+
+    def __call__(self, run: Run) -> Machine:
+        """Return the machine that placement buys now; a live machine is kept."""
+        if run.machine != "none":
+            return run.machine
+        price = Decimal(str(round(run.trace.spot_usd[run.tick], 4)))
+        offers = [replace(self._spot, usd_per_hour=price), self._on_demand]
+        excluded = {} if run.has_spot else {"spot": "sold out"}
+        work = replace(WORK, steps=max(1, round(run.left_s / self._step_s)))
+        spots = self._history(run)
+        made = self._quote(self._caps, work, offers, spots=spots, deadline_s=run.time_left_s, excluded=excluded)
+        line = choose(made, cap_left=MONEY, attempt_number=1, least=lambda line: Decimal(0)).line
+        if line is None:
+            return "none"
+        return "spot" if line.offer.spot else "on-demand"
+
+    def _history(self, run: Run) -> dict[tuple[str, str, str, str], SpotHours]:
+        if not run.spot_s:
+            return {}
+        hours = SpotHours(
+            provider="cloud", cloud="cloud", region="zone", accelerator="h100-sxm", hours=run.spot_s / 3600,
+            preemptions=run.preemptions,
+        )  # fmt: skip
+        return {(hours.provider, hours.cloud, hours.region, hours.accelerator): hours}
+
+    def _quote(
+        self,
+        caps: Caps,
+        work: Workload,
+        offers: Sequence[Offer],
+        *,
+        spots: Mapping[tuple[str, str, str, str], SpotHours],
+        deadline_s: float | None,
+        excluded: Mapping[str, str] | None = None,
+    ) -> Quote:
+        spec = {
+            "name": "benchmark",
+            "cap_usd": str(MONEY),
+            "train": {"model": LLAMA_3_8B.name, "data": {"path": "rows.csv", "completion": "{text}"}},
+            "resources": {"gpus": 1},
+        }
+        if deadline_s is not None:
+            spec["deadline"] = (START + timedelta(seconds=deadline_s)).isoformat()
+        learned = Corrections(speeds={"h100-sxm": SPEED_RUNS} if self.knows_speed else {}, spots=dict(spots))
+        return quote(
+            JobSpec.model_validate(spec), work, offers, now=START, local_files=False, scoped_store=True,
+            spent=Decimal(0), cap_left=MONEY, excluded=excluded or {}, caps={"cloud": caps}, learned=learned,
+        )  # fmt: skip
+
+
+@dataclass
+class Totals:
+    """Costs of one policy over windows, divided by the optimum."""
+
+    ratios: list[float]
+    misses: int = 0
+    preemptions: int = 0
+    waits: int = 0
+
+    def mean(self) -> float:
+        return statistics.fmean(self.ratios) if self.ratios else float("nan")
+
+
+def policies(trace: Trace, run: Run) -> dict[str, Policy]:
+    return {
+        "product": Product(trace, run),
+        "product, speed unchecked": Product(trace, run, knows_speed=False),
+        "uniform progress": uniform_progress,
+        "greedy": greedy,
+        "on demand": on_demand,
+    }
+
+
+def windows(traces: Sequence[Trace], ticks: int, count: int) -> list[Trace]:
+    """Return `count` windows of each trace, evenly spaced."""
+    found = []
+    for trace in traces:
+        last = len(trace.available) - ticks
+        if last >= 0:
+            found += [trace.window(round(n * last / max(1, count - 1)), ticks) for n in range(count)]
+    return found
+
+
+def measure(
+    traces: Sequence[Trace], slack: float, *, work_s: float, changeover_s: float, count: int
+) -> dict[str, Totals]:
+    """Return totals by policy. A miss pays the optimum's price for nothing, so its cost counts as it was."""
+    totals: dict[str, Totals] = {}
+    ticks = round(work_s * slack / traces[0].tick_s)
+    for window in windows(traces, ticks, count):
+        best = optimum_usd(window, work_s, changeover_s)
+        for name in policies(window, Run(trace=window, work_s=work_s, changeover_s=changeover_s)):
+            run = Run(trace=window, work_s=work_s, changeover_s=changeover_s)
+            is_done = follow(policies(window, run)[name], run)
+            total = totals.setdefault(name, Totals([]))
+            total.ratios.append(run.usd / best)
+            total.misses += not is_done
+            total.preemptions += run.preemptions
+            total.waits += run.waits
+    return totals
+
+
+def interval(ratios: Sequence[float], rng: random.Random) -> tuple[float, float]:
+    """Return the 95 % interval of the mean by bootstrap over windows."""
+    means = sorted(statistics.fmean(rng.choices(ratios, k=len(ratios))) for _ in range(1000))
+    return means[25], means[974]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--traces", type=Path, default=TRACES)
+    parser.add_argument("--windows", type=int, default=12, help="windows of each trace")
+    parser.add_argument("--hours", type=float, default=48.0, help="hours of work")
+    parser.add_argument("--changeover-hours", type=float, default=0.1)
+    parser.add_argument("--tick-s", type=int, default=600)
+    args = parser.parse_args()
+    files = sorted(path for path in args.traces.iterdir() if path.name.endswith((".csv", ".csv.gz")))
+    traces = [read_trace(path, args.tick_s) for path in files]
+    rng, single, uniform, misses, count = random.Random(1), {}, {}, 0, 0
+    print(f"{len(traces)} traces, {args.hours:g} h of work, {args.changeover_hours:g} h a changeover; cost / optimum")
+    for slack in SLACKS:
+        totals = measure(
+            traces, slack, work_s=args.hours * 3600, changeover_s=args.changeover_hours * 3600, count=args.windows
+        )
+        for name, total in totals.items():
+            low, high = interval(total.ratios, rng)
+            print(
+                f"slack {slack:<4g} {name:26} {total.mean():.3f} [{low:.3f}, {high:.3f}]  misses {total.misses}, "
+                f"preemptions {total.preemptions}, ticks waited {total.waits}, n {len(total.ratios)}"
+            )
+        single[str(slack)] = round(totals["product"].mean(), 4)
+        uniform[str(slack)] = round(totals["uniform progress"].mean(), 4)
+        misses += totals["product"].misses
+        count += len(totals["product"].ratios)
+    print(json.dumps({"single": single, "multi": None, "misses": misses, "n": count, "uniform_progress": uniform}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""A job with a deadline uses spot, and waits for it, while on-demand can still meet the deadline."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.spot_table import Product
+from benchmarks.spot_traces import Run, Trace, follow, optimum_usd
+from broker.domain.instance import Caps
+from broker.domain.offer import DropReason, Offer, Quote
+from broker.domain.workload import Workload
+from broker.lifecycle.account_refusals import account_keys
+from broker.quote.engine import quote
+from broker.quote.placement import Choice, Queue, choose
+from tests.support.machines import NOW, SCRIPT, WORK, offer, spec
+
+CAPS = {"cloud": Caps(spot=True, teardown_s=30, list_lag_s=10, boot_s=60)}
+ON_DEMAND = offer(id="cloud/on-demand")
+SPOT = offer(id="cloud/spot", spot=True, usd_per_hour=Decimal("0.80"), on_demand_usd_per_hour=Decimal("2.50"))
+SOLD_OUT = {SPOT.id: "sold out"}
+HOUR = 3600.0
+
+
+def quoted(
+    deadline_s: float | None,
+    offers: tuple[Offer, ...] = (ON_DEMAND, SPOT),
+    *,
+    excluded: Mapping[str, str] | None = None,
+    work: Workload = WORK,
+    resources: Mapping[str, Any] | None = None,
+) -> Quote:
+    deadline = {} if deadline_s is None else {"deadline": (NOW + timedelta(seconds=deadline_s)).isoformat()}
+    return quote(
+        spec(resources=dict(resources or {}), **deadline), work, offers, now=NOW, local_files=False, scoped_store=True,
+        spent=Decimal(0), cap_left=Decimal(100), excluded=excluded or {}, caps=CAPS,
+    )  # fmt: skip
+
+
+def chosen(made: Quote) -> Choice:
+    return choose(made, cap_left=Decimal(100), attempt_number=1, least=lambda line: Decimal(0))
+
+
+def test_spot_is_kept_while_on_demand_can_replace_it_in_time() -> None:
+    """Preempted twice an hour, spot alone misses the deadline; on-demand after a preemption meets it."""
+    often = replace(SPOT, preemptions_per_hour=6.0)
+    made = quoted(1.2 * HOUR, (ON_DEMAND, often))
+    spot = next(line for line in made.lines if line.offer.spot)
+    assert spot.hours_p90 is not None
+    assert spot.hours_p90 > 1.2
+    assert spot.drop is None
+    assert "on demand from" in spot.reason
+
+
+def test_spot_is_dropped_once_on_demand_could_not_follow_in_time() -> None:
+    p90_h = quoted(None, (ON_DEMAND,)).lines[0].hours_p90
+    assert p90_h is not None
+    often = replace(SPOT, preemptions_per_hour=6.0)
+    made = quoted((p90_h + 0.05) * HOUR, (ON_DEMAND, often))
+    assert {line.offer.id: line.drop for line in made.lines} == {ON_DEMAND.id: None, often.id: DropReason.DEADLINE}
+
+
+@pytest.mark.parametrize("excluded", [SOLD_OUT, {}], ids=["refused", "reported sold out"])
+def test_a_job_waits_for_cheaper_spot_that_is_sold_out(excluded: Mapping[str, str]) -> None:
+    spot = SPOT if excluded else replace(SPOT, available=False)
+    made = quoted(6 * HOUR, (ON_DEMAND, spot), excluded=excluded)
+    choice = chosen(made)
+    assert (choice.line, choice.queue) == (None, Queue.WAIT)
+    assert made.spot_wait is not None
+    assert f"waits for spot until {made.spot_wait.until:%Y-%m-%d %H:%MZ}, then buys on demand" in choice.reason
+    assert SPOT.id in choice.reason
+    back = chosen(quoted(6 * HOUR))
+    assert back.line is not None
+    assert back.line.offer.id == SPOT.id
+
+
+def test_on_demand_is_bought_at_the_latest_start() -> None:
+    wait = quoted(6 * HOUR, excluded=SOLD_OUT).spot_wait
+    assert wait is not None
+    latest_s = 6 * HOUR - (wait.until - NOW).total_seconds()
+    assert chosen(quoted(latest_s + 60, excluded=SOLD_OUT)).line is None
+    choice = chosen(quoted(latest_s - 1, excluded=SOLD_OUT))
+    assert choice.line is not None
+    assert choice.line.offer.id == ON_DEMAND.id
+    assert choice.line.hours_p90 is not None
+    assert choice.line.hours_p90 * HOUR < latest_s - 1
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        quoted(None, excluded=SOLD_OUT),
+        quoted(6 * HOUR, excluded=dict.fromkeys(account_keys(SPOT), "quota")),
+        quoted(6 * HOUR, (ON_DEMAND, replace(SPOT, usd_per_hour=Decimal("2.45"))), excluded=SOLD_OUT),
+        quoted(6 * HOUR, excluded=SOLD_OUT, resources={"spot": "never"}),
+        quoted(6 * HOUR, excluded=SOLD_OUT, work=SCRIPT),
+        quoted(6 * HOUR, (SPOT,), excluded=SOLD_OUT),
+        quoted(0.4 * HOUR, excluded=SOLD_OUT),
+    ],
+    ids=["no deadline", "account", "hardly cheaper", "never spot", "a script", "no on-demand", "no time"],
+)
+def test_no_job_waits_in_vain(made: Quote) -> None:
+    assert "waits for spot" not in chosen(made).reason
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(1, 24)), min_size=1, max_size=30), st.sampled_from([1.2, 1.5, 2.0])
+)
+def test_no_market_makes_a_job_late(spells: list[tuple[bool, int]], slack: float) -> None:
+    """Whatever spells of spot there are, on-demand is bought in time, and costs no more than on-demand throughout."""
+    ticks = int(10 * slack * 6)
+    available = [is_up for is_up, length in spells for _ in range(length)]
+    available = (available * ticks)[:ticks]
+    trace = Trace(name="drawn", tick_s=600, available=tuple(available), spot_usd=(0.8,) * ticks, on_demand_usd=2.5)
+    run = Run(trace=trace, work_s=36_000, changeover_s=360)
+    assert follow(Product(trace, run), run)
+    assert run.usd <= 2.5 * 10.1 + run.starts * 0.8 / 6
+    assert run.usd >= optimum_usd(trace, 36_000, 360) - 0.01
