@@ -91,8 +91,8 @@ class QuoteRequest:
     def fallback_finish_s(self, offer: Offer, kind: MachineCost) -> float:
         """Return the seconds that must meet the deadline if on-demand replaces a spot offer at a preemption in time.
 
-        The finish of a job that is preempted after time t is linear in t, so it is latest at one end. At t = 0 all work is
-        done on demand, after two changeovers. At the other end the run on the offer is undisturbed.
+        The finish of a job that is preempted after time t is linear in t, so it is latest at one end. At t = 0 all work
+        is done on demand, after two changeovers. At the other end the run on the offer is undisturbed.
         """
         undisturbed_s = kind.p50(0.0) if self.accepts_risk else kind.p90(0.0, certainty(offer, self.learned.spots))
         return max(self.fallback_s + 2 * self.changeover_s(offer, kind), undisturbed_s)
