@@ -72,7 +72,9 @@ def build_app(
     app[SLACK] = slacks or Slack(service, None)
     app[METRICS] = measured
     stale_s = service.settings.lease_stale_s
-    app[READINESS] = Readiness(service.store, service.blobs, service.clock, stale_s, lambda: service.skew())
+    app[READINESS] = Readiness(
+        service.store, service.blobs, service.clock, stale_s, lambda: service.skew(), lambda: service.clock_step()
+    )
     mount(app, APIS, auth)
     described = document(APIS, version=version)
 

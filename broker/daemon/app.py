@@ -50,6 +50,7 @@ from broker.paths import CLIENT_FILE, CONFIG_FILE
 from broker.ports import Notifier, Provider, Store, Token
 from broker.preflight.model_lookup import HubClient
 from broker.reporting.digest import DigestPlan
+from broker.runtime.boot_clock import CLOCK_FILE, AnchorFile, boot_seconds
 from broker.runtime.clock import DatabaseClock, SystemClock
 from broker.runtime.control_loop import run_forever
 from broker.runtime.peers import refuse_conflicting_brokers, seat_of
@@ -178,7 +179,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[DaemonComponents]:
             report_only=report_only, troubles=market.troubles, keep=keep_of(config),
             digest=DigestPlan(**config.notify.digest.model_dump()),
         )  # fmt: skip
-        service = _service(config, context, market, box, notifiers, skew=lambda: clock.skew_s, learned=fleet.learned)
+        service = _service(config, context, market, box, notifiers, clock=clock, learned=fleet.learned)
         incoming, sockets = await stack.enter_async_context(slacks.serving(service))
         authenticator = Authenticator(context.store, context.clock, TokenBucketRate(**config.rate_limit.model_dump()))
         limits = StreamLimits(**config.streams.model_dump())
@@ -200,8 +201,10 @@ async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Control
     await migrate(dsn, before=partial(mark_new, config.home))
     store = await PostgresStore.connect(dsn)
     stack.push_async_callback(store.close)
-    clock = DatabaseClock(store, SystemClock())
+    anchors = AnchorFile(path=config.home / CLOCK_FILE)
+    clock = DatabaseClock(store, SystemClock(), counted=boot_seconds, anchors=anchors)
     await clock.start()
+    await store.repair_due_times()  # the clock may have been set back while no broker ran
     installation = await installation_of(store, config.home)
     report_only = only_report(config.home)
     grants = replace(grants_of(config), now=clock.now)
@@ -229,6 +232,7 @@ async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Control
         limits=Limits(**config.limits.model_dump()),
         costs=costs_of(config),
         forbidden=partial(forbidden, config.trainer.remote_code),
+        is_clock_right=clock.is_right,
     )
     return context, clock, report_only
 
@@ -297,7 +301,7 @@ def keep_of(config: DaemonConfig) -> OutboxRetention:
 
 def _service(
     config: DaemonConfig, context: ControllerContext, market: MarketPoller, box: SecretBox,
-    notifiers: Sequence[Notifier], *, skew: Callable[[], float], learned: LearnedCorrections,
+    notifiers: Sequence[Notifier], *, clock: DatabaseClock, learned: LearnedCorrections,
 ) -> Service:  # fmt: skip
     settings = Settings(
         spool=config.home / SPOOL,
@@ -323,7 +327,8 @@ def _service(
         hooks=DaemonHooks(
             reach=partial(_reach, context.providers),
             check_providers=partial(_check_providers, context.providers),
-            skew=skew,
+            skew=lambda: clock.skew_s,
+            clock_step=lambda: clock.step_s,
         ),
     )  # fmt: skip
 

@@ -58,6 +58,13 @@ class Store(TenantStore, ChannelStore, GlobalPolicies, GlobalJobData, Protocol):
         """
         ...
 
+    async def repair_due_times(self) -> None:
+        """Make rows due now that are due or leased unusually late, as after the database's clock was set back.
+
+        A lease that is ended early is fenced by a higher epoch. A row that is due early is checked once more.
+        """
+        ...
+
     async def live_attempts(self) -> Sequence[Leased]:
         """Return all attempts that have not ended, without a lease (for billing and the sweep)."""
         ...

@@ -117,6 +117,16 @@ async def test_a_wrong_clock_of_this_host_is_told_of_and_stops_nobody(api: Runni
         assert "gpubroker_clock_skew_seconds -3600.0" in await response.text()
 
 
+async def test_a_wrong_clock_of_the_database_makes_the_daemon_unready(api: Running) -> None:
+    api.service.clock_step = lambda: 86_400.0
+    monitor = await api.token("prometheus", "metrics")
+    readiness = await api.call("GET", "/readyz", monitor, 503)
+    assert [problem["field"] for problem in readiness["errors"]] == ["database"]
+    assert readiness["errors"][0]["message"].startswith("the database's clock was set 1 d 0 h ahead; charges")
+    api.service.clock_step = lambda: 0.0
+    await api.call("GET", "/readyz", {}, 200)
+
+
 async def test_metrics_count_jobs_and_requests_without_ids(api: Running) -> None:
     me = await api.token("ada")
     job = await api.call("POST", "/v1/jobs", me, 202, json=spec((await api.upload(me))["ref"]))

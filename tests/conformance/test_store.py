@@ -206,6 +206,23 @@ async def test_whoever_lost_an_answer_gives_back_what_it_may_hold(store: Store) 
     assert not await store.claim_attempts(Lane.LIVENESS, owner="d", lease_s=HOUR, limit=9)
 
 
+async def test_rows_leased_under_a_clock_that_was_ahead_are_freed(store: Store) -> None:
+    """As after the database's clock was set back. Short leases stay, and writes under the freed ones are fenced."""
+    await running(store)
+    (far,) = await store.claim_attempts(Lane.LIVENESS, owner="a", lease_s=24 * HOUR, limit=1)
+    await running(store)
+    (near,) = await store.claim_attempts(Lane.LIVENESS, owner="a", lease_s=30, limit=1)
+    await submitted(store)
+    assert await store.claim_jobs([JobState.QUEUED], owner="a", lease_s=24 * HOUR, limit=1)
+    await store.repair_due_times()
+    (again,) = await store.claim_attempts(Lane.LIVENESS, owner="b", lease_s=30, limit=9)
+    assert again.attempt.id == far.attempt.id
+    assert len(await store.claim_jobs([JobState.QUEUED], owner="b", lease_s=30, limit=9)) == 1
+    written = [replace(leased.attempt, detail="written under the lease") for leased in (far, near)]
+    changes = [Change(attempt=(leased.attempt, to)) for leased, to in zip((far, near), written, strict=True)]
+    assert await store.apply(changes) == [False, True]
+
+
 async def test_what_a_signal_has_moved_to_another_lane_is_given_back_too(store: Store) -> None:
     attempt, job = await running(store)
     assert await store.claim_attempts(Lane.LIVENESS, owner="a", lease_s=HOUR, limit=1)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
+from broker.billing.trusted_time import step_message
 from broker.domain.errors import GpubrokerError
 from broker.ports import Blobs, Clock, Store
 from broker.runtime.clock import clock_skew_message
@@ -28,14 +29,23 @@ def unready(checks: Mapping[str, str]) -> Mapping[str, str]:
 
 
 class Readiness:
-    """Checks database, blob store, broker and clock.
+    """Checks database, its clock, blob store, broker and this host's clock.
 
     The broker is ready if its lease changed within `stale_s` of this process' monotonic clock; see
     docs/design/architecture.md.
     """
 
-    def __init__(self, store: Store, blobs: Blobs, clock: Clock, stale_s: float, skew: Callable[[], float]) -> None:
-        self._skew = skew
+    def __init__(
+        self,
+        store: Store,
+        blobs: Blobs,
+        clock: Clock,
+        stale_s: float,
+        skew: Callable[[], float],
+        clock_step: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`skew()`, `clock_step()`: see `DaemonHooks`."""
+        self._skew, self._clock_step = skew, clock_step
         self._store = store
         self._blobs = blobs
         self._clock = clock
@@ -67,6 +77,7 @@ class Readiness:
         checks = {"database": OK, "blobs": OK, "broker": OK, "clock": clock_skew_message(self._skew()) or OK}
         try:
             await self._store.ping()
+            checks["database"] = step_message(self._clock_step()) or OK
         except GpubrokerError as error:
             checks["database"] = str(error)
         try:

@@ -113,3 +113,5 @@ class DaemonHooks:
     check_providers: CheckProviders = _no_checks
     skew: Callable[[], float] = lambda: 0.0
     """() -> seconds that this host's wall clock is ahead of the broker's clock."""
+    clock_step: Callable[[], float] = lambda: 0.0
+    """() -> seconds by which the database's clock was set ahead (negative: back); 0: it is right."""

@@ -62,7 +62,7 @@ class Service:
         self.box = box
         self.clock = clock
         self.settings = settings
-        self.skew = hooks.skew
+        self.skew, self.clock_step = hooks.skew, hooks.clock_step
         self.reach = hooks.reach
         self.check_providers = hooks.check_providers
         self.tenancy = Tenancy(store, clock, entropy)

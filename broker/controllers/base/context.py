@@ -1,6 +1,6 @@
 """Dependencies and settings that every controller receives."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 
@@ -83,6 +83,10 @@ class CostSettings:
     """Days after which an upload that was not sent again is deleted; None: never."""
 
 
+async def _is_right() -> bool:
+    return True
+
+
 @dataclass(frozen=True, kw_only=True)
 class ControllerContext:
     """Dependencies of the controllers. `owner` names this broker process in leases."""
@@ -100,6 +104,10 @@ class ControllerContext:
     identity: BrokerIdentity = field(default_factory=BrokerIdentity)
     forbidden: Callable[[JobSpec], str] = lambda spec: ""
     """Returns why the installation does not run a job, in one line; empty: it does. The answer may change over time."""
+    is_clock_right: Callable[[], Awaitable[bool]] = _is_right
+    """Reads the database's clock and returns False while it is not trusted. Rules that the database judges by its own
+    clock, with an effect that cannot be undone, wait meanwhile.
+    """
 
     @property
     def no_wait_turns(self) -> Mapping[str, float]:

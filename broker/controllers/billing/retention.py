@@ -150,7 +150,7 @@ class RetentionController:
 
     async def _uploads(self) -> None:
         store, days = self._context.store, self._context.costs.uploads_days
-        if days is not None:
+        if days is not None and await self._context.is_clock_right():
             for sha256 in await store.forget_uploads(older_than_s=days * DAY_S, limit=1000):
                 await self._context.blobs.delete(object_keys.upload(sha256))
         stored = {blob.key.removeprefix(UPLOADS) for blob in await self._context.blobs.list(UPLOADS)}

@@ -72,6 +72,8 @@ NOTICES: Mapping[str, tuple[str, str]] = {
     "budget.threshold": ("🚧", "Budget"),
     "channel.disabled": ("🔕", "A channel is disabled"),
     "channel.test": ("👋", "It works"),
+    "clock.restored": ("🕰️", "The database's clock is right"),
+    "clock.stepped": ("🕰️", "The database's clock is wrong"),
     "digest.daily": ("🧮", "Yesterday's spending"),
     "digest.weekly": ("🧮", "Last week's spending"),
     "orphan.destroy_failed": ("🚨", "An orphan cannot be destroyed"),

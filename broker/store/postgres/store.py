@@ -84,6 +84,10 @@ class PostgresStore(PostgresTenant, PostgresChannels, PostgresGlobalPolicies, Po
     async def end_leases(self, *, owner: str) -> None:
         await self._pool.fetch("end_leases", owner)
 
+    async def repair_due_times(self) -> None:
+        for name in ("repair_jobs", "repair_attempts", "repair_streams", "repair_channels"):
+            await self._pool.fetch(name)
+
     async def live_attempts(self) -> Sequence[Leased]:
         return _leased(await self._pool.read("live_attempts"))
 

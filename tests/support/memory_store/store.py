@@ -172,6 +172,20 @@ class MemoryStore(MemoryTenant, MemoryChannels, MemoryGlobalPolicies, MemoryGlob
                 row.value = with_columns(row.value, epoch=row.value.epoch + 1)
                 row.free(now, 0.0)
 
+    async def repair_due_times(self) -> None:
+        late = self._state.clock.now() + timedelta(minutes=2)
+        live = [self._state.attempts[i] for lane in Lane for i in self._state.by_lane[lane]]
+        open_jobs = [row for row in self._state.jobs.values() if row.value.finished_at is None]
+        for attempt in live:
+            self._free_late(attempt, late)
+        for job in open_jobs:
+            self._free_late(job, late)
+
+    def _free_late(self, row: MemoryRow[RowT], late: datetime) -> None:
+        if row.due_at > late or (row.lease_until or late) > late:
+            row.value = with_columns(row.value, epoch=row.value.epoch + 1)
+            row.free(self._state.clock.now(), 0.0)
+
     async def live_attempts(self) -> Sequence[Leased]:
         live = [self._state.attempts[i].value for lane in Lane for i in self._state.by_lane[lane]]
         return [Leased(attempt=attempt, job=self._state.jobs[attempt.job_id].value) for attempt in live]

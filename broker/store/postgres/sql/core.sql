@@ -76,6 +76,37 @@ WITH held AS (
 UPDATE attempts a SET epoch = a.epoch + 1, lease_until = NULL, lease_owner = NULL, due_at = clock_timestamp()
 FROM held WHERE a.id = held.id;
 
+-- Rows whose times lie further ahead than any lease, after the clock was set back. Without them a row would wait as long
+-- as the clock was ahead.
+
+-- name: repair_jobs
+UPDATE jobs j SET epoch = j.epoch + 1, lease_until = NULL, lease_owner = NULL, due_at = clock_timestamp(),
+    stored_due_at = CASE WHEN j.stored_due_at IS NOT NULL THEN LEAST(j.stored_due_at, clock_timestamp()) END
+FROM (
+    SELECT id FROM jobs WHERE finished_at IS NULL AND (due_at > clock_timestamp() + interval '2 minutes'
+            OR lease_until > clock_timestamp() + interval '2 minutes')
+        OR stored_due_at > clock_timestamp() + interval '2 hours'
+    ORDER BY id FOR NO KEY UPDATE
+) AS late WHERE j.id = late.id;
+
+-- name: repair_attempts
+UPDATE attempts a SET epoch = a.epoch + 1, lease_until = NULL, lease_owner = NULL, due_at = clock_timestamp()
+FROM (
+    SELECT id FROM attempts WHERE lane IS NOT NULL AND (due_at > clock_timestamp() + interval '2 minutes'
+        OR lease_until > clock_timestamp() + interval '2 minutes')
+    ORDER BY id FOR NO KEY UPDATE
+) AS late WHERE a.id = late.id;
+
+-- name: repair_streams
+UPDATE streams SET due_at = LEAST(due_at, clock_timestamp()),
+    refresh_at = CASE WHEN refresh_at IS NOT NULL THEN LEAST(refresh_at, clock_timestamp()) END,
+    epoch = epoch + (lease_until IS NOT NULL)::int, lease_until = NULL, lease_owner = NULL
+WHERE due_at > clock_timestamp() + interval '1 hour' OR refresh_at > clock_timestamp() + interval '1 hour'
+    OR lease_until > clock_timestamp() + interval '5 minutes';
+
+-- name: repair_channels
+UPDATE channels SET not_before = clock_timestamp() WHERE not_before > clock_timestamp() + interval '1 hour';
+
 -- ---------------------------------------------------------------------------------------------------------- applying
 
 -- name: lock_jobs
