@@ -32,6 +32,7 @@ EXCEPTIONS: Mapping[str, str] = {
 """Reason by package."""
 PREFIXES: Mapping[str, str] = {"nvidia-": NVIDIA}
 """Reason by the beginning of packages' names."""
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 SERVER_EXTRAS = ("server", "aws", "plots")
 LESSER = re.compile(r"LGPL|LESSER GENERAL PUBLIC|LIBRARY OR LESSER", re.IGNORECASE)
 COPYLEFT = re.compile(r"\bA?GPL|AFFERO|GENERAL PUBLIC LICENSE", re.IGNORECASE)
@@ -61,6 +62,17 @@ def closure(requirements: Iterable[str], packages: Mapping[str, Distribution]) -
     return {name for name, _ in names}
 
 
+def on_linux(constraints: Iterable[str]) -> Iterator[str]:
+    """The names of the constraints that hold on Linux under any supported Python."""
+    for line in constraints:
+        if "==" in line:
+            requirement = Requirement(line)
+            marker = requirement.marker
+            environments = ({"sys_platform": "linux", "python_full_version": f"{python}.0"} for python in PYTHONS)
+            if marker is None or any(map(marker.evaluate, environments)):
+                yield canonicalize_name(requirement.name)
+
+
 def shipped() -> Iterator[tuple[str, set[str], Mapping[str, Distribution]]]:
     """Each artifact, its packages, and where their licences are read."""
     project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
@@ -68,8 +80,7 @@ def shipped() -> Iterator[tuple[str, set[str], Mapping[str, Distribution]]]:
     base = closure(project["dependencies"], here)
     yield "base", base, here
     yield "server", base | closure((line for name in SERVER_EXTRAS for line in extras.get(name, ())), here), here
-    lines = Path("constraints-trainer.txt").read_text().splitlines()
-    yield "trainer", {canonicalize_name(line.split("==")[0]) for line in lines if "==" in line}, here
+    yield "trainer", set(on_linux(Path("constraints-trainer.txt").read_text().splitlines())), here
     [folder] = Path(".venv-skypilot/lib").glob("python3*/site-packages")
     there = installed(folder)
     yield "skypilot", set(there), there

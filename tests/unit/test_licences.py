@@ -60,3 +60,8 @@ def test_what_another_package_requires_is_shipped_too(gate: Any, tmp_path: Path)
         tmp_path, "Requires-Dist: deep", "Requires-Dist: no; extra == 'other'", "Requires-Dist: e; extra == 'x'"
     )
     assert gate.closure(["top[x]", "not; python_version < '3'"], {"top": inner}) == {"top", "deep", "e"}
+
+
+def test_a_constraint_for_no_linux_is_not_shipped(gate: Any) -> None:
+    lines = ["# a comment", "a==1", "b==2 ; sys_platform == 'win32'", "c==3 ; python_full_version >= '3.14'"]
+    assert [*gate.on_linux(lines)] == ["a", "c"]
