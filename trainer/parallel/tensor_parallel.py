@@ -1,7 +1,7 @@
 """Tensor parallelism: the layers of a model are divided by the plan that transformers has for it.
 
-Each process has some of the heads and of the MLP's columns. Modules outside the plan (norms, embeddings) are
-replicated. Adapters follow their module: a column-wise module divides `lora_B`, a row-wise module `lora_A`.
+Each process has some of the heads and of the MLP's columns. Norms and embeddings are replicated. Adapters
+follow their module: a column-wise module divides `lora_B`, a row-wise module `lora_A`.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
+from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
 
 from trainer.core.errors import UserFault
 
@@ -19,6 +19,8 @@ COLUMNS = ("colwise", "colwise_gather_output", "colwise_rep")
 STYLES = (*COLUMNS, "rowwise")
 PARTIAL = "replicated_with_grad_allreduce"
 """Style of a norm within a head: transformers reduces its gradients again after every micro-batch."""
+REPLICATED = ("embedding_rowwise", "embedding_colwise")
+"""Styles of the plan that are not applied. FSDP shards the embeddings, which may be tied to the head."""
 DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 
 
@@ -39,7 +41,8 @@ def divide(bare: Any, mesh: DeviceMesh) -> None:
 
 def _planned(bare: Any, plan: dict[str, str]) -> Iterator[tuple[str, Any]]:
     for name, module in bare.named_modules():
-        if style := plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name)):
+        style = plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
+        if style and style not in REPLICATED:
             yield style, module
 
 
