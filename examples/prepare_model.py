@@ -55,7 +55,7 @@ def load_model(gguf: Path, tokenizer: Any) -> Any:
 
     # float32, because not every CPU has bf16 units; a trainer on a device that has them casts when it loads.
     quantized = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    config = quantized.config
+    config: Any = quantized.config
     del config.quantization_config  # the weights are plain now, and transformers refuses to save a quantized model
     config.eos_token_id = config.pad_token_id = tokenizer.eos_token_id
     config.bos_token_id = tokenizer.bos_token_id
