@@ -42,6 +42,8 @@ class FamilySpec:
     """A Python variable holds the output of attention until the layer ends, if the MLP follows attention."""
     unquantised: frozenset[str] = frozenset()
     """Roles of the matrices that are never quantised."""
+    capped_scores: bool = False
+    """The scores of attention are divided, passed through tanh and multiplied."""
     drops: bool = True
     """Dropout is applied to the output of attention, if the model uses dropout at all."""
     broadcast: bool = False
@@ -70,7 +72,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
     "granite": FamilySpec(names=SPLIT | GATED, scaled=True, scaled_embeddings=True),
     "phi3": FamilySpec(names={"qkv": "qkv_proj", "o": "o_proj", "gate_up": "gate_up_proj", "down": "down_proj"}),
     "gemma": FamilySpec(names=SPLIT | GATED, norm="gemma", scaled_embeddings=True),
-    "gemma2": FamilySpec(names=SPLIT | GATED, norm="gemma", norms=4, scaled_embeddings=True),
+    "gemma2": FamilySpec(names=SPLIT | GATED, norm="gemma", norms=4, scaled_embeddings=True, capped_scores=True),
     "gemma3_text": FamilySpec(names=SPLIT | GATED, norm="gemma", norms=4, head_norms=True, scaled_embeddings=True),
     "falcon": FamilySpec(
         names=BLOOM_NAMES,

@@ -149,6 +149,29 @@ def test_what_a_config_switches_is_played(family: str, more: dict[str, Any]) -> 
     assert estimated == pytest.approx(traced, rel=0.003)
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize(
+    ("method", "precision", "checkpointing", "targets"),
+    [
+        ("full", "bf16-autocast", True, "all-linear"), ("lora", "bf16-autocast", False, "k_proj,o_proj"),
+        ("lora", "fp32", True, "all-linear"),
+    ],
+)  # fmt: skip
+def test_attention_that_stores_its_scores_is_played(
+    family: str, method: str, precision: str, checkpointing: bool, targets: str
+) -> None:
+    config = {"model_type": family, **CONFIGS[family]}
+    words = ["--config", "x", "--method", method, "--precision", precision.removesuffix("-autocast"), "--seq", "512"]
+    words += ["--attention", "eager", "--lora-targets", targets]
+    words += ["--gradient-checkpointing"] if checkpointing else []
+    traced = extrapolate(config, memtrace_main.options(memtrace_main.parser().parse_args(words), family))
+    found = estimate(
+        config=config, method=method, precision=precision, seq=512, micro_batch=4, attention="eager",
+        gradient_checkpointing=checkpointing, lora_targets=targets,
+    )  # fmt: skip
+    assert found["peak_allocated_bytes"] - CUBLAS_WORKSPACE == pytest.approx(traced.peak_allocated_bytes, rel=0.005)
+
+
 @pytest.mark.parametrize("family", sorted(ENCODERS))
 def test_encoders_of_odd_shapes_are_played_within_their_margin(family: str) -> None:
     for config, ask in cases(2, seed=6, only=(family,)):

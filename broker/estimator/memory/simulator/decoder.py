@@ -144,9 +144,15 @@ class DecoderSimulator:
         return x, first
 
     def _mask(self) -> Tensor:
-        """Return the mask of all layers, a byte for each pair of tokens; the model holds it until it returns."""
-        pairs = self.step.length**2 * (self.step.rows if any(self.depth.simulated) else 0)
-        mask = self.tape.new(pairs, 1)
+        """Return the mask of all layers, a byte for each pair of tokens; the model holds it until it returns.
+
+        The models' own attention adds a mask in the type of the embeddings, one for each kind of layer.
+        """
+        n, pairs = self.step.numerics, self.step.length**2 * self.step.rows
+        if n.attention == "eager" and not family_spec(self.shape).encoder:
+            mask = self.tape.new(pairs * max(1, len({*self.shape.windowed})), n.weight)
+        else:
+            mask = self.tape.new(pairs if any(self.depth.simulated) else 0, 1)
         if self.step.checkpointing:
             mask.retain()
         return mask

@@ -250,10 +250,8 @@ class Tape:
 
         Saves `x` if the matrix is trained, and `cast`, autocast's copy of the matrix.
         """
-        saved = _product_needs(x, matrix, cast)
-        return self._record(
-            [x], count, x.width, Derivative(saved=saved, weights=_trained(matrix, x.width), is_matrix=True)
-        )
+        saved, trained = _product_needs(x, matrix, cast), _trained(matrix, x.width)
+        return self._record([x], count, x.width, Derivative(saved=saved, weights=trained, is_matrix=True))
 
     def convolution(self, x: Tensor, kernel: Weight, count: int, cast: Tensor | None = None) -> Tensor:
         """Convolve `x`. Saves the same as `linear`; gradients are tensors of their own."""
@@ -290,8 +288,9 @@ class Tape:
         return self._record([x, y], x.count, width, Derivative(saved=saved, kernel_bytes=cast))
 
     def bilinear(self, x: Tensor, y: Tensor, count: int, *, back: int = 0) -> Tensor:
-        """Multiply two tensors as matrices or by element. Saves both. `back`: temporary bytes of the backward pass."""
-        return self._record([x, y], count, max(x.width, y.width), Derivative(saved=[x, y], kernel_bytes=back))
+        """Multiply two tensors. Saves those that the other's gradient needs. `back`: temporary bytes of that pass."""
+        saved = [tensor for tensor, other in ((x, y), (y, x)) if other.grad]
+        return self._record([x, y], count, max(x.width, y.width), Derivative(saved=saved, kernel_bytes=back))
 
     def route(self, x: Tensor, count: int, *, trained: bool) -> Tensor:
         """Score the experts of each token: a product and its softmax, which is saved. Saves `x` too if trained."""

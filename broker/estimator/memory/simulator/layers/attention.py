@@ -143,12 +143,26 @@ class Attention:
         product = tape.bilinear(q, k, scores)
         scaled = tape.scale(product)
         tape.drop(product)
+        if self.build.capped_scores:
+            scaled = self._capped(scaled)
         masked = tape.add(scaled)
         tape.drop(scaled)
-        soft = tape.elementwise_by_result(masked, 4)
-        tape.drop(masked)
+        wide = tape.cast(masked, 4)
+        soft = tape.elementwise_by_result(wide, 4)
+        tape.drop(wide, masked)
         weights = self.tape.cast(soft, q.width)
         tape.drop(soft)
         out = tape.bilinear(weights, v, q.count)
         tape.drop(weights, q, k, v)
         return out
+
+    def _capped(self, scores: Tensor) -> Tensor:
+        """Divide the scores, pass them through tanh and multiply them again."""
+        tape = self.tape
+        divided = tape.scale(scores)
+        tape.drop(scores)
+        bounded = tape.elementwise_by_result(divided, divided.width)
+        tape.drop(divided)
+        capped = tape.scale(bounded)
+        tape.drop(bounded)
+        return capped
