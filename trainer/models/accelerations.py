@@ -26,14 +26,19 @@ def notice(line: str) -> None:
         print(f"notice: {line}", file=sys.stdout, flush=True)
 
 
-def attention(kernel: Attention) -> str:
-    """Return transformers' name of the attention kernel to use; sdpa if flash-attn is not installed."""
+def attention(kernel: Attention) -> str | None:
+    """Return transformers' name of the attention kernel to use, or None for the model's default.
+
+    The default also replaces `flash` if flash-attn is not installed.
+    """
+    if kernel == "auto":
+        return None
     if kernel != "flash":
         return kernel
     if torch.cuda.is_available() and importlib.util.find_spec("flash_attn"):
         return "flash_attention_2"
-    notice("train.attention: flash-attn is not on this machine; sdpa is used, which has torch's own flash kernel")
-    return "sdpa"
+    notice("train.attention: flash-attn is not on this machine; the model's default is used, as with auto")
+    return None
 
 
 def has_kernel(model: Any, kernel: Attention) -> bool:

@@ -158,8 +158,8 @@ def load(
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision]
     if config.quantised is not None:
         options["quantization_config"] = _quantisation(config.quantised, dtype, architecture)
-    if config.attention != "auto":
-        options["attn_implementation"] = accelerations.attention(config.attention)
+    if (kernel := accelerations.attention(config.attention)) is not None:
+        options["attn_implementation"] = kernel
     if hollow:
         options["device_map"] = {"": "meta"}
     try:
