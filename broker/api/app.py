@@ -45,6 +45,8 @@ REQUESTS = 256
 """Maximum number of concurrent requests, not counting open streams. More requests would only wait in memory."""
 PROBES = frozenset({"/healthz", "/readyz"})
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
+IDENTITY = "identity"
+PLAIN_ONLY = {"Accept-Encoding": IDENTITY}
 
 
 def build_app(
@@ -63,7 +65,8 @@ def build_app(
     streams = Streams(auth, service.clock, limits)
     measured = Metrics(service.store, lambda: service.skew(), lambda: streams.open)
     app = web.Application(
-        middlewares=[_observed(measured), _refused, _bounded(streams, requests)], client_max_size=BODY_BYTES
+        middlewares=[_observed(measured), _refused, _unencoded, _bounded(streams, requests)],
+        client_max_size=BODY_BYTES,
     )
     app[SERVICE] = service
     app[CONTENT] = Content(service)
@@ -147,10 +150,19 @@ async def _refused(request: web.Request, handler: Handler) -> web.StreamResponse
     except ConnectionError:
         raise
     except web.RequestPayloadError:
-        return problem(400, "the body is not encoded as its headers say; correct Content-Encoding or Transfer-Encoding")
+        return problem(400, "the body is not encoded as its headers say; correct Transfer-Encoding")
     except Exception:
         log.exception("%s %s failed", request.method, request.rel_url.raw_path)
         return problem(500, "an internal error; the server's log has the details")
+
+
+@web.middleware
+async def _unencoded(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse an encoded body before its token is checked: the daemon inflates nothing."""
+    encoding = request.headers.get("Content-Encoding", IDENTITY)
+    if encoding.strip().lower() != IDENTITY:
+        return problem(415, "Content-Encoding is not supported; send the body as it is", headers=PLAIN_ONLY)
+    return await handler(request)
 
 
 def _of_error(error: GpubrokerError) -> web.Response:

@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from broker.api.core.auth import Authenticator
 from broker.api.grpc import jobs as jobs_door
-from broker.api.grpc.server import SERVICES, AddressUnavailable, serving
+from broker.api.grpc.server import METADATA_BYTES, SERVICES, AddressUnavailable, serving
 from broker.api.grpc.status import DETAIL_BYTES, status_of
 from broker.api.http.context import AUTH
 from broker.api.proto.gpubroker.v1 import artifact_service_pb2 as artifact
@@ -112,6 +112,26 @@ async def test_a_message_past_the_cap_is_refused(servers: ApiServers) -> None:
     big.spec.env["A"] = "x" * (4 * 1024**2)
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await stub.SubmitJob(big, metadata=await signed(servers))
+    assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("algorithm", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+async def test_a_compressed_message_is_refused(servers: ApiServers, algorithm: grpc.Compression) -> None:
+    """A few kilobytes would otherwise be inflated to the size limit in each of many calls."""
+    stub = stubs.JobServiceStub(servers.channel)
+    large = pb.SubmitJobRequest()
+    large.spec.env["A"] = "x" * (3 * 1024**2)
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await stub.SubmitJob(large, metadata=await signed(servers), compression=algorithm)
+    assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_metadata_past_the_limit_is_refused_always(servers: ApiServers) -> None:
+    """Between a soft and a hard limit, gRPC accepts a part of the calls."""
+    stub = stubs.JobServiceStub(servers.channel)
+    metadata = (*await signed(servers), ("filler", "x" * METADATA_BYTES))
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await stub.ListJobs(pb.ListJobsRequest(), metadata=metadata)
     assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 

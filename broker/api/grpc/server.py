@@ -46,11 +46,14 @@ FILES = (
 SERVICES = frozenset(service.full_name for file in FILES for service in file.DESCRIPTOR.services_by_name.values())
 
 MESSAGE_BYTES = 4 * 1024**2
+METADATA_BYTES = 16 * 1024
 OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_send_message_length", -1),  # unlimited: the client limits what it receives
     ("grpc.max_concurrent_streams", 256),  # per connection
-    ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.max_metadata_size", METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", METADATA_BYTES),  # between the two, gRPC refuses at random
+    ("grpc.compression_enabled_algorithms_bitset", 1),  # identity alone: no message is inflated
     ("grpc.so_reuseport", 0),  # otherwise two daemons could share a port, and each would get half of the calls
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),

@@ -5,10 +5,11 @@ Replaces aiohttp's error answers, which are not problem documents, and its log l
 
 import asyncio
 import logging
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from aiohttp import http_exceptions, web
+from aiohttp import StreamReader, http_exceptions, web
 
 from broker.api.core.problems import problem
 from broker.api.core.stream_limits import MAX_CONNECTIONS, bounded_connections
@@ -18,6 +19,11 @@ IDLE_S = 75.0
 """Maximum seconds from the start of a connection, or from its last answer, to a complete request head."""
 LINE_BYTES = 16 * 1024
 """Maximum bytes of the request line, and of each header."""
+DISCARDED_BYTES, DISCARDED_S = 8 * 1024**2, 5.0
+"""Bytes of a body, and seconds, that are read and discarded after an answer that did not wait for the body.
+
+A client that sends its body before it reads gets the answer. A longer body gets a closed connection.
+"""
 
 
 class Runner(web.AppRunner):
@@ -60,7 +66,9 @@ class _Connection(web.RequestHandler):
     def __init__(self, runner: Runner, server: web.Server) -> None:
         loop = asyncio.get_running_loop()
         bounds = {"keepalive_timeout": IDLE_S, "max_line_size": LINE_BYTES, "max_field_size": LINE_BYTES}
-        super().__init__(server, loop=loop, access_log=None, **bounds)  # type: ignore[arg-type]
+        # no inflating: aiohttp would inflate a refused body on the event loop; no lingering: it counts no bytes
+        raw = {"auto_decompress": False, "lingering_time": 0}
+        super().__init__(server, loop=loop, access_log=None, **bounds, **raw)  # type: ignore[arg-type]
         self._runner = runner
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -71,6 +79,18 @@ class _Connection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         self._runner.closed()
         super().connection_lost(exc)
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send the answer. If the body has not arrived, close the connection after a bounded part of it."""
+        is_early = not request.content.is_eof()
+        if is_early:
+            resp.force_close()
+        answered = await super().finish_response(request, resp, start_time)
+        if is_early:
+            await _discard(request.content)
+        return answered
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
@@ -87,6 +107,15 @@ class _Connection(web.RequestHandler):
         """Log an exception, except for an undecodable body, which was already answered."""
         if not isinstance(named.get("exc_info"), web.RequestPayloadError):
             super().log_exception(*args, **named)
+
+
+async def _discard(body: StreamReader) -> None:
+    """Read and discard the rest of a body, up to the limits."""
+    left = DISCARDED_BYTES
+    with suppress(TimeoutError, web.RequestPayloadError, ConnectionError):
+        async with asyncio.timeout(DISCARDED_S):
+            while left > 0 and not body.is_eof():
+                left -= len(await body.readany())
 
 
 def _fault(error: BaseException) -> str:
