@@ -1,6 +1,6 @@
 """Defaults of config.json, which contains only fields that differ from the architecture's defaults.
 
-The values are those of transformers 5.17's config classes. Families with rotary positions have no default number of
+The values are those of transformers 5.24's config classes. Families with rotary positions have no default number of
 positions here, because rotary positions have no limit.
 """
 

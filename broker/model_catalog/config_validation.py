@@ -11,7 +11,7 @@ ACTIVATIONS = frozenset({
     "gelu_pytorch_tanh", "hardswish", "laplace", "leaky_relu", "linear", "mish", "prelu", "quick_gelu", "relu", "relu2",
     "relu6", "sigmoid", "silu", "sqrtsoftplus", "swish", "tanh", "xielu",
 })  # fmt: skip
-"""Activations of transformers 5.17 (`ACT2FN`)."""
+"""Activations of transformers 5.24 (`ACT2FN`)."""
 ACTIVATION_KEYS = "hidden_act", "activation_function", "hidden_activation", "activation"
 MOST = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers"), 10_000),

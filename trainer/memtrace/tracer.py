@@ -112,7 +112,9 @@ def _build(config: Mapping[str, Any], depths: Sequence[int], ask: TraceOptions, 
     with torch.device(device):
         built = AutoConfig.for_model(family, **fields)
         model = getattr(transformers, task.model.architecture).from_config(
-            built, dtype=_weight_dtype(ask), attn_implementation=ask.attention
+            built,
+            dtype=_weight_dtype(ask),
+            attn_implementation=None if ask.attention == "sdpa" else ask.attention,  # sdpa, unless the model has none
         )
         untie(model, config)
         model.config.use_cache = False

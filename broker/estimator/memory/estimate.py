@@ -18,6 +18,7 @@ from broker.estimator.memory.simulator import simulate
 from broker.estimator.memory.simulator.library_versions import (
     READ_WORDS,
     UNREAD,
+    attention_of,
     is_fourth,
     is_quantised,
     is_read,
@@ -222,6 +223,7 @@ def numerics(shape: ModelShape, ask: EstimateOptions) -> tuple[Numerics, tuple[s
     trained = 4 if not full or autocast or single else 2
     asked: Literal[0, 4, 8] = 4 if ask.method == "qlora" else 8 if ask.method == "lora8" else 0
     bits = asked if is_quantised(shape.family, release) else 0
+    attention = attention_of(shape.family, release, ask.attention)
     return Numerics(
         weight=4 if single or (full and autocast and not sharded) else 2,
         trained=trained,
@@ -231,11 +233,11 @@ def numerics(shape: ModelShape, ask: EstimateOptions) -> tuple[Numerics, tuple[s
         autocast=autocast,
         bits=bits,
         norms_float32=asked > 0 and autocast and not sharded and ask.norms == "float32",
-        attention=ask.attention,
+        attention=attention,
         rank=1 if ask.method == "adapter" else ask.rank,
         dropout=ask.dropout > 0,
         experts_in_turn=is_fourth(release),
-        repeated_keys=repeats_keys(shape.family, release, ask.attention),
+        repeated_keys=repeats_keys(shape.family, release, attention),
         presents=keeps_presents(shape.family, release, checkpointing=ask.checkpointing),
         adapted=adapted,
     ), (*notes, *_too_large(shape, ask, adapted))

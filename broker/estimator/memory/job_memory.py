@@ -10,7 +10,7 @@ from broker.estimator.architecture.lora_targets import choose
 from broker.estimator.memory.estimate import adapted_modules
 from broker.estimator.memory.evidence import FORMULA, TRACED_OPTIMIZERS, evidence_of
 from broker.estimator.memory.simulator import simulate
-from broker.estimator.memory.simulator.library_versions import is_quantised
+from broker.estimator.memory.simulator.library_versions import attention_of, is_quantised
 from broker.estimator.memory.simulator.types import Step
 
 GPU_CONTEXT = GIB * 3 // 4
@@ -93,7 +93,7 @@ def numerics_of(workload: Workload, shape: ModelShape, *, bf16: bool, gpu: bool)
         autocast=half,
         bits=bits_of(workload) if is_quantised(shape.family, None) else 0,
         norms_float32=half and bits_of(workload) > 0,
-        attention=workload.attention,
+        attention=attention_of(shape.family, None, workload.attention),
         rank=workload.lora_r,
         adapted=adapted(workload, shape),
         mask=1 if gpu else 0,

@@ -1,6 +1,7 @@
 """Differences between versions of transformers: loss, keys of attention, checkpointing, experts, tables."""
 
 import re
+from typing import Literal
 
 from broker.domain.workload import ModelShape
 from broker.estimator.memory.simulator.loss_forms import (
@@ -14,8 +15,8 @@ from broker.estimator.memory.simulator.loss_forms import (
 
 READ = (4, 45), (4, 57)
 """First and last checked release of 4.x. The checked ones are 4.45 to 4.48, 4.50, 4.52 to 4.55 and 4.57."""
-OWN = 5, 17
-"""The trainer's release, whose code the simulator follows."""
+OWN = (5, 17), (5, 24)
+"""Former and present release of the trainer, whose code the simulator follows."""
 SHARED_BY_SDPA = 4, 54
 """First release that gives torch's attention keys with fewer heads unrepeated."""
 OWN_LOSS = frozenset({"falcon", "gpt_neox", "gpt2", "gpt_bigcode"})
@@ -24,6 +25,8 @@ COMMON_LOSS = {"mistral": (4, 47), "starcoder2": (4, 47), "granite": (4, 48)}
 """Families that adopted transformers' common loss later than 4.46, and the release."""
 REPEATED_FOR_FLASH = frozenset({"mistral", "mixtral", "qwen2", "phi3", "starcoder2"})
 """Families that also repeated keys for flash attention, until all families got a common attention in 4.48."""
+CAPPED_SCORES = frozenset({"gemma2"})
+"""Families that cap the scores of attention, which torch's attention cannot. Releases after 5.17 refuse it for them."""
 OWN_SDPA = frozenset({"falcon", "gpt_bigcode", "gpt_neox", "gpt2"})
 """Families whose attention handles keys with fewer heads in its own way, or has none."""
 
@@ -70,6 +73,14 @@ def repeats_keys(family: str, release: tuple[int, int] | None, attention: str) -
     return attention == "sdpa" and release < SHARED_BY_SDPA
 
 
+def attention_of(
+    family: str, release: tuple[int, int] | None, attention: Literal["sdpa", "flash", "eager"]
+) -> Literal["sdpa", "flash", "eager"]:
+    """Return the attention that the model runs if `attention` is wanted: its own if the family has no sdpa."""
+    refused = family in CAPPED_SCORES and (release is None or release > OWN[0])
+    return "eager" if refused and attention == "sdpa" else attention
+
+
 def keeps_presents(family: str, release: tuple[int, int] | None, *, checkpointing: bool) -> bool:
     """Return whether checkpointed layers return their keys for generation; other families switch that off."""
     return checkpointing and release is not None and release < PRESENTS_UNTIL.get(family, (0, 0))
@@ -95,9 +106,9 @@ def table_bytes(shape: ModelShape, release: tuple[int, int] | None, width: int) 
 
 def is_read(release: tuple[int, int] | None) -> bool:
     """Return whether that release's code was checked against the simulator, or is the trainer's."""
-    return release is None or READ[0] <= release <= READ[1] or release == OWN
+    return release is None or READ[0] <= release <= READ[1] or release in OWN
 
 
-READ_WORDS = "4.45 to 4.57 and 5.17 were"
+READ_WORDS = "4.45 to 4.57, 5.17 and 5.24 were"
 UNREAD = 0.10
 """Additional margin for a release that was never checked: 4.45 and 4.48 differ by up to 11 % on the same model."""

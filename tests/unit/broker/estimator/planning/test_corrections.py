@@ -170,7 +170,7 @@ def test_a_run_moves_the_next_estimate_and_narrows_its_interval() -> None:
 
 
 def test_a_speed_counts_as_measured_once_own_runs_of_its_like_were_seen() -> None:
-    work = replace(WORK, shape=replace(SHAPE, family="gemma2"))
+    work = replace(WORK, shape=replace(SHAPE, family="granite"))
     rate = estimated_rate(work)
     tiers = []
     for learned in (Corrections(), knows(seen(tokens_per_s=rate)), knows(seen(workload=work, tokens_per_s=rate))):

@@ -8,7 +8,14 @@ import pytest
 from broker.domain.workload import ModelShape
 from broker.estimator.memory.estimate import EstimateOptions, estimate, numerics
 from broker.estimator.memory.simulator import simulate
-from broker.estimator.memory.simulator.library_versions import is_read, loss_of, release_of, repeats_keys, table_bytes
+from broker.estimator.memory.simulator.library_versions import (
+    attention_of,
+    is_read,
+    loss_of,
+    release_of,
+    repeats_keys,
+    table_bytes,
+)
 from broker.estimator.memory.simulator.loss_forms import (
     FloatLoss,
     LossForm,
@@ -84,8 +91,11 @@ def test_only_mixtral_before_4_48_holds_a_position_table_per_layer() -> None:
 
 @pytest.mark.parametrize(
     ("version", "read"),
-    [(None, True), ("4.45.2", True), ("4.57.1", True), ("5.17.0", True), ("4.44.2", False), ("5.0.0", False)],
-)
+    [
+        (None, True), ("4.45.2", True), ("4.57.1", True), ("5.17.0", True), ("5.24.0", True), ("4.44.2", False),
+        ("5.0.0", False), ("5.20.1", False),
+    ],
+)  # fmt: skip
 def test_a_version_that_nobody_read_is_said_with_more_margin(version: str | None, read: bool) -> None:
     assert is_read(release_of(version)) == read
     found = estimate(MISTRAL_7B, replace(QLORA, transformers=version))
@@ -220,3 +230,18 @@ def test_nothing_is_kept_of_an_addition_that_no_gradient_reaches() -> None:
     tape.drop(part, out)
     assert tape.total == 0
     assert tape.nodes == []
+
+
+@pytest.mark.parametrize(
+    ("family", "version", "wanted", "runs"),
+    [
+        ("gemma2", None, "sdpa", "eager"), ("gemma2", "5.24.0", "sdpa", "eager"), ("gemma2", "5.17.0", "sdpa", "sdpa"),
+        ("gemma2", "4.57.1", "sdpa", "sdpa"), ("gemma2", None, "flash", "flash"), ("llama", None, "sdpa", "sdpa"),
+    ],
+)  # fmt: skip
+def test_scores_that_are_capped_are_stored_since_sdpa_is_refused(
+    family: str, version: str | None, wanted: Any, runs: str
+) -> None:
+    assert attention_of(family, release_of(version), wanted) == runs
+    options = EstimateOptions(method="lora", attention=wanted, transformers=version)
+    assert numerics(replace(MISTRAL_7B, family=family), options)[0].attention == runs
