@@ -8,7 +8,7 @@ STAMP  := .venv/.installed
 # SkyPilot's own environment: `sys.prefix` of the daemon's, and `-skypilot`, as providers/skypilot/environment.py looks for it.
 SKY       := .venv-skypilot
 SKY_STAMP := $(SKY)/.installed
-EXTRAS    := server trainer trackers fp8 aws plots dev
+EXTRAS    := server trainer trackers fp8 aws plots demo dev
 PROTO  := broker/api/proto
 MODEL  := .demo/models/smollm2-135m-instruct
 CODE   := $(wildcard broker providers trainer examples benchmarks)

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import Phase, settings
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
@@ -70,10 +69,8 @@ def tally(results: str) -> dict[str, dict[str, Any]]:
 
 def pytest_configure() -> None:
     """Configure mutmut's pytest as a plugin. A failing example is enough and is not minimised, and each mutant gets the
-    same examples. Version 3.7 of mutmut is the last one that works with skypilot's click. It uses a name that pytest 9
-    lacks.
+    same examples.
     """
-    setattr(pytest.Item, "_nodeid", property(lambda item: item.nodeid))  # noqa: B010
     phases = (Phase.explicit, Phase.generate)
     settings.register_profile("mutation", settings.default, phases=phases, database=None, derandomize=True)
     settings.load_profile("mutation")

@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +109,23 @@ def test_a_journal_that_is_cut_back_is_read_anew(tmp_path: Path) -> None:
     assert seen == [[1, 2, 3], [4, 5], [1, 2], [3, 4, 5, 6, 7, 8]]
 
 
+def wandb_records(log: bytes) -> Iterator[bytes]:
+    """Return the records of a .wandb file: LevelDB's log format, with a header of 7 bytes in the first block."""
+    block, at, parts = 32_768, 7, b""
+    while at + 7 <= len(log):
+        if block - at % block < 7:  # no space for a header: zeros up to the next block
+            at += block - at % block
+            continue
+        size, kind = int.from_bytes(log[at + 4 : at + 6], "little"), log[at + 6]
+        parts += log[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # a whole record, or the last part of one
+            yield parts
+            parts = b""
+
+
 def test_trackers_that_work_and_that_fail_beside_a_training(bench: Bench, tiny_models: dict[str, Path]) -> None:
     from wandb.proto.wandb_internal_pb2 import Record
-    from wandb.sdk.internal.datastore import DataStore
 
     kind = KINDS["causal_lm lora"]
     made = tiny_jobs.train(kind, bench.folder / "model").model_dump()
@@ -131,9 +146,8 @@ def test_trackers_that_work_and_that_fail_beside_a_training(bench: Bench, tiny_m
     assert KEY not in agent.log + final.model_dump_json()
 
     (file,) = (bench.folder / "work" / agent.attempt / "wandb").glob("offline-run-*-job1/*.wandb")
-    store, found = DataStore(), list[dict[str, Any]]()
-    store.open_for_scan(str(file))
-    while data := store.scan_data():
+    found: list[dict[str, Any]] = []
+    for data in wandb_records(file.read_bytes()):
         record = Record()
         record.ParseFromString(data)
         found.append({"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item})
