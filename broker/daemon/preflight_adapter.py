@@ -6,20 +6,20 @@ minute, because a model's folder or its licence may change.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from broker.api.service.interfaces import Checked
 from broker.domain.errors import InvalidInput
 from broker.domain.spec import JobSpec
-from broker.domain.workload import ModelShape
 from broker.ports import Clock
 from broker.preflight import remote_code as code
 from broker.preflight.check import preflight
 from broker.preflight.dataset import DataSummary, summarise
-from broker.preflight.model_lookup import HubClient, Unshaped, is_folder, resolve_for
+from broker.preflight.model_lookup import HubClient, is_folder, resolve_for
+from broker.runtime.cpu_threads import RunCpu, run_inline
 from trainer.contract.data_config import DataFormat
-from trainer.contract.train import TrainConfig
 
 REMEMBERED_S = 60.0
 REMEMBERED = 256
@@ -60,21 +60,22 @@ class Checks:
     def permit(self, spec: JobSpec) -> JobSpec:
         return spec.model_copy(update={"train": code.check(spec.train, self._remote_code)})
 
-    async def check(self, spec: JobSpec, summary: Mapping[str, Any] | None) -> Checked:
+    async def check(self, spec: JobSpec, summary: Mapping[str, Any] | None, run: RunCpu = run_inline) -> Checked:
         key = (spec.train, spec.checkpoint, id(summary))
         now = self._clock.monotonic()
         held = self._found.get(key)
         if held is not None and held.until > now:
             return held.checked
-        checked = await self._check(spec, summary)
+        checked = await self._check(spec, summary, run)
         if len(self._found) >= REMEMBERED:
             self._found.clear()
         self._found[key] = _FoundModel(checked=checked, summary=summary, until=now + REMEMBERED_S)
         return checked
 
-    async def _check(self, spec: JobSpec, summary: Mapping[str, Any] | None) -> Checked:
-        known = None if summary is None else DataSummary.model_validate(summary)
-        found = await preflight(spec, summary=known, resolve=self._resolve)
+    async def _check(self, spec: JobSpec, summary: Mapping[str, Any] | None, run: RunCpu) -> Checked:
+        known = None if summary is None else await run(partial(DataSummary.model_validate, summary))
+        resolve = partial(resolve_for, hub=self._hub, run=run)
+        found = await preflight(spec, summary=known, resolve=resolve, run=run)
         shape = found.workload.shape
         report = {
             "data": None if found.report is None else found.report.model_dump(mode="json"),
@@ -82,6 +83,3 @@ class Checks:
         }
         local = spec.train is not None and is_folder(spec.train.model)
         return Checked(workload=found.workload, report=report, local_model=local)
-
-    async def _resolve(self, train: TrainConfig) -> ModelShape | Unshaped:
-        return await resolve_for(train, hub=self._hub)

@@ -22,6 +22,7 @@ GpubrokerError
 │   ├── RetryAfter           the receiver asks to pause the whole channel for `after_s` seconds
 │   ├── Undeliverable        this delivery is never accepted: skipped, and counted under `reason`
 │   └── ChannelRefused       the receiver refuses all deliveries: the channel is disabled
+├── Busy                     a computation did not end in time; the same call may succeed later
 ├── OverBudget               a policy forbids it now; the message names the policy and the reason
 └── InvalidInput             a user's input is at fault: `problems` name the places and the fixes
 """
@@ -139,6 +140,10 @@ class Undeliverable(NotifyError):
 
 class ChannelRefused(NotifyError):
     """The receiver is gone or its credentials are invalid: a user must repair the channel."""
+
+
+class Busy(GpubrokerError):
+    """A computation did not end within its deadline; nothing was done."""
 
 
 class OverBudget(GpubrokerError):

@@ -4,9 +4,10 @@ Hosts and users write names, labels, messages and errors. Such a text could move
 reverse the reading direction, or start a formula in a spreadsheet. `visible` is applied wherever one is shown.
 """
 
-import difflib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
+
+from trainer.contract.suggestions import close_matches
 
 _CODES = (
     *range(0x20),  # C0
@@ -44,7 +45,7 @@ def unsold_regions(requested: Iterable[str], sold: Collection[str]) -> tuple[str
 def _with_suggestions(region: str, choices: list[str]) -> str:
     """Return `us-est-1 (did you mean us-east-1?)`, or a list of the choices where no name is similar."""
     same = [choice for choice in choices if choice.lower() == region.lower()]
-    near = same or difflib.get_close_matches(region, choices, n=3)
+    near = same or close_matches(region, choices, n=3)
     if near:
         return f"{region} (did you mean {' or '.join(near)}?)"
     return f"{region} (there are {', '.join(choices[:12])}{', …' if len(choices) > 12 else ''})"

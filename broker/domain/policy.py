@@ -1,6 +1,5 @@
 """Policies: spending limits of a team, a user or the whole installation, written as YAML or JSON."""
 
-import difflib
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -12,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from broker.domain.spec import IdlePolicy, Name, Usd
 from trainer.contract.base import Config, Text
+from trainer.contract.suggestions import close_matches
 
 
 class BudgetPeriod(StrEnum):
@@ -94,7 +94,7 @@ class Policy(Config):
         try:
             ZoneInfo(name)
         except (ZoneInfoNotFoundError, ValueError, OSError):
-            near = difflib.get_close_matches(name, sorted(available_timezones()), n=1)
+            near = close_matches(name, sorted(available_timezones()), n=1)
             hint = f"did you mean {near[0]}?" if near else "take one such as Europe/Berlin or UTC"
             raise ValueError(f"no IANA timezone {name!r}; {hint}") from None
         return name

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.spec import JobSpec
@@ -12,6 +13,7 @@ from broker.estimator.memory.evidence import TRACED
 from broker.estimator.workload import workload
 from broker.preflight.dataset import DataReport, DataSummary, check, rows_of
 from broker.preflight.model_lookup import Unshaped
+from broker.runtime.cpu_threads import RunCpu, run_inline
 from trainer.contract.train import LowRank, TrainConfig
 
 HEADS = ("lm_head", "embed_out")
@@ -29,22 +31,36 @@ class PreflightCheck:
 
 
 async def preflight(
-    spec: JobSpec, *, summary: DataSummary | None, resolve: Callable[[TrainConfig], Awaitable[ModelShape | Unshaped]]
+    spec: JobSpec,
+    *,
+    summary: DataSummary | None,
+    resolve: Callable[[TrainConfig], Awaitable[ModelShape | Unshaped]],
+    run: RunCpu = run_inline,
 ) -> PreflightCheck:
-    """Check a spec against its data set and its model. Raises InvalidInput.
+    """Check a spec against its data set and its model. Raises InvalidInput, Busy.
 
     `summary`: summary of the data set at `train.data.path`; None if it was not uploaded. `resolve`: looks up the
-    model. The data set is checked first, because the model may need the network.
+    model. `run`: runs the computations. The data set is checked first, because the model may need the network.
     """
     train = spec.train
     if train is None:
         return PreflightCheck(workload=workload(spec, None, None), report=None)
     if summary is None:
         raise InvalidInput(Problem(field="train.data.path", message="no such data set; upload it, then name it"))
-    _check_samples(train)
-    _check_steps(train, spec.resources.nodes)
-    report = check(train, summary)
+    report = await run(partial(_check_data, train, summary, spec.resources.nodes))
     model = await resolve(train)
+    return await run(partial(_check_model, spec, train, summary, report, model))
+
+
+def _check_data(train: TrainConfig, summary: DataSummary, nodes: int) -> DataReport:
+    _check_samples(train)
+    _check_steps(train, nodes)
+    return check(train, summary)
+
+
+def _check_model(
+    spec: JobSpec, train: TrainConfig, summary: DataSummary, report: DataReport, model: ModelShape | Unshaped
+) -> PreflightCheck:
     shape, positions = (None, model.positions) if isinstance(model, Unshaped) else (model, model.max_positions)
     if shape is not None and train.adapters is not None:
         _check_targets(train.adapters, shape)

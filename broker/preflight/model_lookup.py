@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,6 +16,7 @@ from broker.domain.errors import GpubrokerError, InvalidInput, Problem
 from broker.domain.workload import ModelShape
 from broker.model_catalog import catalog, parameter_count
 from broker.model_catalog.task_shape import task_shape
+from broker.runtime.cpu_threads import RunCpu, run_inline
 from trainer.contract.architectures import is_quantised
 from trainer.contract.data_config import MODEL_FILES, model_files
 from trainer.contract.train import TrainConfig
@@ -130,12 +132,16 @@ class Unshaped:
     """Longest supported row in tokens; None if unknown."""
 
 
-async def resolve_for(train: TrainConfig, *, hub: HubClient | None) -> ModelShape | Unshaped:
+async def resolve_for(train: TrainConfig, *, hub: HubClient | None, run: RunCpu = run_inline) -> ModelShape | Unshaped:
     """Return the shape of the model as the task trains it.
 
-    Raises InvalidInput like `find`, and for a model that the task cannot train.
+    Raises InvalidInput like `find`, and for a model that the task cannot train. Raises Busy like `run`.
     """
     model = await find(train.model, hub=hub, files=model_files(train.task), revision=train.revision)
+    return await run(partial(_shape, train, model))
+
+
+def _shape(train: TrainConfig, model: FoundModel) -> ModelShape | Unshaped:
     if train.task == "text_to_image":
         if (kind := model.config.get("_class_name")) not in DIFFUSION:
             raise _invalid(f"{model.name!r} is of the kind {kind}; task text_to_image takes {' or '.join(DIFFUSION)}")

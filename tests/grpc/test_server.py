@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from broker.api.core.auth import Authenticator
+from broker.api.core.body_limits import MOST_VALUES
 from broker.api.grpc import jobs as jobs_door
 from broker.api.grpc.server import METADATA_BYTES, SERVICES, AddressUnavailable, serving
 from broker.api.grpc.status import DETAIL_BYTES, status_of
@@ -124,6 +125,16 @@ async def test_a_compressed_message_is_refused(servers: ApiServers, algorithm: g
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await stub.SubmitJob(large, metadata=await signed(servers), compression=algorithm)
     assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_message_of_too_many_values_is_refused(servers: ApiServers) -> None:
+    stub = stubs.JobServiceStub(servers.channel)
+    labels, prompts = pb.SubmitJobRequest(), pb.SubmitJobRequest()
+    labels.spec.labels.update({f"k{i}": "v" for i in range(MOST_VALUES + 1)})
+    prompts.spec.train.samples.prompts.extend(["x"] * (MOST_VALUES + 1))
+    for many in (labels, prompts):
+        error = await fails(stub.SubmitJob(many, metadata=await signed(servers)))
+        assert (error.kind, set(error.fields)) == ("invalid", {"message"})
 
 
 async def test_metadata_past_the_limit_is_refused_always(servers: ApiServers) -> None:

@@ -1,6 +1,5 @@
 """Wording of validation errors with place and fix, for documents of the broker and the trainer."""
 
-import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -11,8 +10,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from trainer.contract.base import PATTERN_MESSAGES
+from trainer.contract.suggestions import close_matches
 
 MAX_ERRORS = 50
+MOST_FAULTS = 1000
+"""Faults of a document beyond which no fault is worded, because even listing them takes seconds."""
+MESSAGE_CHARACTERS, PLACE_CHARACTERS = 1000, 200
 PLAIN = {"tuple": "list", "Tuple": "list", "valid dictionary": "mapping of keys to values"}
 LENGTH = re.compile(r"^\w+ should have at (least|most) (\d+) (?:item|character)s?(?: after validation.*)?$")
 TAG = re.compile(r"^Input tag '(.*)' found using '(\w+)' does not match any of the expected tags: (.*)$", re.DOTALL)
@@ -23,22 +26,28 @@ NEVER_ECHOED = ("env", "secrets", "value", "blob_options", "database_url")
 
 def error_messages(error: ValidationError, model: type[BaseModel], document: Any) -> dict[str, str]:
     """Return error messages by place; the empty place is the whole document. `document`: the input as plain objects."""
+    if error.error_count() > MOST_FAULTS:
+        return {"": f"has {error.error_count()} faults; the first thing to check is whether it is the right document"}
     merged: dict[str, list[str]] = {}
     for detail in _without_follow_ups(error.errors(include_url=False)):
         path = _path(detail, document)
-        place = ".".join(map(str, path))
+        place = _cut(".".join(map(str, path)), PLACE_CHARACTERS)
         if place not in merged and len(merged) == MAX_ERRORS:
             continue  # wording is slow, and a request may hold hundreds of thousands of errors
-        text = _message(detail, path, model)
+        text = _cut(_message(detail, path, model), MESSAGE_CHARACTERS)
         messages = merged.setdefault(place, [])
         if text not in messages:
             messages.append(text)
     return {place: ", or ".join(messages) for place, messages in merged.items()}
 
 
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def value_error_message(error: ValidationError) -> str:
     """Return the error message of a value that is not part of a document."""
-    return _plain_message(error.errors(include_url=False)[0], echoed=True)
+    return _cut(_plain_message(error.errors(include_url=False)[0], echoed=True), MESSAGE_CHARACTERS)
 
 
 def _without_follow_ups(details: list[ErrorDetails]) -> list[ErrorDetails]:
@@ -95,7 +104,7 @@ def _plain_message(detail: ErrorDetails, *, echoed: bool) -> str:
     text = text[:1].lower() + text[1:]
     value = detail["input"]
     if isinstance(value, str | int | float | bool) and echoed:
-        shown = json.dumps(value)
+        shown = json.dumps(value[:61] if isinstance(value, str) else value)
         text += f", not {shown if len(shown) <= 60 else shown[:57] + '...'}"
     return text
 
@@ -105,7 +114,7 @@ def _length_message(unit: str, match: re.Match[str]) -> str:
 
 
 def _unknown_key_message(key: str, known: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    near = close_matches(key, known, n=1, cutoff=0.6)
     if near:
         return f"unknown key; did you mean {near[0]}?"
     return f"unknown key; remove it, or use one of {', '.join(known)}" if known else "unknown key; remove it"

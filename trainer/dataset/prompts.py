@@ -1,6 +1,5 @@
 """Prompt templates and their rendering, with the same code before a purchase and in training."""
 
-import difflib
 import hashlib
 import math
 import string
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.contract.data_config import DataConfig
+from trainer.contract.suggestions import close_matches, short_list
 from trainer.dataset.archives import Picture
 
 
@@ -47,9 +47,9 @@ def bad_share_message(bad: int, rows: int, share: float, first: str) -> str | No
 def missing_column_message(name: str, columns: Iterable[str]) -> str:
     """Return the error for a setting that names a missing column, with the columns of the dataset."""
     known = list(columns)
-    similar = difflib.get_close_matches(name.lower(), [c.lower() for c in known], n=1)
+    similar = close_matches(name.lower(), [c.lower() for c in known])
     hint = next((f"; did you mean {c!r}?" for c in known if similar and c.lower() == similar[0]), "")
-    return f"no column {name!r} in the data; it has {', '.join(known)}{hint}"
+    return f"no column {short_list([name])!r} in the data; it has {short_list(known)}{hint}"
 
 
 def template_columns(template: str, field: str) -> tuple[str, ...]:

@@ -80,6 +80,6 @@ def of_validation(error: ValidationError, model: type[BaseModel], given: Any, ro
 
 def of_json(error: ValidationError, model: type[BaseModel], raw: bytes) -> InvalidInput | None:
     """Return the faults of a JSON body, or None if `raw` is not JSON."""
-    if any(e["type"] == "json_invalid" for e in error.errors(include_url=False, include_context=False)):
+    if error.error_count() == 1 and error.errors(include_url=False)[0]["type"] == "json_invalid":
         return None
     return of_validation(error, model, json.loads(raw))

@@ -8,6 +8,7 @@ from broker.api.core.auth import Forbidden, Unauthenticated
 from broker.api.core.problems import Conflict, Corrupt, Deleted, NotFound, Overloaded, StorageFull, TooLarge, TooMany
 from broker.domain.errors import (
     BlobsUnavailable,
+    Busy,
     Gone,
     GpubrokerError,
     IdempotencyConflict,
@@ -48,6 +49,7 @@ ANSWERS: Mapping[type[GpubrokerError], Answer] = {
     StorageFull: Answer(507, "RESOURCE_EXHAUSTED"),
     TooMany: Answer(429, "RESOURCE_EXHAUSTED"),
     Corrupt: Answer(502, "DATA_LOSS"),
+    Busy: Answer(503, "UNAVAILABLE"),
     Overloaded: Answer(503, "UNAVAILABLE"),
     StoreUnavailable: Answer(503, "UNAVAILABLE"),
     BlobsUnavailable: Answer(503, "UNAVAILABLE"),

@@ -28,6 +28,7 @@ from google.protobuf.message import Message
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from broker.api.core.body_limits import check_message_values
 from broker.api.core.problems import of_validation
 from trainer.contract.base import Config
 
@@ -44,6 +45,7 @@ NAMED = "_named"
 
 def parse(message: Message, model: type[Model]) -> Model:
     """Return the model of a message, by the rules of a JSON body. Raises InvalidInput with the same problems."""
+    check_message_values(message)
     content = plain(message, model)
     try:
         return model.model_validate_json(json.dumps(content))

@@ -19,6 +19,7 @@ from pydantic.json_schema import models_json_schema
 
 from broker.api.core import problems
 from broker.api.core.auth import Authenticator, Caller
+from broker.api.core.body_limits import check_json_values
 from broker.api.schemas.base import ProblemView
 from broker.api.schemas.queries import HEADERS
 from broker.domain.errors import InvalidInput
@@ -169,6 +170,7 @@ def _serve(op: Operation, auth: Authenticator) -> Callable[[web.Request], Awaita
             if request.content_type != JSON:
                 return problems.problem(415, f"send {JSON}, not {request.content_type}")
             raw = await whole_body(request)
+            check_json_values(raw)
             try:
                 arguments["body"] = op.body.model_validate_json(raw, strict=True)
             except ValidationError as error:

@@ -14,6 +14,7 @@ from broker.domain.money import ZERO
 from broker.domain.offer import Offer, ProviderStatus
 from broker.domain.spec import JobSpec
 from broker.domain.workload import Workload
+from broker.runtime.cpu_threads import RunCpu
 from trainer.contract.data_config import DataFormat
 
 
@@ -58,8 +59,8 @@ class Preflight(Protocol):
         """
         ...
 
-    async def check(self, spec: JobSpec, summary: Mapping[str, Any] | None) -> Checked:
-        """Check columns, templates and model. Raises InvalidInput with every fault."""
+    async def check(self, spec: JobSpec, summary: Mapping[str, Any] | None, run: RunCpu) -> Checked:
+        """Check columns, templates and model by `run`. Raises InvalidInput with every fault, Busy."""
         ...
 
 

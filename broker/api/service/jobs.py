@@ -15,7 +15,6 @@ from broker.api.core.problems import Conflict, Deleted, NotFound
 from broker.api.service.channels import ChannelService
 from broker.api.service.interfaces import DaemonHooks, Settings
 from broker.api.service.job_data import JobDataService, check_data
-from broker.api.service.policies import Policies
 from broker.api.service.quotes import QuoteService
 from broker.api.service.spending import SpendingService
 from broker.api.service.tenancy import Tenancy
@@ -67,7 +66,7 @@ class Service:
         self.check_providers = hooks.check_providers
         self.tenancy = Tenancy(store, clock, entropy)
         self.spending = SpendingService(store, clock)
-        self.policies = Policies(store, clock)
+        self.policies = quotes.policies
         self.stored_data = JobDataService(store)
         self.channels = ChannelService(store, notifiers, box, clock, entropy)
 
@@ -84,7 +83,7 @@ class Service:
         """
         body = json.dumps(spec.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
         spec, upload, checked = await self.quotes.check(caller, spec)
-        self.quotes.check_cap(spec, checked)
+        await self.quotes.check_cap(caller.team, spec, checked)
         job = self.quotes.new_job(caller.team, caller.owner, spec, checked.workload)
         note = checked.report.get("settled", "")
         try:

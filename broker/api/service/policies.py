@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
+from functools import partial
 
 from broker.api.core.auth import Caller
 from broker.api.core.problems import Conflict, NotFound
@@ -20,6 +21,7 @@ from broker.policy.dry_run import DryRun, dry_run
 from broker.policy.windows import ROLLING
 from broker.ports import Clock, Store
 from broker.quote.placement import foresee
+from broker.runtime.cpu_threads import CpuThreads
 
 LONGEST_WINDOW = max([*ROLLING.values(), timedelta(days=31)])
 """Longest budget window. A dry run reads this much history before its start, because earlier charges still count."""
@@ -28,9 +30,10 @@ LONGEST_WINDOW = max([*ROLLING.values(), timedelta(days=31)])
 class Policies:
     """Use cases of policies. A team manages its own policies; operators manage all policies."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, threads: CpuThreads) -> None:
         self._store = store
         self._clock = clock
+        self._threads = threads
 
     async def policies(self, caller: Caller) -> Sequence[StoredPolicy]:
         return await self._store.as_tenant(caller.tenant).policies()
@@ -72,12 +75,12 @@ class Policies:
         raise NotFound(f"no policy named {name}; `gpubroker policy ls` lists them")
 
     async def dry_run(self, caller: Caller, policy: Policy, days: int) -> DryRun:
-        """Return the effects that a policy would have had in the last `days`. Raises InvalidInput."""
+        """Return the effects that a policy would have had in the last `days`. Raises InvalidInput, Busy."""
         await self._own(caller, policy)
         now = self._clock.now()
         since = now - timedelta(days=days)
         history = await self._store.as_tenant(caller.tenant).past(since - LONGEST_WINDOW)
-        return dry_run(policy, since, history)
+        return await self._threads.of_team(caller.team)(partial(dry_run, policy, since, history))
 
     async def budgets(self, caller: Caller) -> tuple[datetime, Sequence[Applied]]:
         """Return every visible policy with the spent and reserved dollars of its jobs."""

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 
 from broker.api.core.auth import Caller
 from broker.api.service.interfaces import Checked, MarketReader, Preflight, Settings
@@ -23,6 +24,7 @@ from broker.lifecycle.retention import last_checkpoint, origin_deleted_message
 from broker.policy.budgets import Refusal
 from broker.ports import Blobs, Clock, Store, Upload
 from broker.quote.engine import quote
+from broker.runtime.cpu_threads import CpuThreads
 from trainer.contract import object_keys
 
 ID_ENTROPY = 9
@@ -56,27 +58,28 @@ class QuoteService:
         self._clock = clock
         self._entropy = entropy
         self.settings = settings
-        self._policies = Policies(store, clock)
+        self._threads = CpuThreads()
+        self.policies = Policies(store, clock, self._threads)
         self._cheapest_of: dict[object, Decimal | None] = {}
         self._cheapest_at: Sequence[Offer] = ()
 
     async def quote(self, caller: Caller, spec: JobSpec) -> tuple[Checked, Quote, Refusal | None]:
-        """Return (the checks' result, every offer ranked, the effect of policies now). Raises InvalidInput."""
+        """Return (the checks' result, every offer ranked, the effect of policies now). Raises InvalidInput, Busy."""
         spec, _, checked = await self.check(caller, spec)
         excluded = await self._store.blocked_offers()
         if not caller.admin:  # the reasons may describe launches of another team
             excluded = dict.fromkeys(excluded, RECENTLY_UNAVAILABLE)
-        ranking = self._rank(spec, checked, excluded)
+        ranking = await self._rank(caller.team, spec, checked, excluded)
         job = self.new_job(caller.team, caller.owner, spec, checked.workload)
         if "cap_usd" not in spec.model_fields_set:
             job = replace(job, cap_usd=ranking.proposed_cap_usd or ZERO)
-        refusal = await self._policies.foresee(job, ranking, self.market.caps(), self.settings.drain_budget)
+        refusal = await self.policies.foresee(job, ranking, self.market.caps(), self.settings.drain_budget)
         return checked, ranking, refusal
 
     async def check(self, caller: Caller, spec: JobSpec) -> tuple[JobSpec, Upload, Checked]:
         """Return the spec with its data format and batch resolved, its upload, and the checks' report.
 
-        Raises InvalidInput with every fault.
+        Raises InvalidInput with every fault, Busy.
         """
         rows = self._store.as_tenant(caller.tenant)
         faults = [
@@ -89,7 +92,7 @@ class QuoteService:
         try:
             typed, upload = await self.inputs.upload(rows, caller.tenant, spec)
             resolved, batch_message = batched(self.preflight.permit(typed), upload)
-            checked = await self.preflight.check(resolved, upload.summary)
+            checked = await self.preflight.check(resolved, upload.summary, self._threads.of_team(caller.team))
         except InvalidInput as error:
             raise InvalidInput(*faults, *error.problems) from None
         if faults:
@@ -120,9 +123,9 @@ class QuoteService:
         objects = await self._blobs.list(object_keys.checkpoints(job.id))
         return any(object_keys.is_manifest(info.key) for info in objects)
 
-    def check_cap(self, spec: JobSpec, checked: Checked) -> None:
-        """Raise InvalidInput if even the cheapest offer is expected to cost more than the cap."""
-        cheapest = self._cheapest(spec, checked)
+    async def check_cap(self, team: str, spec: JobSpec, checked: Checked) -> None:
+        """Raise InvalidInput if even the cheapest offer is expected to cost more than the cap. Raises Busy."""
+        cheapest = await self._cheapest(team, spec, checked)
         if cheapest is not None and cheapest > spec.cap_usd:
             message = (
                 f"{show(spec.cap_usd)} is too small: the cheapest offer is expected to cost "
@@ -130,18 +133,22 @@ class QuoteService:
             )
             raise InvalidInput(Problem(field="cap_usd", message=message))
 
-    def _cheapest(self, spec: JobSpec, checked: Checked) -> Decimal | None:
+    async def _cheapest(self, team: str, spec: JobSpec, checked: Checked) -> Decimal | None:
         """Return the least expected dollars to finish. Cached until the market changes: many jobs are alike."""
         offers = self.market.offers()
         if offers != self._cheapest_at or len(self._cheapest_of) > REMEMBERED_PRICES:
             self._cheapest_of, self._cheapest_at = {}, offers
         key = (checked.workload, checked.local_model, spec.resources, self.learned())
-        if key not in self._cheapest_of:
-            self._cheapest_of[key] = self._rank(spec, checked, {}).cheapest_usd
-        return self._cheapest_of[key]
+        if key in self._cheapest_of:
+            return self._cheapest_of[key]
+        cheapest = (await self._rank(team, spec, checked, {})).cheapest_usd
+        if offers == self._cheapest_at:
+            self._cheapest_of[key] = cheapest
+        return cheapest
 
-    def _rank(self, spec: JobSpec, checked: Checked, excluded: Mapping[str, str]) -> Quote:
-        return quote(
+    async def _rank(self, team: str, spec: JobSpec, checked: Checked, excluded: Mapping[str, str]) -> Quote:
+        rank = partial(
+            quote,
             spec,
             checked.workload,
             self.market.offers(),
@@ -156,6 +163,7 @@ class QuoteService:
             storage_usd_per_gib_month=self.settings.storage_usd_per_gib_month,
             learned=self.learned(),
         )
+        return await self._threads.of_team(team)(rank)
 
     def new_job(self, team: str, owner: str, spec: JobSpec, workload: Workload, retry_of: JobId | None = None) -> Job:
         """Return a job with a fresh id that is not stored yet."""

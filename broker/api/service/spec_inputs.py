@@ -1,6 +1,5 @@
 """Checks of what a spec refers to: uploads, secrets, providers and accelerators."""
 
-import difflib
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from broker.domain.spec import JobSpec
 from broker.domain.tenancy import Tenant
 from broker.estimator.speed.hardware import TABLE, matches
 from broker.ports import TenantStore, Upload
+from trainer.contract.suggestions import close_matches, short_list
 from trainer.dataset import batch_defaults
 
 REFERENCE = re.compile(r"upload:([0-9a-f]{64})")
@@ -106,9 +106,9 @@ def _reference(spec: JobSpec) -> tuple[str, str]:
 
 def unknown_name(kind: str, name: str, choices: list[str], are: str) -> str:
     """Return `unknown provider 'vest'; did you mean vast?`, or the list of choices if none is similar."""
-    near = difflib.get_close_matches(name, choices, n=1)
-    fix = f"did you mean {near[0]}?" if near else f"{are} are {', '.join(choices) or 'none'}"
-    return f"unknown {kind} {name!r}; {fix}"
+    near = close_matches(name, choices, n=1)
+    fix = f"did you mean {near[0]}?" if near else f"{are} are {short_list(choices) or 'none'}"
+    return f"unknown {kind} {short_list([name])!r}; {fix}"
 
 
 def batched(spec: JobSpec, upload: Upload) -> tuple[JobSpec, str]:

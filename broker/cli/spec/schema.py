@@ -3,7 +3,6 @@
 The functions use the model of the job's spec unless another `root` is given.
 """
 
-import difflib
 import types
 import typing
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from broker.domain.spec import JobSpec
 from trainer.contract.descriptions import descriptions
+from trainer.contract.suggestions import close_matches
 
 Path = tuple[str, ...]
 
@@ -74,10 +74,10 @@ def nearest(word: str, above: Path) -> str:
     siblings = sorted(fields(above))
     if word in siblings:
         return "it belongs to another `kind`"
-    if match := difflib.get_close_matches(word, siblings, n=1, cutoff=0.6):
+    if match := close_matches(word, siblings, n=1, cutoff=0.6):
         return f"did you mean {match[0]!r}?"
     elsewhere = {path[-1]: ".".join(path) for path in paths()}
-    if match := difflib.get_close_matches(word, elsewhere, n=1, cutoff=0.75):
+    if match := close_matches(word, elsewhere, n=1, cutoff=0.75):
         return f"did you mean {elsewhere[match[0]]!r}?"
     return f"use one of {', '.join(siblings)}"
 

@@ -4,7 +4,6 @@ A name in a list matches a module with that whole name, or with a name that ends
 pattern must match the whole name. The regular expression engine runs in linear time, so no pattern can hang.
 """
 
-import difflib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 from broker.domain.workload import ModelShape
 from broker.estimator.architecture.families import ATTENTION_ROLES, CROSS, family_spec
+from trainer.contract.suggestions import close_matches
 
 ALL_LINEAR = "all-linear"
 HEAD, EMBEDDINGS, POOLER = "head", "embeddings", "pooler"
@@ -150,7 +150,7 @@ def known_names(shape: ModelShape, roles: Mapping[str, str]) -> tuple[str, ...]:
 
 def nearest(target: str, names: tuple[str, ...]) -> str:
     """Return `, the nearest is q_proj`, or an empty string without a close match."""
-    near = difflib.get_close_matches(target.rpartition(".")[2], names, n=1)
+    near = close_matches(target.rpartition(".")[2], names, n=1)
     return f", the nearest is {near[0]}" if near else ""
 
 

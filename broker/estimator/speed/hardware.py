@@ -4,10 +4,11 @@ Peaks: dense bf16 with fp32 accumulation, fp32 without TF32, from NVIDIA's datas
 marks a figure from general knowledge that no page confirmed. `calibration` has the shares that training reaches.
 """
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+
+from trainer.contract.suggestions import close_matches
 
 GIB = 1024**3
 
@@ -131,4 +132,4 @@ def matches(asked: str, accelerator: str) -> bool:
 
 def nearest(name: str) -> Sequence[str]:
     """Return at most one GPU of the table, the one with the most similar name."""
-    return difflib.get_close_matches(name, [known for known, h in TABLE.items() if h.gpu], n=1, cutoff=0.5)
+    return close_matches(name, [known for known, h in TABLE.items() if h.gpu], n=1, cutoff=0.5)

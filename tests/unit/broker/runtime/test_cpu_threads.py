@@ -1,0 +1,52 @@
+"""Computations on users' input: off the event loop, one at a time for each team, with a deadline."""
+
+import asyncio
+import threading
+
+import pytest
+
+from broker.domain.errors import Busy
+from broker.runtime.cpu_threads import CpuThreads
+
+PATIENCE_S = 60.0
+
+
+async def test_a_computation_past_the_deadline_is_answered_and_keeps_its_place() -> None:
+    """The event loop runs meanwhile, and a second team is served although the first team's thread is occupied."""
+    threads, release = CpuThreads(deadline_s=0.05), threading.Event()
+    try:
+        with pytest.raises(Busy, match="try again"):
+            await threads.of_team("slow")(lambda: release.wait(PATIENCE_S))
+        assert await threads.of_team("quick")(lambda: 4) == 4
+        with pytest.raises(Busy):
+            await threads.of_team("slow")(lambda: 4)
+    finally:
+        release.set()
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                assert await threads.of_team("slow")(lambda: 5) == 5
+                return
+            except Busy:
+                pass  # the released thread has not ended yet
+
+
+async def test_a_team_has_one_computation_at_a_time() -> None:
+    threads, running, most = CpuThreads(threads=4), [0], [0]
+
+    def compute() -> None:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        threading.Event().wait(0.001)
+        running[0] -= 1
+
+    await asyncio.gather(*(threads.of_team("one")(compute) for _ in range(8)))
+    assert most == [1]
+
+
+async def test_an_error_of_the_computation_reaches_the_caller() -> None:
+    def fail() -> None:
+        raise TimeoutError("of the computation")
+
+    with pytest.raises(TimeoutError, match="of the computation"):
+        await CpuThreads().of_team("one")(fail)
