@@ -19,7 +19,7 @@ import yaml
 from broker.domain.errors import OutcomeUnknown, ProviderError, Rejected
 from broker.domain.ids import Installation, InstanceName
 from broker.domain.instance import Liveness
-from broker.runtime.private_files import private_folder
+from broker.runtime.private_files import private_folder, write_private
 from providers.common.cloud import Purchase
 from providers.common.machine_task import MachineTask
 from providers.skypilot import task_status
@@ -241,7 +241,11 @@ class SkyLauncher:
         return Liveness.DEAD
 
     async def started(self, name: InstanceName) -> bool | str:
-        jobs = await asyncio.gather(*(task_status.read_job(ssh) for ssh in await self._ssh_commands(name, tty=False)))
+        commands = await self._ssh_commands(name, tty=False)
+        try:
+            jobs = await asyncio.gather(*map(task_status.read_job, commands))
+        except task_status.HostKeyChanged as e:
+            return str(e)
         results = [job is not None and task_status.start_result(job, self._secrets_of.get(name)) for job in jobs]
         return next((result for result in results if isinstance(result, str)), all(results))
 
@@ -260,6 +264,7 @@ class SkyLauncher:
         SkyPilot's `down` acts only on machines with exactly this name.
         """
         self._secrets_of.pop(name, None)
+        sky_ssh.known_hosts_file(self._state, name).unlink(missing_ok=True)
         now = time.monotonic()
         self._forgotten = {n: at for n, at in self._forgotten.items() if now < at + PURGE_INTERVAL_S}
         if name not in self._forgetting and name not in self._forgotten and self._live_api() is not None:
@@ -303,8 +308,18 @@ class SkyLauncher:
             raise OutcomeUnknown(f"{name}: {e}") from None
         if not login:
             raise Rejected(f"{name}: SkyPilot has no address of this machine; it is gone, or not up yet")
-        key = self._key_file(str(login["key"]))
-        return [sky_ssh.argv({**login, **node}, key, tty=tty) for node in login["nodes"]]
+        key, known_hosts = self._key_file(str(login["key"])), self._known_hosts(name, str(login.get("known_hosts", "")))
+        return [sky_ssh.argv({**login, **node}, key, known_hosts, tty=tty) for node in login["nodes"]]
+
+    def _known_hosts(self, name: InstanceName, pinned: str) -> Path:
+        """Return the file with the host keys of an attempt's machines.
+
+        `pinned`: the keys that SkyPilot's server saw when it delivered the task; the server may run on another host.
+        """
+        path = sky_ssh.known_hosts_file(self._state, name)
+        if pinned and not path.exists():
+            write_private(path, pinned.encode())
+        return path
 
     def _key_file(self, key: str) -> Path:
         """Write the SSH key of this installation's machines to a file, unless the file has it, and return the path."""

@@ -6,6 +6,7 @@ SkyPilot's launch returns before `setup` and `run` start, so their result must b
 import asyncio
 import os
 import re
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,11 +15,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from providers.skypilot.errors import one_line
+from providers.skypilot.plugin.ssh import changed_key_message
 
 READ_S = 30.0
 """Timeout of one status read in seconds."""
 MAX_ANSWER_BYTES = 256 * 1024
 """Largest number of bytes read of an answer, because an untrusted host could send data without end."""
+MAX_ERROR_BYTES = 4096
+"""Largest number of bytes read of what ssh reports."""
 SETTLED_S = 60.0
 """Seconds of running after which a task counts as started. A trainer that cannot run at all fails earlier."""
 _SHELL = "sh -s"
@@ -44,17 +48,21 @@ class SkyJob:
     """End of the task's output."""
 
 
+class HostKeyChanged(Exception):
+    """Raised when a machine shows another SSH host key than at the first contact."""
+
+
 async def read_job(ssh: Sequence[str]) -> SkyJob | None:
-    """Return the state of the machine's task, or None if the machine does not answer.
+    """Return the state of the machine's task, or None if the machine does not answer. Raises HostKeyChanged.
 
     `ssh`: argv to which a word for the machine's shell may be appended.
     A separate pipe carries the answer, because with asyncio's PIPE `wait` hangs once the reader is full and paused.
     """
     reading, writing = os.pipe()
-    with os.fdopen(reading, "rb", buffering=0) as answers:
+    with os.fdopen(reading, "rb", buffering=0) as answers, tempfile.TemporaryFile() as errors:
         try:
             process = await asyncio.create_subprocess_exec(
-                *ssh, _SHELL, stdin=asyncio.subprocess.PIPE, stdout=writing, stderr=asyncio.subprocess.DEVNULL
+                *ssh, _SHELL, stdin=asyncio.subprocess.PIPE, stdout=writing, stderr=errors
             )
         finally:
             os.close(writing)
@@ -68,6 +76,10 @@ async def read_job(ssh: Sequence[str]) -> SkyJob | None:
                 with suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
+        errors.seek(0)
+        output = errors.read(MAX_ERROR_BYTES).decode("utf-8", "replace")
+        if process.returncode and (changed := changed_key_message(ssh[-1], output)):
+            raise HostKeyChanged(changed)
     status_line = _STATUS_LINE.fullmatch(head)
     if status_line is None:
         return None

@@ -17,7 +17,7 @@ from providers.skypilot.launcher import SkyLauncher
 from tests.clouds.aws import Aws
 from tests.clouds.bake import NoBake
 from tests.clouds.emulator import Clouds
-from tests.clouds.machines import NamespaceMachines, NoNamespaces
+from tests.clouds.machines import NamespaceMachine, NamespaceMachines, NoNamespaces
 from tests.clouds.required import cannot
 from tests.clouds.sky_rig import AWS_KEY, KEY, PLAIN, TASK, launcher, name, of_lambda, of_runpod, of_vast, processes
 from tests.clouds.state import Rented
@@ -25,6 +25,7 @@ from tests.clouds.wait import GUARD_S
 
 TASK_SECRET = TASK.secrets["SECRET_WORD"]
 LARGE = 5_000_000
+NEW_HOST_KEYS = "rm /etc/ssh/ssh_host_*; ssh-keygen -A && pkill -HUP -o sshd"
 
 
 def of_aws() -> Purchase:
@@ -92,6 +93,35 @@ async def test_a_launch_runs_the_task_and_brings_no_key(
     assert leaks(machine.machine.root) == []
     assert all(secret not in str(machine.request) for secret in (*AWS_KEY.values(), TASK_SECRET))
     assert KEY not in str(machine.request)
+
+
+async def test_a_machine_with_another_host_key_is_not_spoken_to(
+    sky_clouds: tuple[Clouds, Aws, SkyLauncher],
+) -> None:
+    """The first contact pins the key: what answers with another one gets no command and is reported."""
+    clouds, _, sky = sky_clouds
+    mine = name("k")
+    await sky.launch(mine, of_lambda(), PLAIN)
+    way = await sky.ssh(mine, tty=False)
+    assert (await asyncio.to_thread(subprocess.run, [*way, "true"], capture_output=True)).returncode == 0
+    [rented] = clouds.world.named(mine)
+    assert isinstance(rented.machine, NamespaceMachine)
+    code, output = await rented.machine.run("sh", "-c", NEW_HOST_KEYS)
+    assert code == 0, output
+    for _ in range(100):  # the former process answers until the signal arrives
+        said = await asyncio.to_thread(subprocess.run, [*way, "true"], capture_output=True, text=True)
+        if "Host key verification failed" in said.stderr:
+            break
+        await asyncio.sleep(0.2)
+    assert "Host key verification failed" in said.stderr
+    assert said.returncode == 255
+    told = await sky.started(mine)
+    assert isinstance(told, str)
+    assert "shows another host key than at the first contact" in told
+    other = name("l")
+    await sky.launch(other, of_lambda(), PLAIN)
+    assert (await asyncio.to_thread(subprocess.run, [*await sky.ssh(other, tty=False), "true"])).returncode == 0
+    await sky.forget(mine)
 
 
 async def test_joined_machines_know_their_rank_and_where_the_first_is(

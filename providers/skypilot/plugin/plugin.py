@@ -16,6 +16,7 @@ from .launch_locks import is_launching, remove_stale_launch_files
 from .patch import state_folder
 from .patches import PATCHES
 from .shared import DEAD, LOCK, PLUGIN_VERSION, SERVERS, SKY_VERSION, TOKEN, TOKEN_HEADER
+from .ssh import known_hosts_file
 from .task_start import ssh_login
 
 
@@ -90,4 +91,8 @@ def _ssh_login(cluster: str) -> dict[str, Any]:
     from sky import global_user_state
 
     login = ssh_login(global_user_state.get_handle_from_cluster_name(cluster))
-    return login and login | {"key": login["key"].read_text()}
+    if not login:
+        return {}
+    pinned = known_hosts_file(state_folder(), cluster)
+    known_hosts = pinned.read_text() if pinned.exists() else ""
+    return login | {"key": login["key"].read_text(), "known_hosts": known_hosts}

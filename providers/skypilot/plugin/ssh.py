@@ -1,5 +1,6 @@
 """SSH access to launched machines, for the daemon and for the plugin inside SkyPilot's API server.
 
+The first contact pins a machine's host keys in a file of its attempt. Another key later stops the connection.
 Files travel through a pipe, so that no secret appears in an argument list of either machine.
 """
 
@@ -24,19 +25,46 @@ RETRY_DELAY_S = 1.0
 DELIVER = "umask 077; mkdir -p ~/.gpubroker && tar -xf - -C ~/.gpubroker --no-same-owner"
 START = "umask 077; exec bash ~/.gpubroker/start.sh"
 _OPTIONS = (
-    "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "IdentitiesOnly=yes", "LogLevel=ERROR",
-    "BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=15",
+    "StrictHostKeyChecking=accept-new", "GlobalKnownHostsFile=/dev/null", "UpdateHostKeys=no", "IdentitiesOnly=yes",
+    "LogLevel=ERROR", "BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=15",
 )  # fmt: skip
+KNOWN_HOSTS = "known_hosts"
+"""Subfolder of the state folder with a file for each cluster, which is one attempt."""
+_REFUSED_KEY = "Host key verification failed"
+"""Text of ssh about a machine that shows another host key than the pinned one."""
 _SSH_FAILED = 255
 """Exit code of ssh for a failed connection."""
 
 
-def argv(login: Mapping[str, Any], key: Path, *, tty: bool) -> list[str]:
+def known_hosts_file(state: Path, cluster: str) -> Path:
+    """Return the file with the pinned host keys of a cluster. Its folder exists afterwards, the file may not."""
+    folder = state / KNOWN_HOSTS
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder / Path(cluster).name
+
+
+def changed_key_message(target: str, output: str) -> str | None:
+    """Return an error if the output of ssh says that a machine shows another host key; None: it does not."""
+    if _REFUSED_KEY not in output:
+        return None
+    return (
+        f"ssh to {target} stopped: the machine shows another host key than at the first contact, so it was replaced or "
+        "the connection is intercepted; nothing was sent; `gpubroker cancel` ends the job and its machine"
+    )
+
+
+def argv(login: Mapping[str, Any], key: Path, known_hosts: Path, *, tty: bool) -> list[str]:
     """Return the ssh command for `login` (host, port, user, proxy).
 
-    The caller may append one argument, the command for the remote shell.
+    The caller may append one argument, the command for the remote shell. ssh reads the path of `known_hosts` as a word
+    of its configuration, in which `%` begins a variable.
     """
-    options = [*_OPTIONS, *([f"ProxyCommand={login['proxy']}"] if login.get("proxy") else [])]
+    pinned = str(known_hosts).replace("%", "%%")
+    options = [
+        *_OPTIONS,
+        f'UserKnownHostsFile="{pinned}"',
+        *([f"ProxyCommand={login['proxy']}"] if login.get("proxy") else []),
+    ]
     flags = [word for option in options for word in ("-o", option)]
     target = f"{login['user']}@{login['host']}"
     return ["ssh", "-F", "none", "-tt" if tty else "-T", "-i", str(key), "-p", str(login["port"]), *flags, target]
@@ -95,6 +123,8 @@ def _run_remote(ssh: Sequence[str], command: str, stdin: bytes, stop: threading.
             exit_code, output = _SSH_FAILED, f"no answer within {TRY_S:g} s"
         if exit_code == 0:
             return
+        if exit_code == _SSH_FAILED and (changed := changed_key_message(ssh[-1], output)):
+            raise RuntimeError(f"gpubroker: {changed}")
         now = time.monotonic()
         if exit_code != _SSH_FAILED:
             answered_at = answered_at or now

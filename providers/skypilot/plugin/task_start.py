@@ -65,12 +65,13 @@ def started_over_ssh(original: Replacement) -> Replacement:
         env = task_lib.get_plaintext_envs_and_secrets(task.envs_and_secrets)
         env["SKYPILOT_NODE_IPS"] = "\n".join(handle.cached_internal_ips)
         scripts = {"start.sh": PLUGIN_FILES["start.sh"].decode(), "setup.sh": task.setup, "run.sh": task.run}
+        known_hosts = ssh.known_hosts_file(state_folder(), handle.get_cluster_name())
         nodes = []
         for rank, node in enumerate(login["nodes"]):
             node_env = env | {"SKYPILOT_NODE_RANK": str(rank)}
             lines = [f"{name}={shlex.quote(value)}\n" for name, value in node_env.items()]
             data = ssh.owner_only_tar({"env": "".join(lines), **scripts})
-            nodes.append((ssh.argv({**login, **node}, login["key"], tty=False), data))
+            nodes.append((ssh.argv({**login, **node}, login["key"], known_hosts, tty=False), data))
         ssh.start_tasks(nodes)
         return None
 

@@ -60,12 +60,13 @@ def test_a_task_is_pinned_to_one_thing_in_one_place() -> None:
 
 def test_the_way_in_ignores_a_persons_own_ssh_configuration() -> None:
     way = {"host": "10.0.0.1", "port": 2222, "user": "ubuntu", "proxy": "nc jump %h"}
-    ssh = argv(way, Path("/key"), tty=False)
+    ssh = argv(way, Path("/key"), Path("/a 100%/known"), tty=False)
     assert ssh[:3] == ["ssh", "-F", "none"]
     assert ssh[-1] == "ubuntu@10.0.0.1"
     assert "ProxyCommand=nc jump %h" in ssh
+    assert {"StrictHostKeyChecking=accept-new", 'UserKnownHostsFile="/a 100%%/known"'} <= set(ssh)
     assert ssh[ssh.index("-p") : ssh.index("-p") + 2] == ["-p", "2222"]
-    assert ("-T" in ssh, "-tt" in argv(way, Path("/key"), tty=True)) == (True, True)
+    assert ("-T" in ssh, "-tt" in argv(way, Path("/key"), Path("/known"), tty=True)) == (True, True)
 
 
 def test_skypilots_user_follows_from_the_installation() -> None:

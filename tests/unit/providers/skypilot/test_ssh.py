@@ -77,6 +77,28 @@ def test_a_task_is_run_once_whatever_connections_break(tmp_path: Path) -> None:
     assert "it is" not in (machine.home / "argv").read_text()
 
 
+def test_another_host_key_ends_the_start_at_once(tmp_path: Path) -> None:
+    """Other failures of a connection are retried for ten minutes."""
+    machine = Machine(tmp_path / "m")
+    program = Path(machine.ssh[0])
+    program.write_text(
+        "#!/bin/sh\necho x >>tries\necho 'Host key verification failed.' >&2\nexit 255\n".replace(
+            "tries", str(machine.home / "tries")
+        )
+    )
+    with pytest.raises(RuntimeError, match="shows another host key than at the first contact"):
+        start_tasks([(machine.ssh, task())])
+    assert (machine.home / "tries").read_text() == "x\n"
+
+
+def test_each_attempt_has_its_own_file_of_host_keys(tmp_path: Path) -> None:
+    first, second = (sky_ssh.known_hosts_file(tmp_path, name) for name in ("gb-abcd-a", "gb-abcd-b"))
+    assert first != second
+    assert first.parent == second.parent == tmp_path / sky_ssh.KNOWN_HOSTS
+    assert stat.S_IMODE(first.parent.stat().st_mode) == 0o700
+    assert sky_ssh.known_hosts_file(tmp_path, "../../x").parent == first.parent
+
+
 def test_secrets_are_read_by_nobody_else_and_do_not_stay(tmp_path: Path) -> None:
     machine = Machine(tmp_path / "m")
     subprocess.run([*machine.ssh, sky_ssh.DELIVER], input=task(), check=True)
