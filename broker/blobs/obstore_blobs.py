@@ -18,9 +18,10 @@ from broker.blobs.credentials.base import Issuer
 from broker.blobs.credentials.issuers import GrantSettings, issuer_of, unscoped_warning, without_credentials
 from broker.blobs.credentials.scope import Scope
 from broker.domain.blob_url import scheme_of
-from broker.domain.errors import AlreadyExists, BlobError, BlobsUnavailable
+from broker.domain.errors import AlreadyExists, BlobError, BlobsUnavailable, BlobTooLarge
 from broker.domain.ids import AttemptId, Installation, JobId
 from broker.ports import BlobInfo, StoreAccess
+from broker.ports.blobs import DOCUMENT_BYTES
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -88,15 +89,15 @@ class ObstoreBlobs:
         sent = obstore.put_async(self._store, self._prefix + key, path, max_concurrency=PARTS_AT_ONCE)
         await self._ask("write", key, sent, within_s)
 
-    async def get(self, key: str) -> bytes | None:
+    async def get(self, key: str, *, most: int = DOCUMENT_BYTES) -> bytes | None:
         try:
-            return await self._ask("read", key, self._read(key))
+            return await self._ask("read", key, self._read(key, most))
         except FileNotFoundError:
             return None
 
     async def get_range(self, key: str, start: int, size: int) -> bytes | None:
         try:
-            return await self._ask("read", key, self._read(key, {"range": (start, start + size)}))
+            return await self._ask("read", key, self._read(key, size, {"range": (start, start + size)}))
         except FileNotFoundError:
             return None
         except BlobsUnavailable:  # stores refuse a range that begins at or after the object's end
@@ -162,8 +163,12 @@ class ObstoreBlobs:
         except BaseError as e:
             raise BlobError(f"cannot sign {key} at {self._url}: {one_line(e)}") from None
 
-    async def _read(self, key: str, options: "GetOptions | None" = None) -> bytes:
+    async def _read(self, key: str, most: int, options: "GetOptions | None" = None) -> bytes:
+        """Return the bytes. The size is that of the response's header, so a larger body is not received."""
         result = await obstore.get_async(self._store, self._prefix + key, options=options)
+        start, end = result.range
+        if end - start > most:
+            raise BlobTooLarge(f"{key} has {end - start} bytes, more than the {most} that are read")
         return bytes(await result.bytes_async())
 
     async def _size(self, key: str) -> int:

@@ -17,6 +17,7 @@ GpubrokerError
 ├── BlobError
 │   ├── AlreadyExists        put-if-absent met an existing object
 │   └── BlobsUnavailable     the blob store cannot be reached; the state of its objects is unknown
+│       └── BlobTooLarge     the object has more bytes than its reader accepts; it was not read
 ├── NotifyError              a channel did not accept a delivery
 │   ├── NotDelivered         the delivery may or may not have arrived; it is repeated later
 │   ├── RetryAfter           the receiver asks to pause the whole channel for `after_s` seconds
@@ -102,6 +103,10 @@ class AlreadyExists(BlobError):
 
 class BlobsUnavailable(BlobError):
     """The blob store cannot be read, which does not mean that its objects are stale."""
+
+
+class BlobTooLarge(BlobsUnavailable):
+    """The object has more bytes than its reader accepts, so its content is unknown. Its writer is at fault."""
 
 
 class NotifyError(GpubrokerError):

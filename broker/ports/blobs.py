@@ -19,6 +19,10 @@ class BlobInfo:
     """Changes with every write; compare it, never parse it."""
 
 
+DOCUMENT_BYTES = 1 << 20
+"""Default of `Blobs.get`: largest object in bytes that is read. Documents of the broker are far smaller."""
+
+
 class Blobs(Protocol):
     """Object store shared by broker and machines.
 
@@ -38,8 +42,11 @@ class Blobs(Protocol):
         """Write a file's bytes with little memory; the object appears once all bytes are written."""
         ...
 
-    async def get(self, key: str) -> bytes | None:
-        """Return the object's bytes; None when it is absent."""
+    async def get(self, key: str, *, most: int = DOCUMENT_BYTES) -> bytes | None:
+        """Return the object's bytes; None when it is absent.
+
+        Raises BlobTooLarge, without reading the object, if it has more than `most` bytes.
+        """
         ...
 
     async def get_range(self, key: str, start: int, size: int) -> bytes | None:

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import aiohttp
+import pytest
 
+from broker.api.service import content
+from broker.api.service.content import CHUNK_BYTES
 from broker.domain.ids import JobId
 from broker.domain.job import Event, Job, JobState
 from broker.ports import Change
@@ -154,3 +157,26 @@ async def test_the_log_of_a_job_that_never_started_ends_with_it(api: Running) ->
     stream = await opened(api, f"/v1/jobs/{job}/logs", me)
     await happens(api, job, "job.failed", end=JobState.FAILED)
     assert [m["event"] for m in await stream.rest()] == ["end"]
+
+
+async def test_log_chunks_that_a_host_made_too_large_are_named_and_not_read(
+    api: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me = await api.token("ada")
+    job = await submitted(api, me)
+    attempt = await admitted(api, job)
+    await api.service.blobs.put(keys.log_chunk(attempt, 0, "boot", 0), b"first\n")
+    await api.service.blobs.put(keys.log_chunk(attempt, 0, "boot", 1), bytes(CHUNK_BYTES + 1))
+    await api.service.blobs.put(keys.log_chunk(attempt, 0, "boot", 2), b"last\n")
+    path = f"{api.url}/v1/jobs/{job}/logs?follow=0"
+    async with api.http.get(path, headers=me) as response:
+        first, note, last = (await response.text()).splitlines()
+    assert (first, last) == ("first", "last")
+    assert f"has {CHUNK_BYTES + 1} bytes, more than the {CHUNK_BYTES} that are read" in note
+    stream = await opened(api, f"/v1/jobs/{job}/logs", me)
+    texts = [json.loads((await stream.next())["data"])["text"] for _ in range(3)]
+    assert (texts[0], texts[2], "left out" in texts[1]) == ("first\n", "last\n", True)
+    stream.response.close()
+    monkeypatch.setattr(content, "LOG_BYTES", 3)
+    async with api.http.get(path, headers=me) as response:
+        assert await response.text() == "(only the last 5 bytes of this log are shown)\nlast\n"

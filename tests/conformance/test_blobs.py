@@ -1,6 +1,8 @@
 """Contract of every blob store. The tests run over a folder, memory, and S3 (moto's server on loopback)."""
 
 import asyncio
+import contextlib
+import json
 import socket
 import threading
 import urllib.request
@@ -12,11 +14,12 @@ import aiohttp
 import pytest
 from moto.s3.responses import S3Response
 from moto.server import ThreadedMotoServer
+from obstore.store import from_url
 from yarl import URL
 
 from broker.blobs import GrantSettings, ObstoreBlobs
 from broker.blobs.bucket_check import check_bucket
-from broker.domain.errors import AlreadyExists, BlobError, BlobsUnavailable, InvalidInput
+from broker.domain.errors import AlreadyExists, BlobError, BlobsUnavailable, BlobTooLarge, InvalidInput
 from broker.domain.ids import AttemptId, Installation, JobId
 from trainer.objectstore.objects import Objects, connect
 
@@ -95,6 +98,61 @@ async def test_a_range_ends_with_the_object(blobs: ObstoreBlobs, start: int, siz
     assert await blobs.get_range("k/ten", start, size) == found
 
 
+async def test_an_object_over_the_limit_is_not_read(blobs: ObstoreBlobs) -> None:
+    await blobs.put("k/ten", b"0123456789")
+    assert await blobs.get("k/ten", most=10) == b"0123456789"
+    with pytest.raises(BlobTooLarge, match="k/ten has 10 bytes, more than the 9"):
+        await blobs.get("k/ten", most=9)
+    await blobs.put("k/large", bytes(2 << 20))
+    with pytest.raises(BlobTooLarge):
+        await blobs.get("k/large")
+    await blobs.put("k/empty", b"")
+    assert await blobs.get("k/empty", most=0) == b""
+
+
+KEYS = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "aws_region": "auto"}
+REMOTE = {
+    "s3": ("s3://bucket/x", lambda base: KEYS | {"aws_endpoint": base}),
+    "r2": ("s3://bucket/x", lambda base: KEYS | {"aws_endpoint": base, "aws_virtual_hosted_style_request": "false"}),
+    "gs": ("gs://bucket/x", lambda base: {"google_service_account_key": json.dumps(
+        {"gcs_base_url": base, "disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""})}),
+    "az": ("az://container/x", lambda base: {
+        "azure_storage_account_name": "account", "azure_storage_endpoint": base, "azure_skip_signature": "true"}),
+}  # fmt: skip
+"""(url, options for a server) of each kind of bucket."""
+
+
+@pytest.mark.parametrize("kind", REMOTE)
+async def test_the_body_of_an_object_over_the_limit_is_not_received(kind: str) -> None:
+    """A host may write an object of gigabytes. Only what fits into the sockets' buffers is sent of it."""
+    sent = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await reader.readuntil(b"\r\n\r\n")
+        head = 'HTTP/1.1 200 OK\r\nETag: "e"\r\nLast-Modified: Mon, 01 Jan 2024 00:00:00 GMT\r\nContent-Length: '
+        writer.write(f"{head}{1 << 31}\r\n\r\n".encode())
+        with contextlib.suppress(ConnectionError):
+            for _ in range(1 << 11):
+                writer.write(bytes(1 << 20))
+                await writer.drain()
+                sent += 1 << 20
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    base = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    url, options = REMOTE[kind]
+    store = from_url(url, config=options(base),
+                     client_options={"allow_http": True})  # fmt: skip
+    blobs = ObstoreBlobs(store, url, HERE, {}, "no credentials are issued")
+    try:
+        with pytest.raises(BlobTooLarge, match="has 2147483648 bytes"):
+            await blobs.get("attempts/a/final.json", most=1 << 18)
+        assert sent < 64 << 20
+    finally:
+        server.close()
+
+
 async def test_a_range_of_nothing(blobs: ObstoreBlobs) -> None:
     await blobs.put("k/empty", b"")
     assert await blobs.get_range("k/empty", 0, 1) == b""
@@ -109,7 +167,7 @@ async def test_a_file_is_there_with_all_its_bytes_and_takes_the_place_of_another
     file.write_bytes(bytes(range(256)) * (size // 256) + b"x" * (size % 256))
     await blobs.put("k/file", b"before")
     await blobs.put_file("k/file", file)
-    assert await blobs.get("k/file") == file.read_bytes()
+    assert await blobs.get("k/file", most=size) == file.read_bytes()
     assert [info.bytes for info in await blobs.list("k/")] == [size]
 
 
@@ -210,7 +268,7 @@ async def test_a_reader_never_sees_half_of_an_object(tmp_path_factory: pytest.Te
 
     writer = asyncio.create_task(write())
     while not writer.done():
-        assert await blobs.get("big") in whole
+        assert await blobs.get("big", most=3_000_000) in whole
     await writer
 
 

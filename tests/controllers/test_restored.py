@@ -122,12 +122,13 @@ async def test_it_waits_while_the_blob_store_does_not_tell_what_was_made(
     job = await rig.submit()
     rig.for_sale = None
 
-    async def down(key: str) -> bytes:
+    async def down(key: str, *_: object, **__: object) -> bytes:
         raise BlobsUnavailable("down")
 
     async with rig.running():
         with monkeypatch.context() as outage:
             outage.setattr(rig.blobs, "get", down)
+            outage.setattr(rig.blobs, "get_range", down)
             await rig.until(job, waits("the blob store cannot be read"))
             assert await rig.attempts(job) == []
         await rig.until(job, lambda job: job.attempts == 1)

@@ -134,11 +134,12 @@ def test_while_the_blob_store_is_down_nobody_knows_who_bought_it(
         yard = Yard(tmp_path, "one")
         name, sweep = await yard.stray(), yard.sweep()
 
-        async def down(key: str) -> bytes:
+        async def down(key: str, *_: object, **__: object) -> bytes:
             raise BlobsUnavailable("down")
 
         with monkeypatch.context() as outage:
             outage.setattr(yard.blobs, "get", down)
+            outage.setattr(yard.blobs, "get_range", down)
             await yard.sweeps(sweep, 600)
         assert await yard.standing() == [name]
         await yard.sweeps(sweep, 2 * yard.context.intervals.sweep_s)

@@ -5,10 +5,11 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from broker.domain.errors import AlreadyExists, BlobError, BlobsUnavailable, StoreUnavailable
+from broker.domain.errors import AlreadyExists, BlobError, BlobsUnavailable, BlobTooLarge, StoreUnavailable
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.tenancy import Tenant
 from broker.ports import BlobInfo, StoreAccess
+from broker.ports.blobs import DOCUMENT_BYTES
 from broker.store.hints import Hints
 from tests.sim.loop import Process
 
@@ -69,9 +70,11 @@ class BlobConnection:
         self._lose()
         return str(self._objects.writes)
 
-    async def get(self, key: str) -> bytes | None:
+    async def get(self, key: str, *, most: int = DOCUMENT_BYTES) -> bytes | None:
         await self._reach()
         found = self._objects.data.get(key)
+        if found and len(found[0]) > most:
+            raise BlobTooLarge(f"{key} has {len(found[0])} bytes, more than the {most} that are read")
         return found[0] if found else None
 
     async def get_range(self, key: str, start: int, size: int) -> bytes | None:

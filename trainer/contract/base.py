@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from trainer.contract.descriptions import Described
 
@@ -18,6 +18,24 @@ def _plain_text(text: str) -> str:
 
 Text = Annotated[str, AfterValidator(_plain_text)]
 """Text that a database, a path and an argument list can hold."""
+
+
+MAX_MESSAGE = 4000
+"""Characters of a message for users that are kept."""
+
+
+def _shortened(text: Any) -> Any:
+    return text[: MAX_MESSAGE - 1] + "…" if isinstance(text, str) and len(text) > MAX_MESSAGE else text
+
+
+Message = Annotated[str, BeforeValidator(_shortened), Field(max_length=MAX_MESSAGE)]
+"""Text for users in a document. A longer text is shortened, so that it does not make the document invalid."""
+Name = Annotated[str, Field(max_length=256)]
+"""Id, hash or name in a document."""
+ObjectPath = Annotated[str, Field(max_length=4096)]
+"""Path or object key in a document."""
+Number = Annotated[int, Field(ge=-(2**53), le=2**53)]
+"""Whole number in a document, in the range that databases and all JSON parsers can hold."""
 
 
 def matching(pattern: str, words: str, **rules: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from trainer.contract.base import Config, Document, Text
+from trainer.contract.base import Config, Document, Message, Name, Number, ObjectPath, Text
 from trainer.contract.train import CheckpointConfig, TrainConfig
 
 CONTRACT_VERSION = 1
@@ -16,6 +16,9 @@ Seconds = Annotated[float, Field(allow_inf_nan=False)]
 """Finite number of seconds. JSON has no NaN: it would be written as null and could not be read back."""
 Count = Annotated[int, Field(ge=0, le=2**53)]
 """Bytes, in the range that databases and all JSON parsers can hold."""
+
+Setting = Annotated[str, Field(max_length=1 << 20)]
+"""Value of a variable, an option or a secret."""
 
 
 class Outcome(StrEnum):
@@ -66,8 +69,8 @@ class Limits(Document):
 class DataFile(Document):
     """Input object; its hash is checked before use."""
 
-    key: str
-    sha256: str
+    key: ObjectPath
+    sha256: Name
     bytes: int
     format: Literal["csv", "json", "jsonl", "parquet", "tar", "zip"]
 
@@ -146,16 +149,16 @@ class AttemptSpec(Document):
     """Everything the trainer needs (`attempts/<attempt>/spec.json`); secrets are listed by name only."""
 
     version: int = CONTRACT_VERSION
-    installation: str
-    job: str
-    attempt: str
+    installation: Name
+    job: Name
+    attempt: Name
     number: int
     """Number of the attempt within its job, from 1."""
     cost: Cost | None = None
     """None: costs are unknown."""
     memory: MemoryUse | None = None
     """None: memory was not estimated."""
-    run: str = ""
+    run: Name = ""
     """Name of the job's run for trackers; empty: the job's id."""
     train: TrainConfig | None = None
     script: ScriptConfig | None = None
@@ -165,14 +168,14 @@ class AttemptSpec(Document):
     checkpoint: CheckpointConfig = CheckpointConfig()
     probe: bool = False
     """Memory use is unknown: the longest rows are tried once after the first step, before the long run."""
-    resume_from: tuple[str, ...] = ()
+    resume_from: tuple[ObjectPath, ...] = ()
     """Keys of committed manifests, newest first; the first that verifies is used."""
     token_cache_bytes: Count = 0
     """Largest token cache in bytes that is stored for later attempts; 0: never stored."""
     losses_per_hour: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """Expected preemptions and failures per hour, over all machines of the attempt."""
-    env: dict[str, str] = Field(default_factory=dict)
-    secrets: tuple[str, ...] = ()
+    env: dict[ObjectPath, Setting] = Field(default_factory=dict)
+    secrets: tuple[ObjectPath, ...] = ()
     """Names of the secrets; `grant.json` holds the sealed values."""
     world: World = World()
     limits: Limits = Limits()
@@ -185,9 +188,9 @@ class Desired(Document):
     """
 
     want: Literal["run", "drain", "stop"] = "run"
-    epoch: int = 0
-    seq: int = 0
-    reason: str = ""
+    epoch: Number = 0
+    seq: Number = 0
+    reason: Message = ""
 
     def newer_than(self, other: "Desired") -> bool:
         """Return True if this document replaces `other`: higher (epoch, seq), and no weaker request."""
@@ -204,26 +207,26 @@ deleting. Two sets are needed where credentials have the same permission for all
 class Grant(Document):
     """Sealed credentials (`attempts/<attempt>/grant.json`); the attempt's key (Fernet) opens `sealed` to a `Sealed`."""
 
-    seq: int = 0
+    seq: Number = 0
     expires_at: datetime | None = None
-    sealed: str
+    sealed: Setting
 
 
 class Sealed(Document):
     """Content of a grant: store options (renewed credentials) and values of the job's secrets."""
 
-    store_options: dict[str, str] = Field(default_factory=dict)
-    secrets: dict[str, str] = Field(default_factory=dict)
-    grant_url: str = ""
+    store_options: dict[ObjectPath, Setting] = Field(default_factory=dict)
+    secrets: dict[ObjectPath, Setting] = Field(default_factory=dict)
+    grant_url: Setting = ""
     """URL that reads `grant.json` without credentials, so that expired credentials can be renewed."""
 
 
 class CheckpointRef(Document):
     """Committed checkpoint."""
 
-    manifest: str
+    manifest: ObjectPath
     """Key of its manifest.json."""
-    step: int
+    step: Number
     save_s: Seconds = 0.0
     """Seconds of work: the snapshot and the upload that succeeded, without waits for the store."""
     stall_s: Seconds = 0.0
@@ -235,7 +238,7 @@ class CheckpointRef(Document):
 class AgentMessage(Document):
     """Message for the user, for example a skipped step or a failed save."""
 
-    seq: int
+    seq: Number
     """Number of the message, from 1 in each start of the agent."""
     kind: Annotated[str, Field(pattern=r"^[a-z]+(_[a-z]+)*$", max_length=40)]
     message: Annotated[Text, Field(max_length=500)]
@@ -250,22 +253,22 @@ Phase = Literal["starting", "loading", "evaluating", "training", "saving", "samp
 class Heartbeat(Document):
     """Heartbeat and progress of one machine (`heartbeats/<attempt>/<node>`)."""
 
-    attempt: str
-    node: int = 0
-    boot: str
+    attempt: Name
+    node: Number = 0
+    boot: Name
     """Random id of one start of the agent."""
-    seq: int
+    seq: Number
     phase: Phase = "starting"
-    message: str = ""
-    step: int = 0
-    total_steps: int = 0
-    resumed_from: int | None = None
+    message: Message = ""
+    step: Number = 0
+    total_steps: Number = 0
+    resumed_from: Number | None = None
     """Step of the checkpoint that this attempt continued from."""
     loss: float | None = None
     heldout_loss: float | None = None
     tokens_per_s: float | None = None
     rows_per_s: float | None = None
-    peak_memory_bytes: int | None = None
+    peak_memory_bytes: Number | None = None
     gpu_utilisation: float | None = None
     """Mean utilisation of the node's GPUs, 0 to 1; None without GPUs."""
     gpu_memory_bytes: Count | None = None
@@ -287,36 +290,36 @@ class Heartbeat(Document):
 class Final(Document):
     """Final report of an attempt (`attempts/<attempt>/final.json`), written once."""
 
-    attempt: str
+    attempt: Name
     outcome: Outcome
-    message: str = ""
+    message: Message = ""
     """One line: place, problem and fix."""
-    exit_code: int | None = None
+    exit_code: Number | None = None
     ran_out: Literal["device", "host"] | None = None
     """Memory that ran out when the outcome is `oom`."""
     bad_host: bool = False
     """True if the host check before the training found this machine unfit."""
-    step: int = 0
-    total_steps: int = 0
-    resumed_from: int | None = None
+    step: Number = 0
+    total_steps: Number = 0
+    resumed_from: Number | None = None
     checkpoint: CheckpointRef | None = None
     """Last committed checkpoint; after `completed` it also holds the artifacts."""
     heldout_loss_before: float | None = None
     heldout_loss_after: float | None = None
-    peak_memory_bytes: int | None = None
+    peak_memory_bytes: Number | None = None
     tokens_per_s: float | None = None
     messages: Annotated[tuple[AgentMessage, ...], Field(max_length=MAX_MESSAGES)] = ()
-    boot: str = ""
+    boot: Name = ""
     """Boot id of the agent that wrote the report; the counters belong to that start."""
     sent_bytes: Count = 0
     received_bytes: Count = 0
 
 
 class ManifestFile(Document):
-    path: str
-    """Path below the checkpoint's `files/`; never absolute, never with `..`."""
-    bytes: Annotated[int, Field(ge=0)]
-    sha256: str
+    path: ObjectPath
+    """ObjectPath below the checkpoint's `files/`; never absolute, never with `..`."""
+    bytes: Count
+    sha256: Name
 
 
 class Manifest(Document):
@@ -326,9 +329,9 @@ class Manifest(Document):
     """
 
     version: int = CONTRACT_VERSION
-    job: str
-    attempt: str
-    step: int
+    job: Name
+    attempt: Name
+    step: Number
     kind: Literal["train", "script"]
     files: tuple[ManifestFile, ...]
     complete: bool = False
@@ -341,12 +344,12 @@ class TokenCacheManifest(Document):
     """Manifest of a token cache (`manifest.json`), put last and only if absent."""
 
     version: int = CONTRACT_VERSION
-    job: str
-    attempt: str
-    number: int
+    job: Name
+    attempt: Name
+    number: Number
     """Number of the attempt; the newest cache is the likeliest to be usable."""
-    identity: str
-    data_sha256: str
+    identity: Name
+    data_sha256: Name
     pieces: tuple[ManifestFile, ...]
     """Pieces `<file>/<number>`, in order for each file."""
 
@@ -357,13 +360,13 @@ class Lease(Document):
     It is renewed while a broker with a working database runs.
     """
 
-    broker: str
-    seq: int
+    broker: ObjectPath
+    seq: Number
     every_s: float
     """Longest time in seconds between two renewals by a live broker."""
-    home: str = ""
+    home: ObjectPath = ""
     """Id of the daemon's home, the same over all its starts."""
-    clouds: dict[str, str] = Field(default_factory=dict)
+    clouds: dict[ObjectPath, ObjectPath] = Field(default_factory=dict)
     """Resources of each cloud that this broker can query: see broker/runtime/peers.py."""
-    database: str = ""
+    database: ObjectPath = ""
     """Id of the database that the broker uses; a copy has another id. Empty: unknown."""

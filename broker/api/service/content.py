@@ -22,7 +22,7 @@ from broker.api.core.upload_spool import check_disk_space, spooled
 from broker.api.schemas.queries import UploadFormat
 from broker.api.service.job_data import check_kept
 from broker.api.service.jobs import Service
-from broker.domain.errors import InvalidInput, Problem
+from broker.domain.errors import BlobTooLarge, InvalidInput, Problem
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import RESTING_JOB_STATES, Attempt, Job
 from broker.lifecycle.retention import last_checkpoint
@@ -42,6 +42,12 @@ RANGE_BYTES = 4 << 20
 """Bytes of a file that are read into memory at once while it is sent."""
 STALLED_S = 30.0
 """Seconds without data after which an upload is aborted."""
+MANIFEST_BYTES = 16 << 20
+"""Maximum bytes of a checkpoint's manifest; about 100,000 files."""
+CHUNK_BYTES = 1 << 20
+"""Maximum bytes of a chunk of a log. The agent writes chunks of up to 256 KiB."""
+LOG_BYTES = 64 << 20
+"""Bytes of a log's end that are returned at once; `follow` returns the whole log."""
 CHUNK_KEY = re.compile(r"(\d+)/([^/]+)-(\d{10})")
 
 
@@ -107,11 +113,19 @@ class Content:
         job = await self._service.job(caller, wanted)
         check_kept(job, last_checkpoint(job))
         for key in await self._manifests(caller, job):
-            raw = await self._blobs.get(key)
-            manifest = None if raw is None else _parse(raw)
+            manifest = await self._readable(key)
             if manifest is not None and manifest.job == job.id:
                 return object_keys.files_prefix(key), manifest
         return None
+
+    async def _readable(self, key: str) -> Manifest | None:
+        """Return a manifest, or None if it is absent, invalid or too large. A rented machine wrote it."""
+        try:
+            raw = await self._blobs.get(key, most=MANIFEST_BYTES)
+        except BlobTooLarge as e:
+            log.warning("%s; it is not a manifest of the trainer and is ignored", e)
+            return None
+        return None if raw is None else _parse(raw)
 
     async def _manifests(self, caller: Caller, job: Job) -> list[str]:
         """Return the keys of all manifests, newest first: by attempt number, then by step.
@@ -174,8 +188,22 @@ class Content:
         check_kept(job, "logs")
         attempt = await self.attempt(caller, job, number)
         chunks = await self._chunks(attempt.id) if attempt else []
-        texts = [await self._blobs.get(chunk.key) for chunk in chunks]
-        return b"".join(t for t in texts if t is not None)
+        texts: list[bytes] = []
+        size = 0
+        for chunk in reversed(chunks):
+            texts.append(await self._text(chunk) or b"")
+            size += len(texts[-1])
+            if size > LOG_BYTES:
+                texts.append(f"(only the last {size} bytes of this log are shown)\n".encode())
+                break
+        return b"".join(reversed(texts))
+
+    async def _text(self, chunk: "Chunk") -> bytes | None:
+        """Return the text of a chunk, or None if it is absent. A chunk that is too large is replaced by a line."""
+        try:
+            return await self._blobs.get(chunk.key, most=CHUNK_BYTES)
+        except BlobTooLarge as e:
+            return f"(left out: {e})\n".encode()
 
     async def follow(
         self, caller: Caller, job: Job, number: int | None, position: "Position"
@@ -194,7 +222,7 @@ class Content:
             if current is not None:
                 chunks = [c for c in await self._chunks(current.id) if position.is_new(current.id, c)]
                 for chunk in chunks:
-                    data = await self._blobs.get(chunk.key)
+                    data = await self._text(chunk)
                     position = position.after(current.id, chunk)
                     if data is not None:
                         text = data.decode(errors="replace")

@@ -7,16 +7,18 @@ from collections.abc import Set
 from pydantic import ValidationError
 
 from broker.controllers.base.context import ControllerContext
-from broker.domain.errors import BlobsUnavailable
+from broker.domain.errors import BlobsUnavailable, BlobTooLarge
 from broker.domain.ids import AttemptId
 from broker.domain.spec import MAX_NODES
 from broker.lifecycle.liveness import progress_of
 from broker.lifecycle.observation.attempt_facts import HeartbeatRecord
 from trainer.contract import object_keys
-from trainer.contract.documents import Final, Heartbeat
+from trainer.contract.documents import Final, Heartbeat, Outcome
 
 MAX_BEAT = 64 * 1024
 """Maximum bytes of a heartbeat. A larger object, which a host may write, is not read into memory."""
+MAX_FINAL = 256 * 1024
+"""Maximum bytes of a final report."""
 
 
 class HeartbeatReader:
@@ -104,12 +106,12 @@ class HeartbeatReader:
         watch = self._watched.get((attempt, node))
         if watch is None or watch.beat is not None:
             return watch
-        data = await self._context.blobs.get(object_keys.heartbeat(attempt, node))
-        if data is None:
-            return None
         try:
+            data = await self._context.blobs.get(object_keys.heartbeat(attempt, node), most=MAX_BEAT)
+            if data is None:
+                return None
             watch.beat = Heartbeat.model_validate_json(data)
-        except ValidationError:
+        except (ValidationError, BlobTooLarge):
             return watch  # an invalid heartbeat, which a host may write, proves life but no progress
         if (progress := progress_of(watch.beat)) != watch.progress:
             watch.progress, watch.progressed = progress, self._context.clock.monotonic()
@@ -121,8 +123,15 @@ class HeartbeatReader:
 
 
 async def read_final(context: ControllerContext, attempt: AttemptId) -> Final | None:
-    """Return the attempt's final report; None: there is none, or it is invalid. Raises BlobsUnavailable."""
-    data = await context.blobs.get(object_keys.final(attempt))
+    """Return the attempt's final report; None: there is none, or it is invalid. Raises BlobsUnavailable.
+
+    A report that is too large is a fault of the host. The returned report says so, and the job moves to another host.
+    """
+    try:
+        data = await context.blobs.get(object_keys.final(attempt), most=MAX_FINAL)
+    except BlobTooLarge as e:
+        message = f"the machine wrote a report that is not the trainer's: {e}; another machine is tried"
+        return Final(attempt=attempt, outcome=Outcome.INFRASTRUCTURE, message=message, bad_host=True)
     if data is None:
         return None
     try:

@@ -12,9 +12,11 @@ from pydantic import ValidationError
 from broker.controllers.base.context import ControllerContext
 from broker.controllers.observation.heartbeats import read_final
 from broker.controllers.observation.inventory import Inventory
+from broker.domain.errors import BlobTooLarge
 from broker.domain.ids import AttemptId, InstanceName, JobId, attempt_id, instance_name
 from broker.domain.job import Attempt, Job, Reason
 from broker.lifecycle.backup_restore import drain_reason, possible_attempts, still_running_message, unproven_message
+from broker.ports import Blobs
 from trainer.contract import object_keys
 from trainer.contract.documents import Desired, Final, Outcome
 
@@ -51,13 +53,13 @@ class RestoredAttempts:
         }
         following = next(iter(candidates))
         may_be_older = job.id not in self._clear and self._may_be_older(job.created_at)
-        if not (shown or may_be_older) and await blobs.get(object_keys.spec(following)) is None:
+        if not (shown or may_be_older) and not await _is_written(blobs, following):
             return ()
-        specs = await asyncio.gather(*(blobs.get(object_keys.spec(attempt)) for attempt in candidates))
+        written = await asyncio.gather(*(_is_written(blobs, attempt) for attempt in candidates))
         used = [
             candidates[attempt]
-            for attempt, spec in zip(candidates, specs, strict=True)
-            if attempt in shown or spec is not None
+            for attempt, has_spec in zip(candidates, written, strict=True)
+            if attempt in shown or has_spec
         ]
         if not used:
             self._clear.add(job.id)
@@ -67,15 +69,14 @@ class RestoredAttempts:
         """Return True if a create of this attempt may have been sent, although its row says that none was."""
         if not self._may_be_older(attempt.created_at):
             return False
-        return await self._context.blobs.get(object_keys.spec(attempt.id)) is not None
+        return await _is_written(self._context.blobs, attempt.id)
 
     async def was_superseded(self, job: Job, attempt: Attempt) -> bool:
         """Return True if a later attempt was bought, although `attempt` is the last of the job in the database."""
         if not self._may_be_older(attempt.created_at):
             return False
         blobs = self._context.blobs
-        specs = await asyncio.gather(*(blobs.get(object_keys.spec(candidate)) for candidate in possible_attempts(job)))
-        return any(spec is not None for spec in specs)
+        return any(await asyncio.gather(*(_is_written(blobs, candidate) for candidate in possible_attempts(job))))
 
     def begin(self) -> None:
         """Record the start of this process. Later calls change nothing."""
@@ -114,6 +115,11 @@ class RestoredAttempts:
         return [provider for provider in self._context.providers if self._inventory.is_listed(provider, name)]
 
 
+async def _is_written(blobs: Blobs, attempt: AttemptId) -> bool:
+    """Return True if the attempt's spec exists. The spec is not read, because its host may have replaced it."""
+    return await blobs.get_range(object_keys.spec(attempt), 0, 1) is not None
+
+
 async def drain_reason_sent(context: ControllerContext, attempt: AttemptId, final: Final) -> Reason | None:
     """Return the reason of the drain request that ended an attempt and its job; None: the job continues.
 
@@ -121,8 +127,8 @@ async def drain_reason_sent(context: ControllerContext, attempt: AttemptId, fina
     """
     if final.outcome is not Outcome.DRAINED:
         return None
-    data = await context.blobs.get(object_keys.desired(attempt))
     try:
+        data = await context.blobs.get(object_keys.desired(attempt))
         return None if data is None else drain_reason(Desired.model_validate_json(data))
-    except ValidationError:
+    except (ValidationError, BlobTooLarge):
         return None

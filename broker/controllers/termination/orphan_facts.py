@@ -23,7 +23,7 @@ OLD_S = 120.0
 async def bought(blobs: Blobs, orphan: Orphan) -> bool | None:
     """Return whether the blob store has the orphan's spec, which is written before every create; None: unknown."""
     try:
-        return await blobs.get(object_keys.spec(orphan.id)) is not None
+        return await blobs.get_range(object_keys.spec(orphan.id), 0, 1) is not None
     except BlobsUnavailable:
         return None
 

@@ -126,7 +126,7 @@ async def test_start_waits_for_no_broker_of_the_same_clouds_or_home() -> None:
 
 async def test_a_store_that_is_away_or_a_broken_lease_keeps_nobody() -> None:
     class Away:
-        async def get(self, key: str) -> bytes | None:
+        async def get(self, key: str, *, most: int = 0) -> bytes | None:
             raise BlobsUnavailable("no answer")
 
     own = BrokerIdentity(home="here", clouds=CLOUDS)

@@ -7,9 +7,10 @@ from typing import Any, cast
 
 import pytest
 
+from broker.blobs import ObstoreBlobs
 from broker.controllers.base.context import ControllerContext
 from broker.controllers.observation.attempt_observer import AttemptObserver
-from broker.controllers.observation.heartbeats import HeartbeatReader
+from broker.controllers.observation.heartbeats import MAX_BEAT, MAX_FINAL, HeartbeatReader, read_final
 from broker.controllers.observation.inventory import Inventory
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.job import AttemptState
@@ -17,7 +18,7 @@ from broker.ports import BlobInfo, Blobs, Store
 from tests.support import build
 from tests.unit.providers.clocks import SteppedClock
 from trainer.contract import object_keys as keys
-from trainer.contract.documents import Heartbeat
+from trainer.contract.documents import Final, Heartbeat, Outcome
 
 LOOK_S = 2.0
 OWN = build.attempt().id
@@ -39,7 +40,7 @@ class Flaky:
         found = [BlobInfo(key=keys.heartbeat(OWN, 0), bytes=9, etag=str(one.seq))] if one else []
         return found + [BlobInfo(key=key, bytes=9, etag=mate.boot + str(mate.seq)) for key, mate in self.mates.items()]
 
-    async def get(self, key: str) -> bytes | None:
+    async def get(self, key: str, *, most: int = 0) -> bytes | None:
         found = self.mates.get(key, self.beat)
         return found.model_dump_json().encode() if found else None
 
@@ -164,3 +165,26 @@ async def test_what_is_no_beat_of_a_machine_is_not_watched(name: str) -> None:
     watched.store.mates = {f"{keys.HEARTBEATS}{OWN}/{name}": Heartbeat(attempt=OWN, boot="b", seq=1)}
     await watched.looks(False)
     assert not watched.beats._watched
+
+
+async def test_an_object_that_a_host_made_too_large_is_its_fault() -> None:
+    """A heartbeat over the limit proves life without progress; a report over the limit ends the attempt."""
+    watched = Watched()
+    blobs = ObstoreBlobs.open("memory://", build.INSTALLATION)
+    watched.beats._context = context = replace(watched.beats._context, blobs=blobs)
+    beat = Heartbeat(attempt=OWN, boot="b", seq=1, phase="training", step=3).model_dump_json().encode()
+    await blobs.put(keys.heartbeat(OWN, 0), beat)
+    await watched.looks(False)
+    await blobs.put(keys.heartbeat(OWN, 0), beat.ljust(MAX_BEAT + 1))  # written between the LIST and the read
+    record = await watched.beats.latest(OWN)
+    assert record is not None
+    assert record.beat is None
+    assert await read_final(context, OWN) is None
+    report = Final(attempt=OWN, outcome=Outcome.COMPLETED).model_dump_json().encode()
+    await blobs.put(keys.final(OWN), report.ljust(MAX_FINAL))
+    assert await read_final(context, OWN) == Final(attempt=OWN, outcome=Outcome.COMPLETED)
+    await blobs.put(keys.final(OWN), report.ljust(MAX_FINAL + 1))
+    final = await read_final(context, OWN)
+    assert final is not None
+    assert (final.outcome, final.bad_host) == (Outcome.INFRASTRUCTURE, True)
+    assert f"final.json has {MAX_FINAL + 1} bytes, more than the {MAX_FINAL} that are read" in final.message

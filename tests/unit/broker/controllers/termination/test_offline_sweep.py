@@ -89,10 +89,11 @@ async def test_nothing_known_makes_no_orphan(tmp_path: Path, monkeypatch: pytest
     assert alone.machines[0].orphan == ""
     unread = Remote.open("memory://", HERE)
 
-    async def down(key: str) -> bytes:
+    async def down(key: str, *_: object, **__: object) -> bytes:
         raise BlobsUnavailable("down")
 
     monkeypatch.setattr(unread, "get", down)
+    monkeypatch.setattr(unread, "get_range", down)
     assert (await outside.survey(HERE, {"simulated": cloud}, clock, store=None, blobs=unread, watch_s=60)).machines[
         0
     ].orphan == ""
