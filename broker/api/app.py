@@ -9,6 +9,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from broker.api.core.auth import Authenticator
+from broker.api.core.loop_lag import LoopLag
 from broker.api.core.metrics import Metrics
 from broker.api.core.problems import Overloaded, problem
 from broker.api.core.readiness import Readiness
@@ -63,11 +64,13 @@ def build_app(
     Run it with `access_log=None`, because it writes its own access log.
     """
     streams = Streams(auth, service.clock, limits)
-    measured = Metrics(service.store, lambda: service.skew(), lambda: streams.open)
+    lag = LoopLag()
+    measured = Metrics(service.store, lambda: service.skew(), lambda: streams.open, lag.largest_s)
     app = web.Application(
         middlewares=[_observed(measured), _refused, _unencoded, _bounded(streams, requests)],
         client_max_size=BODY_BYTES,
     )
+    app.cleanup_ctx.append(lag.measure)
     app[SERVICE] = service
     app[CONTENT] = Content(service)
     app[AUTH] = auth

@@ -16,8 +16,14 @@ SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 class Metrics:
     """Metrics named `gpubroker_*`. Labels are bounded: routes, methods and states, never ids or owners."""
 
-    def __init__(self, store: Store, skew: Callable[[], float], streams: Callable[[], int]) -> None:
-        """`skew()`: seconds that this host's wall clock is ahead of the database's; `streams()`: open streams."""
+    def __init__(
+        self, store: Store, skew: Callable[[], float], streams: Callable[[], int], lag: Callable[[], float]
+    ) -> None:
+        """Create the metrics.
+
+        `skew()`: seconds that this host's wall clock is ahead of the database's; `streams()`: open streams; `lag()`:
+        seconds of the largest lag of the event loop lately.
+        """
         self._store = store
         self.registry = CollectorRegistry()
         self._latency = Histogram(
@@ -51,6 +57,10 @@ class Metrics:
             registry=self.registry,
         )
         opened.set_function(streams)
+        late = Gauge(
+            "gpubroker_event_loop_lag_seconds", "Largest lag of the event loop in the last 60 s", registry=self.registry
+        )
+        late.set_function(lag)
 
     def served(self, method: str, route: str, status: int, seconds: float) -> None:
         self._latency.labels(method, route).observe(seconds)
