@@ -79,8 +79,9 @@ def build_app(
     app[METRICS] = measured
     stale_s = service.settings.lease_stale_s
     app[READINESS] = Readiness(
-        service.store, service.blobs, service.clock, stale_s, lambda: service.skew(), lambda: service.clock_step()
-    )
+        service.store, service.blobs, service.clock, stale_s, lambda: service.skew(), lambda: service.clock_step(),
+        (service.settings.spool.parent, *filter(None, [service.settings.blobs])),
+    )  # fmt: skip
     mount(app, APIS, auth)
     described = document(APIS, version=version)
 

@@ -1,6 +1,7 @@
 """Tokens, secrets, health and metrics."""
 
 import asyncio
+import errno
 import json
 import logging
 
@@ -64,7 +65,7 @@ async def test_readyz_names_the_failing_part_and_tells_operators_why(
         raise StoreUnavailable(why)
 
     assert (await api.call("GET", "/healthz", {}, 200))["status"] == "ok"
-    well = {"database": "ok", "blobs": "ok", "broker": "ok", "clock": "ok"}
+    well = {"database": "ok", "blobs": "ok", "broker": "ok", "disk": "ok", "clock": "ok"}
     assert (await api.call("GET", "/readyz", {}, 200))["checks"] == well
     monitor, operator, member = [await api.token(scope, scope) for scope in ("metrics", "admin", "read")]
     monkeypatch.setattr(api.service.store, "ping", away)
@@ -80,6 +81,58 @@ async def test_readyz_names_the_failing_part_and_tells_operators_why(
             "no broker has ever held the lease; start gpubroker serve",
         ]
     assert caplog.text.count(why) == 1, "told once, not at every probe"
+
+
+async def why_unready(api: Running) -> dict[str, str]:
+    readiness = await api.call("GET", "/readyz", await api.token("prometheus", "metrics"), 503)
+    return {problem["field"]: problem["message"] for problem in readiness["errors"]}
+
+
+async def test_a_database_that_hangs_makes_the_daemon_unready(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.api.core.readiness.ANSWER_S", 0.05)
+    monkeypatch.setattr(api.service.store, "ping", asyncio.Event().wait)
+    faults = await why_unready(api)
+    assert set(faults) == {"database"}
+    assert "does not answer within" in faults["database"]
+
+
+async def test_a_blob_store_that_hangs_makes_the_daemon_unready(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hang(key: str) -> bytes:
+        await asyncio.Event().wait()
+        raise AssertionError(key)
+
+    monkeypatch.setattr("broker.api.core.readiness.ANSWER_S", 0.05)
+    monkeypatch.setattr(api.service.blobs, "get", hang)
+    faults = await why_unready(api)
+    assert set(faults) == {"blobs", "broker"}
+    assert "does not answer within" in faults["blobs"]
+
+
+@pytest.mark.parametrize(("mark", "word"), [(None, "is missing"), (b"another", "is another store's")])
+async def test_a_removed_or_replaced_blob_store_makes_the_daemon_unready(
+    api: Running, mark: bytes | None, word: str
+) -> None:
+    """An empty folder in its place holds no heartbeat, so the broker would destroy machines that run."""
+    await api.service.blobs.put(keys.BLOB_STORE, b"ours")
+    await api.call("GET", "/readyz", {}, 200)
+    if mark is None:
+        await api.service.blobs.delete(keys.BLOB_STORE)
+    else:
+        await api.service.blobs.put(keys.BLOB_STORE, mark)
+    faults = await why_unready(api)
+    assert word in faults["blobs"]
+    await api.service.blobs.put(keys.BLOB_STORE, b"ours")
+    await api.call("GET", "/readyz", {}, 200)
+
+
+async def test_a_full_disk_makes_the_daemon_unready(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    faults = await why_unready(api)
+    assert set(faults) == {"disk"}
+    assert "No space left on device; free space" in faults["disk"]
 
 
 async def test_probes_that_come_together_hold_one_connection_of_the_database(

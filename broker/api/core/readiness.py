@@ -2,7 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+import os
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 
 from broker.billing.trusted_time import step_message
 from broker.domain.errors import GpubrokerError
@@ -14,6 +17,9 @@ log = logging.getLogger(__name__)
 
 OK, FAILING = "ok", "failing"
 """The only texts that callers without a token get, because reasons name hosts and databases."""
+ANSWER_S = 3.0
+"""Seconds that each part may take to answer, so that a fault is reported within 5 s."""
+PROBE_BYTES = 64 * 1024
 REPORTED_ONLY = frozenset({"clock"})
 """Parts whose faults are reported but do not make the installation unready."""
 
@@ -43,8 +49,11 @@ class Readiness:
         stale_s: float,
         skew: Callable[[], float],
         clock_step: Callable[[], float] = lambda: 0.0,
+        folders: Sequence[Path] = (),
     ) -> None:
-        """`skew()`, `clock_step()`: see `DaemonHooks`."""
+        """`skew()`, `clock_step()`: see `DaemonHooks`. `folders`: must be writable; missing ones are not checked."""
+        self._folders = folders
+        self._mark: bytes | None = None
         self._skew, self._clock_step = skew, clock_step
         self._store = store
         self._blobs = blobs
@@ -74,18 +83,57 @@ class Readiness:
         return checks
 
     async def _look(self) -> dict[str, str]:
-        checks = {"database": OK, "blobs": OK, "broker": OK, "clock": clock_skew_message(self._skew()) or OK}
+        database, (blobs, broker), disk = await asyncio.gather(
+            self._answered("the database", self._database()),
+            self._blob_store(),
+            self._answered("the disk", asyncio.to_thread(self._writable)),
+        )
+        checks = {"database": database, "blobs": blobs, "broker": broker}
+        return checks | {"disk": disk, "clock": clock_skew_message(self._skew()) or OK}
+
+    async def _answered(self, part: str, check: Awaitable[str]) -> str:
+        """Return the check's text, or its fault if it fails or does not end within ANSWER_S."""
         try:
-            await self._store.ping()
-            checks["database"] = step_message(self._clock_step()) or OK
+            async with asyncio.timeout(ANSWER_S):
+                return await check
+        except TimeoutError:
+            return f"{part} does not answer within {ANSWER_S:g} s; is its host stopped or overloaded?"
         except GpubrokerError as error:
-            checks["database"] = str(error)
-        try:
-            checks["broker"] = self._judge(await self._blobs.get(object_keys.BROKER_LEASE))
-        except GpubrokerError as error:
-            checks["blobs"] = str(error)
-            checks["broker"] = "unknown while the blob store cannot be reached"
-        return checks
+            return str(error)
+
+    async def _database(self) -> str:
+        await self._store.ping()
+        return step_message(self._clock_step()) or OK
+
+    async def _blob_store(self) -> tuple[str, str]:
+        """Return the faults of the blob store and of the broker, whose lease is in it."""
+        lease: list[bytes | None] = []
+        fault = await self._answered("the blob store", self._same_store(lease))
+        if fault != OK:
+            return fault, "unknown while the blob store cannot be used"
+        return OK, self._judge(lease[0])
+
+    async def _same_store(self, lease: list[bytes | None]) -> str:
+        """Read the lease, and compare the store's mark with the one that this process read first."""
+        lease.append(await self._blobs.get(object_keys.BROKER_LEASE))
+        mark = await self._blobs.get(object_keys.BLOB_STORE)
+        self._mark = self._mark or mark
+        if mark == self._mark:
+            return OK
+        is_missing = "is missing" if mark is None else "is another store's"
+        return f"{object_keys.BLOB_STORE} {is_missing}: was the store removed or replaced? put the old one back"
+
+    def _writable(self) -> str:
+        """Write, flush and delete a file in each of the daemon's folders."""
+        for folder in filter(Path.is_dir, self._folders):
+            try:
+                with tempfile.TemporaryFile(dir=folder) as file:
+                    file.write(bytes(PROBE_BYTES))
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as error:
+                return f"cannot write to {folder}: {error.strerror}; free space, or make it writable"
+        return OK
 
     def _judge(self, lease: bytes | None) -> str:
         now = self._clock.monotonic()
