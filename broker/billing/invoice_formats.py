@@ -47,22 +47,29 @@ def _unzipped(data: bytes) -> bytes:
 
 
 def _runpod(text: str) -> Invoice:
-    """Parse `GET https://rest.runpod.io/v1/billing/pods?grouping=podId`.
+    """Parse `GET https://api.runpod.io/v2/billing/pods` (`records`), or the list of REST v1, retired on 2026-12-01.
 
-    Source: RunPod API reference, "Pod billing history".
+    Source: schema `ListPodBillingResponse` of RunPod's OpenAPI document of 2026-08-20. Unknown: whether it has pages,
+    so a document with fewer records than its `recordCount` is refused.
     """
-    lines, ignored = [], 0
-    for number, row in _rows(text, number_of="record"):
+    lines, ignored, number = [], 0, 0
+    for number, row in _rows(text, number_of="record", inside="records"):
         if not row.get("podId"):
             ignored += 1
             continue
-        since = _time(row.get("time"), f"record {number}: time")
+        new = "totalAmount" in row
+        amount, since = ("totalAmount", "startTime") if new else ("amount", "time")
         lines.append(
             InvoiceLine(
-                machine=str(row["podId"]), usd=_usd(row.get("amount"), f"record {number}: amount"), since=since,
-                text=str(row.get("gpuTypeId") or ""),
+                machine=str(row["podId"]), usd=_usd(row.get(amount), f"record {number}: {amount}"),
+                since=_time(row.get(since), f"record {number}: {since}"),
+                until=_time(row.get("endTime"), f"record {number}: endTime"), text=str(row.get("gpuTypeId") or ""),
             )
         )  # fmt: skip
+    document = json.loads(text)
+    metadata = document.get("metadata") if isinstance(document, dict) else None
+    if isinstance(metadata, dict) and metadata.get("recordCount", number) != number:
+        raise _fault(f"{number} of {metadata['recordCount']} records; download all pages into one list of records")
     return Invoice(cloud="runpod", lines=tuple(lines), ignored=ignored)
 
 

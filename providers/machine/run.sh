@@ -82,23 +82,30 @@ end_by_key() {
 import json, os, sys, time, urllib.parse, urllib.request
 
 cloud, machine, key = os.environ["CLOUD"], os.environ["ID"], os.environ["KEY"]
+quoted = urllib.parse.quote(machine, safe="")
 if cloud == "runpod":
+    # REST v2 first; GraphQL ends in early 2027. Unknown: whether REST v2 takes a pod's own key.
     query = "mutation { podTerminate(input: { podId: %s }) }" % json.dumps(machine)
-    base, path, method, body = "https://api.runpod.io", "/graphql", "POST", {"query": query}
+    base = "https://api.runpod.io"
+    ways = [("DELETE", "/v2/pods/" + quoted, None), ("POST", "/graphql", {"query": query})]
 else:
-    path = "/api/v0/instances/%s/" % urllib.parse.quote(machine, safe="")
-    base, method, body = "https://console.vast.ai", "DELETE", {}
-url = (os.environ.get("GPUBROKER_SELF_STOP_URL") or base).rstrip("/") + path
-for pause in (0, 10, 60, 300, *[600] * 140):
-    time.sleep(pause)
-    request = urllib.request.Request(url, json.dumps(body).encode(), method=method)
+    base, ways = "https://console.vast.ai", [("DELETE", "/api/v0/instances/%s/" % quoted, {})]
+base = (os.environ.get("GPUBROKER_SELF_STOP_URL") or base).rstrip("/")
+for pause, (method, path, body) in ((p, way) for p in (0, 10, 60, 300, *[600] * 140) for way in ways):
+    time.sleep(pause if (method, path, body) == ways[0] else 0)
+    request = urllib.request.Request(base + path, None if body is None else json.dumps(body).encode(), method=method)
     request.add_header("Content-Type", "application/json")
     request.add_header("User-Agent", "gpubroker")
     request.add_unredirected_header("Authorization", "Bearer " + key)
     try:
         with urllib.request.urlopen(request, timeout=60) as response:
-            answer = json.load(response)
-        done = "data" in answer and not answer.get("errors") if cloud == "runpod" else answer.get("success") is True
+            answer = json.loads(response.read() or b"null")
+        if body is None:
+            done = response.status == 204
+        elif cloud == "runpod":
+            done = "data" in answer and not answer.get("errors")
+        else:
+            done = answer.get("success") is True
         problem = "it answered " + json.dumps(answer)[:200].replace(key, "...")
     except Exception as e:
         done, problem = False, "%s %s" % (type(e).__name__, getattr(e, "code", ""))

@@ -1,29 +1,32 @@
-"""RunPod's market: GPU types × counts × data centres (or countries), each with its live price and stock."""
+"""RunPod's market: GPU types × counts × data centres (or countries), each with its live price and stock.
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+The catalogue of REST v2 has list prices, stock and CUDA versions. It has no bids, so GraphQL gives them while it
+answers. RunPod withdraws spot: where nothing gives a bid, no spot is offered. Source: schema `GpuType` of the OpenAPI
+document of 2026-08-20. Unknown: the least vCPUs and memory of a pod, so the values that SkyPilot requests are used.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from broker.domain.errors import OutcomeUnknown
+from broker.domain.errors import OutcomeUnknown, ProviderError
 from broker.domain.formatting import unsold_regions
 from broker.domain.money import ZERO, usd
 from broker.domain.offer import GIB, HostFacts, Offer
 from broker.ports import Clock
-from providers.common.gpu_names import GB, accelerator
+from providers.common.gpu_names import GB
 from providers.common.market_rules import OfferFilter, bid
+from providers.runpod.api import RunpodApi
+from providers.runpod.gpu_types import SKY_NAMES, accelerator_of
+from providers.runpod.pods import version
 from providers.skypilot.plugin.shared import COMMUNITY_ZONE
 
-SKY_NAMES = {
-    "NVIDIA B200": "B200", "NVIDIA H200": "H200-SXM", "NVIDIA H100 80GB HBM3": "H100-SXM",
-    "NVIDIA H100 NVL": "H100-NVL", "NVIDIA H100 PCIe": "H100", "NVIDIA A100-SXM4-80GB": "A100-80GB-SXM",
-    "NVIDIA A100 80GB PCIe": "A100-80GB", "NVIDIA A40": "A40", "NVIDIA A30": "A30", "NVIDIA L40S": "L40S",
-    "NVIDIA L40": "L40", "NVIDIA L4": "L4", "NVIDIA GeForce RTX 5090": "RTX5090", "NVIDIA GeForce RTX 4090": "RTX4090",
-    "NVIDIA GeForce RTX 3090": "RTX3090", "NVIDIA RTX 6000 Ada Generation": "RTX6000-Ada",
-    "NVIDIA RTX 5000 Ada Generation": "RTX5000-Ada", "NVIDIA RTX A6000": "RTXA6000", "NVIDIA RTX A5000": "RTXA5000",
-    "NVIDIA RTX PRO 6000 Blackwell Server Edition": "RTXPRO6000",
-}  # fmt: skip
-"""SkyPilot's name (`provision/runpod/utils.py`) by RunPod's id of a GPU type. SkyPilot cannot buy other types."""
+log = logging.getLogger(__name__)
+
+__all__ = ["DISK_USD_PER_HOUR", "SKY_NAMES", "RunpodMarket", "country"]
+
 DISK_GB = 100
 DISK_USD_PER_GB_MONTH = Decimal("0.10")
 """Price of a running pod's container disk, in addition to the GPU (docs.runpod.io/pods/storage/types, "Comparison")."""
@@ -31,9 +34,7 @@ MONTH_H = Decimal(720)
 DISK_USD_PER_HOUR = usd(DISK_GB * DISK_USD_PER_GB_MONTH / MONTH_H)
 PRICES_PER_QUERY = 600
 _CONTINENTS = frozenset({"EU", "EUR", "AP", "SEA", "OC", "AS", "ME", "AF", "SA"})
-_PRICE = "{ minimumBidPrice uninterruptablePrice stockStatus minVcpu minMemory }"
-
-RunQuery = Callable[[str], Awaitable[Mapping[str, Any]]]
+_PRICE = "{ minimumBidPrice uninterruptablePrice minVcpu minMemory }"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,11 @@ class _GpuLocation:
     secure: bool
     zone: str
     region: str
+    in_stock: bool
+    per_gpu: Any
+    """List price in dollars per GPU and hour, as the catalogue has it."""
+    cuda_versions: tuple[str, ...]
+    """CUDA versions of the hosts, none older than the floor; empty: the catalogue has none."""
 
     @property
     def query(self) -> str:
@@ -60,86 +66,114 @@ def country(zone: str) -> str:
 
 
 class RunpodMarket:
-    """Reader of RunPod's prices. The first query finds GPU types with a price; the next ones price each location."""
+    """Reader of RunPod's prices: one catalogue query for each tier and count, then the bids of all locations."""
 
     def __init__(
-        self, ask: RunQuery, clock: Clock, *, regions: Sequence[str], community: bool, counts: Sequence[int],
-        restart_s: float,
+        self, api: RunpodApi, clock: Clock, *, regions: Sequence[str], community: bool, counts: Sequence[int],
+        restart_s: float, cuda_min: str,
     ) -> None:  # fmt: skip
-        self._ask, self._clock = ask, clock
+        self._api, self._clock = api, clock
         self._regions, self._community = regions, community
-        self._counts, self._restart_s = counts, restart_s
+        self._counts, self._restart_s, self._cuda_min = counts, restart_s, cuda_min
 
     async def fill(self, offer_filter: OfferFilter) -> None:
-        """Add every offer to `offer_filter`. Raises the errors of `ask`."""
+        """Add every offer to `offer_filter`. Raises the errors of `RunpodApi.rest`."""
         locations = await self._locations(offer_filter)
         for start in range(0, len(locations), PRICES_PER_QUERY):
             part = locations[start : start + PRICES_PER_QUERY]
-            answer = await self._ask(_prices_query(part))
+            answer = await self._bids(part)
             for number, location in enumerate(part):
                 self._add(offer_filter, location, _price_of(answer, number, location))
 
+    async def _bids(self, locations: Sequence[_GpuLocation]) -> Mapping[str, Any]:
+        """Return GraphQL's live prices; empty if it does not answer, so that on-demand offers remain."""
+        try:
+            return await self._api.graphql(_prices_query(locations))
+        except ProviderError as e:
+            log.info("RunPod gives no bids, so no spot is offered: %s", e)
+            return {}
+
     async def _locations(self, offer_filter: OfferFilter) -> list[_GpuLocation]:
-        tiers = (("s", True), ("c", False)) if self._community else (("s", True),)
-        prices = "\n".join(
-            f"{tier}{n}: lowestPrice(input: {{ gpuCount: {n}, secureCloud: {str(secure).lower()} }}) {_PRICE}"
-            for tier, secure in tiers
-            for n in self._counts
-        )
-        answer = await self._ask(
-            f"query {{ gpuTypes {{ id displayName memoryInGb maxGpuCount {prices} }} dataCenters {{ id listed }}"
-            f" {'countryCodes' if self._community else ''} }}"
-        )
+        known = {country(zone) for zone in await self._zones()}
+        locations: list[_GpuLocation] = []
+        nameless: set[str] = set()
+        for secure in (True, False) if self._community else (True,):
+            for count in self._counts:
+                for gpu in await self._gpus(secure, count):
+                    if not isinstance(gpu, dict) or not isinstance(gpu.get("id"), str):
+                        offer_filter.drop("unreadable")
+                    elif gpu["id"] in SKY_NAMES:
+                        locations += self._locations_of(gpu, secure, count, offer_filter)
+                    elif gpu["id"] not in nameless:
+                        nameless.add(gpu["id"])
+                        offer_filter.drop("SkyPilot has no name for the GPU")
+        known |= {location.region for location in locations}
+        offer_filter.report_unknown_regions("runpod", unsold_regions(self._regions, known))
+        return [location for location in locations if not self._regions or location.region in self._regions]
+
+    async def _zones(self) -> Sequence[str]:
+        answer = await self._api.rest("GET", "/catalog/datacenters")
+        centres = answer.get("dataCenters") if isinstance(answer, dict) else None
+        if not isinstance(centres, list):
+            raise OutcomeUnknown("RunPod: the list of data centres cannot be read")
+        return [zone for centre in centres if (zone := _zone(centre)) is not None]
+
+    async def _gpus(self, secure: bool, count: int) -> Sequence[Any]:
+        query = {
+            "include": "AVAILABILITY", "product": "POD", "count": str(count),
+            "cloud": "SECURE" if secure else "COMMUNITY", "minCudaVersion": self._cuda_min,
+        }  # fmt: skip
+        answer = await self._api.rest("GET", "/catalog/gpus", query)
+        gpus = answer.get("gpus") if isinstance(answer, dict) else None
+        if not isinstance(gpus, list):
+            raise OutcomeUnknown("RunPod: the list of GPU types cannot be read")
+        return gpus
+
+    def _locations_of(
+        self, gpu: Mapping[str, Any], secure: bool, count: int, offer_filter: OfferFilter
+    ) -> list[_GpuLocation]:
+        """Return the locations of one GPU type. A location that cannot be read costs itself alone."""
+        tier = "secure" if secure else "community"
         try:
-            zones = [centre["id"] for centre in answer["dataCenters"] if centre["listed"]]
-            locations = {
-                "s": [(zone, country(zone)) for zone in zones],
-                "c": [(COMMUNITY_ZONE, code) for code in answer.get("countryCodes") or ()],
-            }
-            known = {country(centre["id"]) for centre in answer["dataCenters"]} | {code for _, code in locations["c"]}
-            offer_filter.report_unknown_regions("runpod", unsold_regions(self._regions, known))
-            types = [gpu for gpu in answer["gpuTypes"] if self._has_sky_name(gpu, offer_filter)]
-            return [
-                _GpuLocation(gpu=gpu, count=n, secure=secure, zone=zone, region=region)
-                for gpu in types
-                for tier, secure in tiers
-                for n in self._counts
-                if n <= (gpu["maxGpuCount"] or 1) and _has_price(gpu.get(f"{tier}{n}"))
-                for zone, region in locations[tier]
-                if not self._regions or region in self._regions
-            ]
-        except (AttributeError, KeyError, TypeError) as e:
-            raise OutcomeUnknown(f"RunPod: the list of GPU types cannot be read: {e!r}") from None
+            per_gpu, most = gpu["price"].get(tier), gpu["maxCount"].get(tier)
+            centres = gpu.get("dataCenters") or []
+            if per_gpu is None or not centres or (most is not None and count > most):
+                return []
+            versions = _cuda_versions(gpu.get("cudaVersions"), self._cuda_min)
+            locations: dict[tuple[str, str], _GpuLocation] = {}
+            for centre in centres:
+                if (zone := _zone(centre)) is None:
+                    offer_filter.drop("unreadable")
+                    continue
+                location = _GpuLocation(
+                    gpu=gpu, count=count, secure=secure, zone=zone if secure else COMMUNITY_ZONE, region=country(zone),
+                    in_stock=centre.get("availability") != "NONE", per_gpu=per_gpu, cuda_versions=versions,
+                )  # fmt: skip
+                previous = locations.get((location.zone, location.region))
+                if previous is None or location.in_stock:
+                    locations[location.zone, location.region] = location
+            return list(locations.values())
+        except (AttributeError, KeyError, TypeError, ValueError):
+            offer_filter.drop("unreadable")
+            return []
 
-    def _has_sky_name(self, gpu: Mapping[str, Any], offer_filter: OfferFilter) -> bool:
-        if gpu["id"] not in SKY_NAMES:
-            offer_filter.drop("SkyPilot has no name for the GPU")
-        return gpu["id"] in SKY_NAMES
-
-    def _add(self, offer_filter: OfferFilter, location: _GpuLocation, price: Any) -> None:
+    def _add(self, offer_filter: OfferFilter, location: _GpuLocation, price: Mapping[str, Any]) -> None:
         """Add the on-demand and the spot offer of one location, if they exist."""
-        if not _has_price(price):
-            return
         try:
-            on_demand_per_gpu = _money(price["uninterruptablePrice"])
-            floor = _money(price["minimumBidPrice"])
-            if on_demand_per_gpu is not None:
+            on_demand = _money(price.get("uninterruptablePrice"))
+            if on_demand is None:
+                on_demand = _money(location.per_gpu)
+            floor = _money(price.get("minimumBidPrice"))
+            if on_demand is not None:
                 offer_filter.add(
-                    self._offer(
-                        location, price, per_gpu=on_demand_per_gpu, on_demand_per_gpu=on_demand_per_gpu, spot=False
-                    )
+                    self._offer(location, price, per_gpu=on_demand, on_demand_per_gpu=on_demand, spot=False)
                 )
             if floor is not None:
                 # A minimum bid above the on-demand price is not changed, so that the offer filter drops the row.
-                offered = (
-                    floor
-                    if on_demand_per_gpu is not None and floor > on_demand_per_gpu
-                    else bid(floor, on_demand_per_gpu, self._restart_s)
-                )
-                offer_filter.add(
-                    self._offer(location, price, per_gpu=offered, on_demand_per_gpu=on_demand_per_gpu, spot=True)
-                )
-        except (KeyError, TypeError, ValueError, ArithmeticError):
+                is_above = on_demand is not None and floor > on_demand
+                offered = floor if is_above else bid(floor, on_demand, self._restart_s)
+                offer_filter.add(self._offer(location, price, per_gpu=offered, on_demand_per_gpu=on_demand, spot=True))
+        except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError):
             offer_filter.drop("unreadable")
 
     def _offer(
@@ -152,9 +186,9 @@ class RunpodMarket:
         spot: bool,
     ) -> Offer:
         gpu, n = location.gpu, location.count
-        memory = int(gpu["memoryInGb"])
+        memory = int(gpu["memory"])
         kind = f"{n}x_{SKY_NAMES[gpu['id']]}_{'SECURE' if location.secure else 'COMMUNITY'}"
-        name = accelerator(gpu["id"], memory * GB)
+        name = accelerator_of(gpu["id"])
         where = location.zone if location.secure else location.region
         on_demand = None if on_demand_per_gpu is None else on_demand_per_gpu * n
         return Offer(
@@ -167,13 +201,13 @@ class RunpodMarket:
             gpus=n,
             gpu_memory_bytes=memory * GB,
             # SkyPilot requests at least this much (`provision/runpod/utils.py`, launch).
-            vcpus=max(int(price["minVcpu"] or 0), 4 * n),
-            ram_bytes=max(int(price["minMemory"] or 0), memory * n) * GIB,
+            vcpus=max(int(price.get("minVcpu") or 0), 4 * n),
+            ram_bytes=max(int(price.get("minMemory") or 0), memory * n) * GIB,
             disk_bytes=DISK_GB * GB,
             spot=spot,
             usd_per_hour=_with_disk(per_gpu * n),
             on_demand_usd_per_hour=None if on_demand is None else _with_disk(on_demand),
-            available=price["stockStatus"] is not None,
+            available=location.in_stock,
             trust="secure" if location.secure else "community",
             facts=_host_facts(name, n),
             purchase=_purchase(location, per_gpu, on_demand_per_gpu),
@@ -198,6 +232,7 @@ def _purchase(location: _GpuLocation, per_gpu: Decimal, on_demand_per_gpu: Decim
         "zone": location.zone,
         "price": f"{per_gpu * location.count:f}",
         "on_demand": f"{on_demand * location.count:f}",
+        "cuda": ",".join(location.cuda_versions),
     }
 
 
@@ -210,18 +245,27 @@ def _prices_query(locations: Sequence[_GpuLocation]) -> str:
     return f"query {{ {' '.join(types)} }}"
 
 
-def _price_of(answer: Mapping[str, Any], number: int, location: _GpuLocation) -> Any:
+def _price_of(answer: Mapping[str, Any], number: int, location: _GpuLocation) -> Mapping[str, Any]:
+    """Return GraphQL's price of a location; empty if it has none."""
     types = answer.get(_alias(location.gpu["id"]))
-    return types[0].get(f"p{number}") if isinstance(types, list) and types else None
+    price = types[0].get(f"p{number}") if isinstance(types, list) and types and isinstance(types[0], dict) else None
+    return price if isinstance(price, dict) else {}
+
+
+def _zone(centre: Any) -> str | None:
+    """Return the id of a data centre; None: it has no readable one."""
+    zone = centre.get("id") if isinstance(centre, dict) else None
+    return zone if isinstance(zone, str) and zone else None
+
+
+def _cuda_versions(versions: Any, floor: str) -> tuple[str, ...]:
+    """Return the catalogue's CUDA versions from the floor on; `cudaVersions` is absent for hosts that report none."""
+    listed = (row.get("version") for row in versions or [])
+    return tuple(text for text in listed if isinstance(text, str) and version(text) >= version(floor))
 
 
 def _alias(gpu: str) -> str:
     return SKY_NAMES[gpu].replace("-", "_")
-
-
-def _has_price(price: Mapping[str, Any] | None) -> bool:
-    """Return True if RunPod has a price; it has none for a location without machines."""
-    return price is not None and any(price.get(key) is not None for key in ("uninterruptablePrice", "minimumBidPrice"))
 
 
 def _money(value: Any) -> Decimal | None:

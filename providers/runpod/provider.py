@@ -1,31 +1,38 @@
 """RunPod provider: pods in data centres (secure) and on private hosts (community), on demand and by bid.
 
-All calls use its GraphQL API (graphql-spec.runpod.io). A pod runs the image itself, so no `docker run` is needed.
+REST v2 prices, lists and destroys; see `providers.runpod.api` for the dates. GraphQL, while it answers, gives bids,
+the balance and the account's id, and is the second way to list and destroy. A pod runs the image itself.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from urllib.parse import quote
+
+from pydantic import Field
 
 from broker.domain.errors import Gone, OutcomeUnknown, ProviderError, Rejected, Throttled
 from broker.domain.ids import Installation
-from broker.domain.instance import BootSpec, Caps, InstanceState, Observed
+from broker.domain.instance import BootSpec, Caps, Observed
 from broker.domain.job import Handle
-from broker.domain.money import show, usd
+from broker.domain.money import show
 from broker.domain.offer import Offer
 from broker.ports import Clock
 from providers.common.cloud import Purchase
-from providers.common.credentials import digest_of, key_help, key_of, sky_files
-from providers.common.gpu_names import GB, accelerator
-from providers.common.http_json import Rest
+from providers.common.credentials import digest_of, sky_files
+from providers.common.gpu_names import GB
 from providers.common.market_rules import OfferFilter
 from providers.common.skypilot_names import cluster_of, gpu_columns
+from providers.runpod import pods
+from providers.runpod.api import ENDPOINT, GRAPHQL, REST, ApiRetired, PodNotFound, RunpodApi
 from providers.runpod.market import RunpodMarket
+from providers.skypilot.plugin.shared import SKY_VERSION
 from trainer.contract.base import Config
 
-ENDPOINT = "https://api.runpod.io"
+__all__ = ["ENDPOINT", "RunpodCloud", "RunpodConfig"]
+
+GRAPHQL_SKY_VERSIONS = frozenset({"0.14.1"})
+"""SkyPilot versions that create pods by GraphQL. Its pull request 10846 (open on 2026-09-22) creates by REST v2."""
 LOW_BALANCE_USD = Decimal(1)
 """Dollars of balance below which `check` warns. RunPod requires an hour's cost (docs.runpod.io/pods/pricing)."""
 CAPS = Caps(
@@ -46,22 +53,6 @@ CAPS = Caps(
 RunPod sends SIGTERM 5 s before an eviction to the container's first process. The trainer's image forwards it. In a
 stock image the first process is SkyPilot's shell, which ignores it.
 """
-_STATES = {
-    "CREATED": InstanceState.STARTING,
-    "RESTARTING": InstanceState.STARTING,
-    "RUNNING": InstanceState.RUNNING,
-    "PAUSED": InstanceState.STOPPED,
-    "EXITED": InstanceState.STOPPED,
-    "DEAD": InstanceState.STOPPED,
-    "TERMINATED": InstanceState.STOPPED,
-}
-"""Instance state by `desiredStatus` (all values). An evicted pod is EXITED and may be billed until it is terminated."""
-_IS_SPOT = {"INTERRUPTABLE": True, "BID": True, "BACKGROUND": True, "RESERVED": False}
-_PODS = "query { myself { pods { id name desiredStatus costPerHr gpuCount podType machine { gpuDisplayName } } } }"
-_REFUSED = re.compile(
-    r"\b(?:unauthorized|unauthenticated|forbidden|invalid api key|(?:status(?: code)?|http|error)[ :=]*40[13])\b", re.I
-)
-"""Messages for a refused key. A bare 401 does not match, because it may be part of an id."""
 
 
 class RunpodConfig(Config):
@@ -77,6 +68,8 @@ class RunpodConfig(Config):
     """Also use private hosts: they are cheaper, but their owners can read the machine's data."""
     gpu_counts: tuple[int, ...] = (1, 2, 4, 8)
     """Allowed numbers of GPUs per machine."""
+    cuda_min: str = Field(default="12.4", pattern=r"^\d+\.\d+$")
+    """CUDA version that the image needs, e.g. `12.4`; hosts with an older driver are excluded."""
     restart_s: float = 600.0
     """Seconds that an eviction costs: the next boot and the work since the last checkpoint. Bids depend on it."""
 
@@ -94,45 +87,92 @@ class RunpodCloud:
         self._config = config
         self._installation = installation
         self._env, self._home = env, home
-        self._apis: dict[str, Rest] = {}
+        self._api = RunpodApi(config.endpoint, env, home)
         self._market = RunpodMarket(
-            self._ask, clock, regions=config.regions, community=config.community,
-            counts=config.gpu_counts, restart_s=config.restart_s,
+            self._api, clock, regions=config.regions, community=config.community, counts=config.gpu_counts,
+            restart_s=config.restart_s, cuda_min=config.cuda_min,
         )  # fmt: skip
 
     async def rows(self, offer_filter: OfferFilter) -> None:
         await self._market.fill(offer_filter)
+        if GRAPHQL in self._api.retired and SKY_VERSION in GRAPHQL_SKY_VERSIONS:
+            raise Rejected(_no_purchase_message())
 
     async def list(self) -> Sequence[Observed]:
-        """List the installation's pods. Raises OutcomeUnknown for an unreadable pod, because it would seem absent."""
+        """List the installation's pods. Raises OutcomeUnknown for an unreadable pod, because it would seem absent.
+
+        A retired REST v2 proves nothing, so GraphQL lists. Raises OutcomeUnknown if neither gives a whole listing.
+        """
+        try:
+            listed, by_rest = await self._api.pods(), True
+        except ApiRetired as e:
+            listed, by_rest = await self._graphql_pods(e), False
         observed = []
-        for pod in await self._pods():
+        for pod in listed:
             try:
                 name = cluster_of(self._installation, pod["name"])
                 if name is not None:
-                    observed.append(_observed(Handle(provider="runpod", id=pod["id"], name=name), pod))
+                    handle = Handle(provider="runpod", id=pod["id"], name=name)
+                    observed.append(
+                        pods.observed(handle, pod, cuda_min=self._config.cuda_min)
+                        if by_rest
+                        else pods.graphql_observed(handle, pod)
+                    )
             except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as e:
                 raise OutcomeUnknown(f"RunPod: a pod of the listing cannot be read: {e!r}") from None
         return observed
 
     async def destroy(self, handle: Handle) -> None:
-        try:
-            await self._ask(f'mutation {{ podTerminate(input: {{ podId: "{handle.id}" }}) }}')
-        except OutcomeUnknown:
-            # RunPod does not document its answer for an absent pod, so list the pods.
-            if all(pod["id"] != handle.id for pod in await self._pods()):
-                raise Gone(f"RunPod has no pod {handle.id}") from None
-            raise
+        """Terminate a pod by REST v2, or by GraphQL if that fails. Both may be sent, because an id is used once.
 
-    async def _pods(self) -> Sequence[Mapping[str, Any]]:
-        account = (await self._ask(_PODS)).get("myself")
-        if not isinstance(account, dict) or not isinstance(account.get("pods"), list):
-            raise OutcomeUnknown("RunPod: the answer has no list of pods")
-        pods: Sequence[Mapping[str, Any]] = account["pods"]
-        return pods
+        Raises Gone only if a complete listing lacks the pod.
+        """
+        try:
+            await self._api.rest("DELETE", f"/pods/{quote(handle.id, safe='')}")
+        except Throttled:
+            raise
+        except ProviderError as e:
+            await self._destroy_otherwise(handle, e)
+
+    async def _destroy_otherwise(self, handle: Handle, problem: ProviderError) -> None:
+        """Terminate by GraphQL what REST v2 did not terminate. Raises Gone, or `problem` if GraphQL fails too."""
+        if isinstance(problem, PodNotFound) and await self._is_absent(handle):
+            raise Gone(f"RunPod has no pod {handle.id}") from None
+        try:
+            await self._api.graphql(f'mutation {{ podTerminate(input: {{ podId: "{handle.id}" }}) }}')
+        except ProviderError as e:
+            # RunPod does not document its answer for an absent pod, so list the pods.
+            if isinstance(e, OutcomeUnknown) and await self._is_absent(handle):
+                raise Gone(f"RunPod has no pod {handle.id}") from None
+            raise type(problem)(f"{problem}; by GraphQL: {e}") from None
+
+    async def _is_absent(self, handle: Handle) -> bool:
+        """Return True only if a complete listing lacks the pod."""
+        try:
+            try:
+                listed = await self._api.pods()
+            except ApiRetired as e:
+                listed = await self._graphql_pods(e)
+        except ProviderError:
+            return False
+        return all(pod["id"] != handle.id for pod in listed)
+
+    async def _graphql_pods(self, problem: ApiRetired) -> Sequence[Mapping[str, object]]:
+        try:
+            return await self._api.graphql_pods(pods.GRAPHQL_PODS)
+        except ProviderError as e:
+            raise OutcomeUnknown(f"{problem}; by GraphQL: {e}; which pods exist is unknown") from None
 
     async def check(self) -> str | None:
-        account = (await self._ask("query { myself { id clientBalance } }")).get("myself")
+        """Return a problem with the balance, the key or a retired API. Raises the errors of `list`."""
+        try:
+            await self._api.pods()
+        except ApiRetired as e:
+            return f"{e}; pods are listed and ended by GraphQL, nothing is bought: update gpubroker"
+        try:
+            account = (await self._api.graphql("query { myself { id clientBalance } }")).get("myself")
+        except ApiRetired:
+            return _no_purchase_message() if SKY_VERSION in GRAPHQL_SKY_VERSIONS else None
         if not isinstance(account, dict):
             raise OutcomeUnknown("RunPod: the answer does not describe an account")
         balance = account.get("clientBalance")
@@ -150,10 +190,19 @@ class RunpodCloud:
         return digest_of(sky_files("runpod", self._env, self._home))
 
     async def account(self) -> Sequence[str]:
-        account = (await self._ask("query { myself { id } }")).get("myself")
+        """Return the account's id and a mark of the key.
+
+        REST v2 has no route to the account's id (OpenAPI document of 2026-08-20). Once GraphQL is retired, the same
+        key proves the same account, and a new key must be confirmed by the operator.
+        """
+        mark = self._api.key_mark()
+        try:
+            account = (await self._api.graphql("query { myself { id } }")).get("myself")
+        except ApiRetired:
+            return (mark,)
         if not isinstance(account, dict) or not account.get("id"):
             raise OutcomeUnknown("RunPod: the answer does not say whose key it is")
-        return (str(account["id"]),)
+        return (str(account["id"]), mark)
 
     def purchase(self, offer: Offer, boot: BootSpec) -> Purchase:
         """Return the purchase of an offer, with a catalog row of its own.
@@ -181,57 +230,18 @@ class RunpodCloud:
             use_spot=offer.spot,
             disk_gb=offer.disk_bytes // GB,
             catalog={"runpod/vms.csv": [row]},
+            pin={"cuda_min": self._config.cuda_min, "cuda": purchase.get("cuda", "")},
         )
 
     async def confirm(self, handle: Handle, purchase: Purchase) -> None:
         """Do nothing: the listing has all facts that RunPod reports."""
 
     async def close(self) -> None:
-        for api in self._apis.values():
-            await api.close()
-        self._apis.clear()
-
-    async def _ask(self, query: str) -> Mapping[str, Any]:
-        """Run a GraphQL query and return `data`. Reads the key at each call, so a new key needs no restart."""
-        key = key_of("runpod", self._env, self._home).key
-        if key not in self._apis:
-            headers = {"Authorization": f"Bearer {key}", "User-Agent": "gpubroker"}
-            self._apis[key] = Rest("RunPod", self._config.endpoint or ENDPOINT, headers, key_help=key_help("runpod"))
-        answer = await self._apis[key].call("POST", "/graphql", {"query": query})
-        if not isinstance(answer, dict):
-            raise OutcomeUnknown("RunPod: the answer is not GraphQL")
-        if answer.get("errors"):
-            raise _error(answer["errors"])
-        data = answer.get("data")
-        if not isinstance(data, dict):
-            raise OutcomeUnknown("RunPod: the answer has no `data`")
-        return data
+        await self._api.close()
 
 
-def _error(errors: Any) -> ProviderError:
-    """Return the error of a GraphQL answer, whose status is always 200; an unknown error becomes OutcomeUnknown."""
-    first = errors[0] if isinstance(errors, list) and errors else {}
-    message = " ".join(str(first.get("message", first) if isinstance(first, dict) else first).split())[:200]
-    code = str((first.get("extensions") or {}).get("code", "")) if isinstance(first, dict) else ""
-    lower = f"{code} {message}".lower()
-    if _REFUSED.search(lower):
-        return Rejected(f"RunPod refuses the key ({message}): {key_help('runpod')}")
-    if "too many requests" in lower or "rate limit" in lower:
-        return Throttled(f"RunPod: {message}")
-    if code == "GRAPHQL_VALIDATION_FAILED":
-        return Rejected(f"RunPod does not know this query any more: {message}")
-    return OutcomeUnknown(f"RunPod: {message}")
-
-
-def _observed(handle: Handle, pod: Mapping[str, Any]) -> Observed:
-    gpu = (pod.get("machine") or {}).get("gpuDisplayName")
-    rate = pod.get("costPerHr")
-    return Observed(
-        handle=handle,
-        state=_STATES.get(pod["desiredStatus"], InstanceState.UNKNOWN),
-        # RunPod has no A100 of 40 GB, and its display names omit the memory.
-        accelerator=accelerator(gpu, 80 * GB if "A100" in gpu else None) if gpu else None,
-        gpus=pod.get("gpuCount"),
-        spot=_IS_SPOT.get(pod.get("podType") or ""),
-        usd_per_hour=usd(str(rate)) if rate else None,
+def _no_purchase_message() -> str:
+    return (
+        f"RunPod has retired {GRAPHQL}, by which SkyPilot {SKY_VERSION} creates pods: install a SkyPilot that creates "
+        f"them by {REST} (docs/guide/clouds.md); running pods are still listed and ended"
     )

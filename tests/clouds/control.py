@@ -5,6 +5,7 @@ import inspect
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.clouds.faults import Fault, Faults
 from tests.clouds.lambda_api import LambdaApi
 from tests.clouds.runpod_api import RunPodApi
 from tests.clouds.runpod_market import Pool
+from tests.clouds.runpod_rest import Api, RunPodRest
 from tests.clouds.state import CloudName, Rented, World
 from tests.clouds.vast_api import VastApi
 from tests.clouds.vast_market import VastOffer
@@ -22,7 +24,7 @@ from tests.clouds.vast_market import VastOffer
 DOORS = frozenset(
     {
         "capacity", "price", "preempt", "resume", "kill", "status", "sell_instead", "fail", "heal", "list_lag",
-        "teardown", "hold_boots", "release_boots",
+        "retire", "teardown", "hold_boots", "release_boots",
     }
 )  # fmt: skip
 
@@ -30,8 +32,10 @@ DOORS = frozenset(
 class Control:
     """Acts on all clouds. `what` is a Lambda type, a RunPod GPU id, or a Vast GPU name or offer id."""
 
-    def __init__(self, world: World, faults: Faults, lambdas: LambdaApi, runpod: RunPodApi, vast: VastApi) -> None:
-        self._world, self._faults = world, faults
+    def __init__(
+        self, world: World, faults: Faults, lambdas: LambdaApi, runpod: RunPodApi, rest: RunPodRest, vast: VastApi
+    ) -> None:
+        self._world, self._faults, self._rest = world, faults, rest
         self._lambda, self._runpod, self._vast = lambdas, runpod, vast
 
     # --------------------------------------------------------------------------------------------------------- market
@@ -151,7 +155,9 @@ class Control:
     def fail(self, **fault: Any) -> None:
         """Arms a `Fault` for the next calls; see there for the fields. Raises KeyError for a call that there is not."""
         armed = Fault(**fault)
-        known = {"lambda": self._lambda.calls, "runpod": self._runpod.calls, "vast": self._vast.calls}[armed.cloud]
+        known = {
+            "lambda": self._lambda.calls, "runpod": {*self._runpod.calls, *self._rest.calls}, "vast": self._vast.calls,
+        }[armed.cloud]  # fmt: skip
         if armed.call not in {"*", *known}:
             raise KeyError(f"{armed.cloud} has no call {armed.call}; it has {sorted(known)}")
         self._faults.arm(armed)
@@ -159,6 +165,10 @@ class Control:
     def heal(self) -> None:
         """Nothing more that was armed happens; calls that hang break."""
         self._faults.disarm()
+
+    def retire(self, api: Api, in_s: float = 0.0, status: int = 410) -> None:
+        """End RunPod's `rest` or `graphql` in some seconds: each later call is answered with the status."""
+        self._rest.retire(api, self._world.now() + timedelta(seconds=in_s), status)
 
     def list_lag(self, cloud: CloudName, seconds: int) -> None:
         self._world.list_lag_s[cloud] = seconds

@@ -12,6 +12,7 @@ from tests.clouds.faults import Faults
 from tests.clouds.lambda_api import LambdaApi
 from tests.clouds.machine import Machines, PaperMachines
 from tests.clouds.runpod_api import RunPodApi
+from tests.clouds.runpod_rest import RunPodRest
 from tests.clouds.state import World
 from tests.clouds.vast_api import VastApi
 
@@ -29,8 +30,9 @@ class Clouds:
         self.faults = Faults(self.world)
         self.lambdas = LambdaApi(self.world, self.faults)
         self.runpod = RunPodApi(self.world, self.faults)
+        self.runpod_rest = RunPodRest(self.world, self.faults, self.runpod)
         self.vast = VastApi(self.world, self.faults)
-        self.control = Control(self.world, self.faults, self.lambdas, self.runpod, self.vast)
+        self.control = Control(self.world, self.faults, self.lambdas, self.runpod, self.runpod_rest, self.vast)
         self.url = ""
         self._port = port
         self._runner: web.AppRunner | None = None
@@ -52,10 +54,11 @@ class Clouds:
         return Bill(self.world.events, self.world.now())
 
     async def __aenter__(self) -> "Clouds":
-        app = web.Application(client_max_size=MAX_BODY)
-        for part in (self.lambdas, self.runpod, self.vast, self.control):
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[self.runpod_rest.retirement])
+        for part in (self.lambdas, self.runpod, self.runpod_rest, self.vast, self.control):
             app.add_routes(part.routes())
         app.router.add_route("*", "/api/v0/{rest:.*}", self.vast.unknown)
+        app.router.add_route("*", "/v2/{rest:.*}", self.runpod_rest.unknown)
         app.router.add_route("*", "/{rest:.*}", self.lambdas.unknown)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()

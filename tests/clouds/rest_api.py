@@ -61,7 +61,7 @@ class JsonApi(ABC):
                     return self.error(refusal)
                 for problem in self.schema.answered(call, answer):
                     self.world.violate(self.cloud, problem)
-                return web.json_response(answer)
+                return web.Response(status=204) if answer is None else web.json_response(answer)
 
             if not self.authorised(request):
                 return self.error(Refusal(401, "auth", "the key is wrong"))

@@ -196,7 +196,7 @@ class RunPodApi:
             "volumeInGb": asked.get("volumeInGb") or 0, "volumeMountPath": asked.get("volumeMountPath"),
             "createdAt": rented.created_at.isoformat(), "lastStartedAt": rented.created_at.isoformat(),
             "locked": False, "templateId": asked.get("templateId"),
-            "runtime": {"uptimeInSeconds": age_s, "ports": _ports(rented)} if up else None,
+            "runtime": {"uptimeInSeconds": age_s, "ports": ports_of(rented)} if up else None,
             "machine": {
                 "podHostId": f"{rented.id}-host", "gpuDisplayName": gpu.name if gpu else None, "gpuTypeId": rented.gpu,
                 "location": pool.country, "dataCenterId": pool.data_center, "secureCloud": pool.secure,
@@ -205,15 +205,15 @@ class RunPodApi:
         }  # fmt: skip
 
     async def _deploy(self, _: Any, input: Mapping[str, Any]) -> dict[str, Any]:
-        return await self._sell(input, bid=None)
+        return await self.sell(input, bid=None)
 
     async def _rent(self, _: Any, input: Mapping[str, Any]) -> dict[str, Any]:
-        return await self._sell(input, bid=Decimal(str(input["bidPerGpu"])))
+        return await self.sell(input, bid=Decimal(str(input["bidPerGpu"])))
 
     async def _deploy_cpu(self, _: Any, input: Mapping[str, Any]) -> dict[str, Any]:
         raise GraphQLError(NONE_LEFT)
 
-    async def _sell(self, asked: Mapping[str, Any], *, bid: Decimal | None) -> dict[str, Any]:
+    async def sell(self, asked: Mapping[str, Any], *, bid: Decimal | None) -> dict[str, Any]:
         self.world.sale("runpod")
         if asked.get("gpuTypeId") not in self.gpus:
             raise GraphQLError("The GPU type does not exist.")
@@ -264,7 +264,9 @@ class RunPodApi:
         return self._shown(rented)
 
     async def _terminate(self, _: Any, input: Mapping[str, Any]) -> None:
-        rented = self._owned(input)
+        await self.end(self._owned(input))
+
+    async def end(self, rented: Rented) -> None:
         rented.facts["pool"].free += rented.gpus
         await self.world.destroy(rented, "TERMINATED")
 
@@ -329,7 +331,7 @@ def _data_center(name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _ports(rented: Rented) -> list[dict[str, Any]]:
+def ports_of(rented: Rented) -> list[dict[str, Any]]:
     """SSH for everybody, and the other ports behind RunPod's proxy (SkyPilot needs one that is not public)."""
     public = {"ip": rented.spec.ip, "isIpPublic": True, "privatePort": 22, "publicPort": rented.spec.ssh_port}
     asked = [int(part.split("/")[0]) for part in (rented.request.get("ports") or "").split(",") if "/http" in part]

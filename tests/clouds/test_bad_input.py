@@ -143,8 +143,8 @@ async def test_rows_of_nonsense_are_counted_and_prove_no_absence(
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("runpod", '{"data": {"myself": 7}}'),
-        ("runpod", '{"data": {"myself": {"id": "u", "clientBalance": "lots"}}}'),
+        ("runpod", '{"pods": [], "data": {"myself": 7}}'),
+        ("runpod", '{"pods": [], "data": {"myself": {"id": "u", "clientBalance": "lots"}}}'),
         ("vast", '{"id": 1, "credit": "lots"}'),
     ],
 )

@@ -64,7 +64,7 @@ POINTS = (
 )
 BARE = POINTS[POINTS.index("the create request is answered unread") : POINTS.index("the agent is started")]
 """Points at which a machine runs and only the server would start its agent."""
-LISTING = {"lambda": "instances", "runpod": "myself", "vast": "instances"}
+LISTING = {"lambda": "instances", "runpod": "listPods", "vast": "instances"}
 CREATING = {
     "lambda": ("launch",),
     "runpod": ("podRentInterruptable", "podFindAndDeployOnDemand"),

@@ -129,7 +129,7 @@ async def test_a_machine_that_we_could_not_read_is_told(
 @pytest.mark.parametrize(
     ("old", "new", "field", "what"),
     [
-        ("memoryInGb: Int", "memoryInGb: String", "GpuType.memoryInGb", "String, was Int"),
+        ("minMemory: Int", "minMemory: String", "LowestPrice.minMemory", "String, was Int"),
         ('"fetch" minVcpu: Int', '"fetch" minVcpus: Int', "LowestPrice.minVcpu", "gone"),
         ('"sky" bidPerGpu: Float!', '"sky" bid: Float!', "PodRentInterruptableInput.bidPerGpu", "gone"),
         ('"client" minDisk: Int\n  "client" minMem', '"client" minDisk: Int\n  "x" must: Int!\n  "client" minMem',

@@ -113,7 +113,7 @@ async def test_runpod_by_skypilots_own_call(clouds: Clouds, runpod: RunpodCloud,
     machine = await seen(runpod, InstanceState.RUNNING)
     assert machine.handle.name == NAME
     assert mismatch_message(offer, (machine,)) is None
-    assert (machine.spot, machine.gpus, machine.accelerator) == (True, 2, "h100-sxm")
+    assert (machine.spot, machine.gpus, machine.accelerator) == (None, 2, "h100-sxm")
     await taken_away_and_destroyed(clouds, runpod, machine)
 
 

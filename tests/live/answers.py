@@ -16,10 +16,18 @@ from tests.live.shapes import Difference, Shape, of_query
 OURS = Installation("live")
 ANY_MACHINE = f"{name_prefix(OURS)}{'a' * ID_LENGTH}-{'0' * 8}-head"
 """Providers read the machines of one installation only; here every machine of the account passes for one."""
-NAMES = frozenset({"instances.data[].name", "instances.instances[].label", "pods.data.myself.pods[].name"})
+NAMES = frozenset({"instances.data[].name", "instances.instances[].label", "listPods.pods[].name"})
 """Fields that contain a machine's name, over all clouds."""
 _VAST = {"/api/v0/bundles/": "bundles", "/api/v1/instances/": "instances", "/api/v0/users/current/": "user"}
+_RUNPOD = {
+    "/v2/catalog/gpus": "listGpuTypes", "/v2/catalog/datacenters": "listDataCenters", "/v2/pods": "listPods",
+    "/v2/billing/pods": "listPodBilling",
+}  # fmt: skip
+_PATHS = {"vast": _VAST, "runpod": _RUNPOD}
 _AWS = Path(__file__).with_name("aws.yaml")
+
+
+GRAPHQL = "/graphql"
 
 
 class Watched(dict[str, Any]):
@@ -52,7 +60,7 @@ class Answers:
 
     def __init__(self, cloud: str) -> None:
         self._cloud = cloud
-        self._schema = None if cloud in ("runpod", "aws") else Schema(cloud)
+        self._schema = None if cloud == "aws" else Schema(cloud)
         self._graph = build_schema(SDL.read_text(encoding="utf-8")) if cloud == "runpod" else None
         self._aws = yaml.safe_load(_AWS.read_text(encoding="utf-8"))["calls"] if cloud == "aws" else {}
         self.shapes: dict[str, Shape] = {}
@@ -64,13 +72,13 @@ class Answers:
 
     def asked(self, path: str, body: Any) -> None:
         """Queries are kept though they fail: what they ask for is what we depend on."""
-        if self._graph is not None and "__schema" not in body["query"]:
+        if path == GRAPHQL and "__schema" not in body["query"]:
             self.queries.append(parse(body["query"]))
 
     def rest(self, path: str, body: Any, answer: Any) -> Any:
         """Raises KeyError for a call that is not in the schema file."""
         self.calls += 1
-        if self._graph is not None and ("__schema" in body["query"] or answer.get("errors")):
+        if path == GRAPHQL and ("__schema" in body["query"] or answer.get("errors")):
             return answer
         shape = self._shape_of(path, body)
         shape.add(answer)
@@ -97,12 +105,13 @@ class Answers:
     # ---------------------------------------------------------------------------------------------------------- shapes
 
     def _shape_of(self, path: str, body: Any) -> Shape:
-        if self._graph is not None:
+        if path == GRAPHQL:
+            assert self._graph is not None
             schema, names = of_query(parse(body["query"]), self._graph)
             call = _call(schema)
             return self.shapes.setdefault(f"{call}{len(self.shapes)}", Shape(call, schema, lenient=True, names=names))
         assert self._schema is not None
-        call = _VAST[path] if self._cloud == "vast" else path.strip("/")
+        call = _PATHS[self._cloud][path] if self._cloud in _PATHS else path.strip("/")
         return self.shapes.setdefault(call, Shape(call, self._schema.calls[call]["answer"]))
 
     def _aws_shape(self, call: str) -> Shape:
@@ -137,5 +146,5 @@ def _call(schema: Mapping[str, Any]) -> str:
     """A short name of a RunPod query, after what it asks for."""
     root = schema["data"]
     if "myself" in root:
-        return "pods" if "pods" in root["myself"] else "balance"
-    return "types" if "dataCenters" in root else "prices"
+        return "balance"
+    return "prices"

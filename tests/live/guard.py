@@ -17,6 +17,10 @@ from providers.common.http_json import Rest
 
 READS = frozenset(
     {
+        ("GET", "/v2/catalog/gpus"),  # RunPod: types, prices, stock
+        ("GET", "/v2/catalog/datacenters"),  # RunPod: places
+        ("GET", "/v2/pods"),  # RunPod: pods of the account
+        ("GET", "/v2/billing/pods"),  # RunPod: charges
         ("GET", "/api/v1/instance-types"),  # Lambda: types, prices, regions with capacity
         ("GET", "/api/v1/instances"),  # Lambda: machines of the account
         ("GET", "/api/v1/ssh-keys"),  # Lambda: by which an account is known
@@ -29,6 +33,10 @@ GRAPHQL = ("POST", "/graphql")
 """RunPod: queries only."""
 AWS_READS = frozenset(
     {
+        ("GET", "/v2/catalog/gpus"),  # RunPod: types, prices, stock
+        ("GET", "/v2/catalog/datacenters"),  # RunPod: places
+        ("GET", "/v2/pods"),  # RunPod: pods of the account
+        ("GET", "/v2/billing/pods"),  # RunPod: charges
         ("sts", "GetCallerIdentity"), ("ec2", "DescribeInstances"), ("ec2", "DescribeInstanceTypes"),
         ("ec2", "DescribeInstanceTypeOfferings"), ("ec2", "DescribeAvailabilityZones"),
         ("ec2", "DescribeSpotPriceHistory"), ("ec2", "GetSpotPlacementScores"), ("pricing", "GetProducts"),

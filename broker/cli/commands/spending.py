@@ -117,7 +117,7 @@ def _notes(total: SpendRowView) -> list[str]:
 # ---------------------------------------------------------------------------------------------------------- reconcile
 
 HELP = {
-    "runpod": "rest.runpod.io/v1/billing/pods?grouping=podId as JSON",
+    "runpod": "api.runpod.io/v2/billing/pods as JSON",
     "aws": "Cost and Usage Report with resource ids, CSV or CSV.gz",
     "vast": "vastai show invoices --raw",
     "lambda": "CSV with instance_type, usd, since, until, copied from the invoice",

@@ -40,6 +40,23 @@ def test_a_pod_history_of_runpod() -> None:
     assert line.since == datetime(2023, 1, 1, tzinfo=UTC)
 
 
+def test_runpod_rest_v2_billing() -> None:
+    records = [
+        {
+            "startTime": "2026-11-01T00:00:00Z", "endTime": "2026-11-02T00:00:00Z", "podId": "p", "totalAmount": 1.25,
+            "gpuAmount": 1, "cpuAmount": 0, "diskAmount": 0.25,
+        },
+        {"podId": None, "totalAmount": 1},
+    ]  # fmt: skip
+    for extra in ({}, {"metadata": {"recordCount": 2}}, {"metadata": {}}, {"metadata": None}):
+        found = read(json.dumps({"records": records} | extra).encode(), "runpod")
+        (line,) = found.lines
+        assert (line.machine, line.usd, found.ignored) == ("p", Decimal("1.25"), 1)
+        assert (line.since, line.until) == (datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 11, 2, tzinfo=UTC))
+    with pytest.raises(InvalidInput, match="2 of 3 records"):
+        read(json.dumps({"records": records, "metadata": {"recordCount": 3}}).encode(), "runpod")
+
+
 @pytest.mark.parametrize("whole", [VAST, {"invoices": VAST, "current": {}}])
 def test_charges_of_vast_by_id_or_description(whole: object) -> None:
     found = read(json.dumps(whole).encode(), "vast")

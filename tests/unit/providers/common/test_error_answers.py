@@ -22,9 +22,9 @@ MAKE: dict[str, tuple[Any, Any]] = {
     "vast": (VastCloud, VastConfig), "runpod": (RunpodCloud, RunpodConfig), "lambda": (LambdaCloud, LambdaConfig),
 }  # fmt: skip
 KEYS = {f"{cloud}_API_KEY": "a-key" for cloud in ("VAST", "RUNPOD", "LAMBDA")}
-LIST = {"vast": "GET /api/v1/instances/", "runpod": "POST /graphql", "lambda": "GET /api/v1/instances"}
+LIST = {"vast": "GET /api/v1/instances/", "runpod": "GET /v2/pods", "lambda": "GET /api/v1/instances"}
 DESTROY = {
-    "vast": "DELETE /api/v0/instances/7/", "runpod": "POST /graphql",
+    "vast": "DELETE /api/v0/instances/7/", "runpod": "DELETE /v2/pods/7",
     "lambda": "POST /api/v1/instance-operations/terminate",
 }  # fmt: skip
 
@@ -53,8 +53,8 @@ async def ask(api: Api, home: Path, name: str, *, destroy: bool = False) -> None
         ("vast", {"success": False, "error": "auth_error", "msg": "no", "instances": []}, Rejected, "auth_error no"),
         ("vast", {"success": False, "instances": []}, OutcomeUnknown, "no reason"),
         ("vast", {"error": "try later", "instances": []}, OutcomeUnknown, "try later"),
-        ("runpod", {"data": {"myself": {"pods": []}}, "errors": [{"message": "forbidden"}]}, Rejected, "forbidden"),
-        ("runpod", {"data": {"myself": {"pods": []}}, "errors": [{"message": "later"}]}, OutcomeUnknown, "later"),
+        ("runpod", {"pods": [], "errors": ["later"]}, OutcomeUnknown, "later"),
+        ("runpod", {"pods": [], "title": "x", "status": 500, "detail": "later"}, OutcomeUnknown, "later"),
         ("lambda", {"data": [], "error": {"code": "global/invalid-api-key"}}, Rejected, "invalid-api-key"),
         ("lambda", {"data": [], "error": {"code": "global/account-inactive"}}, OutcomeUnknown, "account-inactive"),
         ("lambda", {"data": [], "error": "odd"}, OutcomeUnknown, "odd"),

@@ -42,12 +42,14 @@ class Handler(BaseHTTPRequestHandler):
     server: Api
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = self.rfile.read(int(self.headers["Content-Length"] or 0))
+        body = json.loads(text) if text else None
         self.server.asked.append((self.command, self.path, self.headers["Authorization"], body))
         status, answer = self.server.answers.pop(0) if len(self.server.answers) > 1 else self.server.answers[0]
         self.send_response(status)
         self.end_headers()
-        self.wfile.write(json.dumps(answer).encode())
+        if status != 204:
+            self.wfile.write(json.dumps(answer).encode())
 
     do_DELETE = do_POST  # noqa: N815
 
@@ -81,13 +83,22 @@ def test_where_shutting_down_ends_the_bill_it_shuts_down(machine: Machine, code:
 
 def test_a_pod_of_runpod_terminates_itself(machine: Machine, api: Api) -> None:
     python(machine)
-    api.answers = [(200, {"data": {"podTerminate": None}})]
+    api.answers = [(204, {})]
     done, given = here(machine, **STOP, **RUNPOD, GPUBROKER_SELF_STOP_URL=api.url)
     assert done.returncode == 0, done.stderr
-    query = {"query": 'mutation { podTerminate(input: { podId: "pod1" }) }'}
-    assert api.asked == [("POST", "/graphql", f"Bearer {KEY}", query)]
+    assert api.asked == [("DELETE", "/v2/pods/pod1", f"Bearer {KEY}", None)]
     assert machine.argv == "-I - ", "nothing of the user's is imported, and no key is in an argument list"
     assert KEY not in json.dumps(given) + done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("status", [401, 404, 410, 500])
+def test_a_pod_that_rest_v2_does_not_end_uses_graphql(machine: Machine, api: Api, status: int) -> None:
+    python(machine)
+    api.answers = [(status, {"detail": "no"}), (200, {"data": {"podTerminate": None}})]
+    done, _ = here(machine, **STOP, **RUNPOD, GPUBROKER_SELF_STOP_URL=api.url)
+    assert done.returncode == 0, done.stderr
+    query = {"query": 'mutation { podTerminate(input: { podId: "pod1" }) }'}
+    assert api.asked[1:] == [("POST", "/graphql", f"Bearer {KEY}", query)]
 
 
 def test_an_instance_of_vast_destroys_itself(machine: Machine, api: Api) -> None:
@@ -101,14 +112,15 @@ def test_an_instance_of_vast_destroys_itself(machine: Machine, api: Api) -> None
 @pytest.mark.parametrize(
     ("given", "asked"),
     [
-        (RUNPOD, "POST https://api.runpod.io/graphql gpubroker"),
+        (RUNPOD, "DELETE https://api.runpod.io/v2/pods/pod1 gpubroker"),
         (VAST, "DELETE https://console.vast.ai/api/v0/instances/42/ gpubroker"),
     ],
 )
 def test_it_asks_its_own_cloud(machine: Machine, given: dict[str, str], asked: str) -> None:
     show = 'print(r.get_method(), r.full_url, r.get_header("User-agent"))'
-    answer = 'io.BytesIO(b"{\\"data\\": 0, \\"success\\": true}")'
-    python(machine, f"import io, urllib.request as u; u.urlopen = lambda r, timeout: {show} or {answer}; ")
+    answer = 'A(b"{\\"data\\": 0, \\"success\\": true}")'
+    kind = 'A = type("A", (io.BytesIO,), {"status": 204})'
+    python(machine, f"import io, urllib.request as u; {kind}; u.urlopen = lambda r, timeout: {show} or {answer}; ")
     done, _ = here(machine, **STOP, **given)
     assert done.stdout.splitlines()[-1] == asked
 
@@ -118,7 +130,7 @@ def test_a_key_in_the_containers_files_is_found_by_root_and_by_nobody_else(
     machine: Machine, api: Api, file: str
 ) -> None:
     python(machine)
-    api.answers = [(200, {"data": {"podTerminate": None}})]
+    api.answers = [(204, {})]
     copy = machine.etc / file
     copy.write_text(f'declare -x OTHER="1"\ndeclare -x RUNPOD_API_KEY="{KEY}"\nexport RUNPOD_POD_ID=pod1\n')
     copy.chmod(0o644)
@@ -130,7 +142,7 @@ def test_a_key_in_the_containers_files_is_found_by_root_and_by_nobody_else(
 
 def test_it_asks_until_it_is_heard(machine: Machine, api: Api) -> None:
     python(machine)
-    api.answers = [(500, {}), (200, {"errors": [{"message": f"no {KEY}"}]}), (200, {"data": {"podTerminate": None}})]
+    api.answers = [(500, {}), (200, {"errors": [{"message": f"no {KEY}"}]}), (204, {})]
     done, _ = here(machine, **STOP, **RUNPOD, GPUBROKER_SELF_STOP_URL=api.url)
     assert len(api.asked) == 3
     assert "runpod does not end this machine: HTTPError 500\n" in done.stderr
