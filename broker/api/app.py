@@ -77,11 +77,7 @@ def build_app(
     app[STREAMS] = streams
     app[SLACK] = slacks or Slack(service, None)
     app[METRICS] = measured
-    stale_s = service.settings.lease_stale_s
-    app[READINESS] = Readiness(
-        service.store, service.blobs, service.clock, stale_s, lambda: service.skew(), lambda: service.clock_step(),
-        (service.settings.spool.parent, *filter(None, [service.settings.blobs])),
-    )  # fmt: skip
+    app[READINESS] = _readiness(service)
     mount(app, APIS, auth)
     described = document(APIS, version=version)
 
@@ -92,6 +88,19 @@ def build_app(
     app[shell.OPEN_SHELLS] = shell.Shells()
     app.router.add_get(shell.PATH, shell.shell)
     return app
+
+
+def _readiness(service: Service) -> Readiness:
+    settings = service.settings
+    return Readiness(
+        service.store,
+        service.blobs,
+        service.clock,
+        settings.lease_stale_s,
+        lambda: service.skew(),
+        lambda: service.clock_step(),
+        (settings.spool.parent, *filter(None, [settings.blobs])),
+    )
 
 
 def _observed(measured: Metrics) -> Middleware:

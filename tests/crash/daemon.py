@@ -60,13 +60,15 @@ class Daemon:
         config["database_url"] = database_url
         (self.home / "gpubroker.yaml").write_text(yaml.safe_dump(config))
         self.process: asyncio.subprocess.Process | None = None
+        self.command: tuple[str, ...] = (sys.executable, "-m", "broker.cli")
+        """Start of the command line, before `serve`."""
 
     async def start(self) -> None:
         client_file = self.home / "client.json"
         before = client_file.stat().st_mtime_ns if client_file.exists() else 0
         log = (self.home / "daemon.log").open("ab")
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "broker.cli", "serve", "--home", str(self.home), stdout=log, stderr=log,
+            *self.command, "serve", "--home", str(self.home), stdout=log, stderr=log,
         )  # fmt: skip
         async with Within(300, f"the start of {self.home}", self.log):
             while not client_file.exists() or client_file.stat().st_mtime_ns == before:
