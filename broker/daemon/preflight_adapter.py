@@ -16,8 +16,9 @@ from broker.domain.spec import JobSpec
 from broker.ports import Clock
 from broker.preflight import remote_code as code
 from broker.preflight.check import preflight
-from broker.preflight.dataset import DataSummary, summarise
+from broker.preflight.dataset import DataSummary
 from broker.preflight.model_lookup import HubClient, is_folder, resolve_for
+from broker.preflight.parse_process import parse
 from broker.runtime.cpu_threads import RunCpu, run_inline
 from trainer.contract.data_config import DataFormat
 
@@ -54,8 +55,8 @@ class Checks:
         self._remote_code = remote_code
         self._found: dict[object, _FoundModel] = {}
 
-    def summarise(self, data: Path, fmt: DataFormat) -> Mapping[str, Any]:
-        return summarise(data, fmt).model_dump(mode="json")
+    async def summarise(self, data: Path, fmt: DataFormat) -> Mapping[str, Any] | None:
+        return await parse(data, fmt)
 
     def permit(self, spec: JobSpec) -> JobSpec:
         return spec.model_copy(update={"train": code.check(spec.train, self._remote_code)})

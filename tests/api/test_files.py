@@ -21,6 +21,7 @@ import pytest
 from broker.api.core.problems import StorageFull
 from broker.api.core.upload_spool import KEPT_FREE_BYTES, spooled, sweep, sweep_halves
 from broker.api.http.context import CONTENT
+from broker.api.service import content
 from broker.api.service.content import MANIFEST_BYTES, UPLOADS_AT_ONCE, UPLOADS_OF_TEAM
 from broker.domain.ids import AttemptId, JobId, attempt_id, instance_name
 from broker.domain.job import Attempt, Job, JobState
@@ -103,6 +104,20 @@ async def test_no_team_s_uploads_keep_another_s_waiting(api: Running) -> None:
         assert (await api.upload(blue))["summary"]["rows"] == 40
     until.set()
     assert {status for status, _ in await asyncio.gather(*slow)} == {201}
+
+
+async def test_uploads_of_a_team_over_its_queue_are_refused_at_once(
+    api: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(content, "WAITING_OF_TEAM", 1)
+    me, release = await api.token("ada"), asyncio.Event()
+    first = asyncio.create_task(dripping(api, me, release))
+    await until(lambda: bool(spool(api)))
+    async with api.http.post(f"{api.url}/v1/uploads?name=b.csv", headers=me | OCTETS, data=CSV) as response:
+        assert response.status == 429
+        assert int(response.headers["Retry-After"]) > 0
+    release.set()
+    assert (await first)[0] == 201
 
 
 async def test_an_upload_of_which_nothing_comes_is_given_up(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,8 @@ METADATA = ("metadata.csv", "metadata.jsonl")
 MAX_FILES = 1_000_000
 MAX_BYTES = 64 * 1024**2
 """Largest size of one file in bytes. A file that declares more is refused before it is unpacked."""
+MAX_RATIO, RATIO_FREE_BYTES = 200, 16 << 20
+"""Maximum ratio of the unpacked to the packed bytes of a file, and the bytes that any file may have."""
 _READING = threading.Lock()
 """Lock on the archive's single file position, since a second thread reads the rows of the next step."""
 
@@ -140,6 +142,8 @@ def _zip(source: BinaryIO) -> Iterator[Picture]:
     for member in archive.infolist():
         if member.flag_bits & 1:
             raise BadArchive("is encrypted; pack it without a password")
+        if member.file_size > max(RATIO_FREE_BYTES, MAX_RATIO * member.compress_size):
+            raise BadArchive(f"unpacks {member.filename[:80]!r} to {member.file_size} bytes; pack less repetitive data")
         if not member.is_dir() and not stat.S_ISLNK(member.external_attr >> 16):
             start = _unpacked(archive, member)
             yield Picture(name=member.filename, size=member.file_size, start=start, crc=member.CRC)

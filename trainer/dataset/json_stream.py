@@ -10,6 +10,8 @@ PIECE = 1 << 16
 """Characters read at a time; more for a longer item."""
 UNCERTAIN = 32
 """Number of remaining characters below which a token may be cut off, such as `1e` or `tru`."""
+MAX_ITEM = 64 << 20
+"""Maximum characters of an item."""
 SPACE = re.compile(r"[ \t\n\r]*")
 CUT_OFF = "Unterminated string"
 """Beginning of the decoder's error for a string that is cut off, at any length."""
@@ -69,6 +71,8 @@ class _JsonWindow:
         """Read at least as many characters as the buffer still holds, so that a long item is not parsed too often."""
         self._line += self._buffer.count("\n", 0, self._at)
         rest = self._buffer[self._at :]
+        if len(rest) > MAX_ITEM:
+            raise self.error(f"an item has more than {MAX_ITEM} characters")
         piece = self._text.read(max(PIECE, len(rest)))
         self._ended = not piece
         self._buffer, self._at = rest + piece, 0

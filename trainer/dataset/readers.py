@@ -12,7 +12,7 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path, PurePosixPath
@@ -24,6 +24,12 @@ from trainer.dataset.archives import BadArchive, Picture
 from trainer.dataset.prompts import DataError
 
 MAX_CELL = 1_000_000
+MAX_COLUMNS, MAX_NAME = 2000, 1000
+"""Maximum number of columns of a data set, and characters of a column's name."""
+MAX_LINE = 64 << 20
+"""Maximum characters of a line of JSON."""
+MAX_DEPTH = 64
+"""Maximum nesting of lists and objects in a row."""
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 """Escape of half a surrogate pair; harmless if the other half follows."""
 NOT_UTF8 = re.compile("[\udc80-\udcff]")
@@ -50,10 +56,22 @@ def format_of(path: str, declared: DataFormat | None) -> DataFormat:
 
 def read_rows(data: bytes | Path, fmt: DataFormat) -> Iterator[dict[str, Any]]:
     """Yield rows as dictionaries by column name. Raises: DataError naming the line that cannot be read."""
+    names: set[str] = set()
     for row in each_row(data, fmt):
         if isinstance(row, DataError):
             raise row
+        if not row.keys() <= names:
+            names.update(row)
+            check_names(names if len(names) > MAX_COLUMNS else row, "data")
         yield row
+
+
+def check_names(names: Collection[str], where: str) -> None:
+    """Check the number of columns and the length of their names. Raises: DataError."""
+    if len(names) > MAX_COLUMNS:
+        raise DataError(f"{where}: has more than {MAX_COLUMNS} columns; keep the columns to train on")
+    if long := next((name for name in names if len(name) > MAX_NAME), None):
+        raise DataError(f"{where}: column {long[:40]!r}… has a name of {len(long)} characters; use at most {MAX_NAME}")
 
 
 def each_row(data: bytes | Path, fmt: DataFormat, where: str = "data") -> Rows:
@@ -112,6 +130,7 @@ def _csv_rows(text: Iterable[str], where: str) -> Rows:
     csv.field_size_limit(MAX_CELL)
     reader = csv.reader(text, strict=True)
     names = _csv_header(reader, where)
+    check_names(names, f"{where} line 1")
     while True:
         before = reader.line_num
         try:
@@ -169,8 +188,10 @@ def _json_rows(text: TextIO, where: str) -> Rows:
         raise DataError(f"{where} line {e.line}: not JSON ({e}); for one object a line use jsonl") from None
 
 
-def _jsonl_rows(text: Iterable[str], where: str) -> Rows:
-    for number, line in enumerate(text, 1):
+def _jsonl_rows(text: TextIO, where: str) -> Rows:
+    for number, line in enumerate(iter(lambda: text.readline(MAX_LINE + 1), ""), 1):
+        if len(line) > MAX_LINE:
+            raise DataError(f"{where} line {number}: has more than {MAX_LINE} characters; make the row smaller")
         if not line.strip():
             continue
         try:
@@ -189,6 +210,8 @@ def _checked_object(row: Any, written: str, place: str) -> dict[str, Any] | Data
     """
     if not isinstance(row, dict):
         return DataError(f"{place}: is not an object; map columns to values")
+    if written.count("[") + written.count("{") > MAX_DEPTH and _is_deep(row):
+        return DataError(f"{place}: is nested in more than {MAX_DEPTH} levels; make it flatter")
     has_bytes = NOT_UTF8.search(written) is not None
     if has_bytes or SURROGATE.search(written):
         text = json.dumps(row, ensure_ascii=False)
@@ -199,6 +222,18 @@ def _checked_object(row: Any, written: str, place: str) -> dict[str, Any] | Data
         except UnicodeEncodeError:
             return DataError(f"{place}: \\ud800 to \\udfff are halves of a character; write both, or neither")
     return row
+
+
+def _is_deep(row: Any) -> bool:
+    level = [row]
+    for _ in range(MAX_DEPTH):
+        level = [
+            part for value in level for part in (value.values() if isinstance(value, dict) else value)
+            if isinstance(part, dict | list)
+        ]  # fmt: skip
+        if not level:
+            return False
+    return True
 
 
 def _parquet_rows(stream: BinaryIO, where: str) -> Rows:
@@ -213,6 +248,7 @@ def _parquet_rows(stream: BinaryIO, where: str) -> Rows:
     try:
         with _without_stderr():
             batches: Any = read_parquet(cast(Any, stream), batch_size=PARQUET_ROWS)
+        check_names(batches.schema.names, where)
         for batch in batches:
             columns = [[_json_value(cell.as_py()) for cell in batch[name]] for name in batch.column_names]
             for row in zip(*columns, strict=True):

@@ -1,12 +1,10 @@
 """Use cases that move bytes: uploads, logs and artifacts. All bytes are in the blob store."""
 
 import asyncio
+import contextlib
 import hashlib
 import logging
-import lzma
 import re
-import tarfile
-import zlib
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from broker.api.core.auth import Caller
-from broker.api.core.problems import Corrupt, NotFound
+from broker.api.core.problems import Corrupt, NotFound, TooMany
 from broker.api.core.upload_spool import check_disk_space, spooled
 from broker.api.schemas.queries import UploadFormat
 from broker.api.service.job_data import check_kept
@@ -38,6 +36,10 @@ UPLOADS_AT_ONCE, UPLOADS_OF_TEAM = 4, 3
 """Maximum concurrent uploads, in all and per team. Further uploads wait. Each takes up to `Settings.upload_bytes` of
 disk. The limit per team keeps one team from blocking the others.
 """
+WAITING_OF_TEAM = 32
+"""Maximum uploads of a team that run or wait; further uploads are refused."""
+PARSED_AT_ONCE = 2
+"""Maximum uploaded files that are parsed at once, at most one of each team."""
 RANGE_BYTES = 4 << 20
 """Bytes of a file that are read into memory at once while it is sent."""
 STALLED_S = 30.0
@@ -59,6 +61,9 @@ class Content:
         self._blobs = service.blobs
         self._uploading = asyncio.Semaphore(UPLOADS_AT_ONCE)
         self._of_team: defaultdict[str, asyncio.Semaphore] = defaultdict(partial(asyncio.Semaphore, UPLOADS_OF_TEAM))
+        self._parsing = asyncio.Semaphore(PARSED_AT_ONCE)
+        self._parsing_of_team: defaultdict[str, asyncio.Semaphore] = defaultdict(partial(asyncio.Semaphore, 1))
+        self._waiting: defaultdict[str, int] = defaultdict(int)
 
     # --------------------------------------------------------------------------------------------------------- uploads
 
@@ -73,10 +78,10 @@ class Content:
     ) -> Upload:
         """Read, check and store a data set or a .tar of code. `sha256`: its expected hash, or None.
 
-        Raises TooLarge, StorageFull, InvalidInput; then nothing is stored.
+        Raises TooLarge, StorageFull, TooMany, InvalidInput; then nothing is stored.
         """
         fmt = _format(name, declared)
-        async with self._of_team[caller.team], self._uploading:
+        async with self._turn(caller.team), self._of_team[caller.team], self._uploading:
             settings = self._service.settings
             async with spooled(settings.spool, _in_time(body), max_bytes=settings.upload_bytes) as file:
                 if sha256 not in (None, file.sha256):
@@ -84,7 +89,7 @@ class Content:
                         f"these {file.bytes} bytes have {file.sha256}; they were changed in transit; send them again"
                     )
                     raise InvalidInput(Problem(field="sha256", message=message))
-                summary = await asyncio.to_thread(self._examine, file.path, fmt)
+                summary = await self._examine(caller.team, file.path, fmt)
                 if settings.blobs is not None:
                     check_disk_space(settings.blobs, file.bytes)
                 await self._blobs.put_file(object_keys.upload(file.sha256), file.path)
@@ -92,19 +97,21 @@ class Content:
         await self._service.rows(caller).put_upload(caller.owner, upload)
         return upload
 
-    def _examine(self, data: Path, fmt: UploadFormat) -> Mapping[str, Any] | None:
-        """Return the data check's summary with the format, or None for a .tar of code. Runs in a thread.
-
-        A .tar with pictures to train on counts as a data set.
-        """
-        if fmt == "tar" and not _is_tar(data):
-            raise InvalidInput(Problem(field="body", message="is not a tar archive; pack the folder with tar -cf"))
+    @contextlib.asynccontextmanager
+    async def _turn(self, team: str) -> AsyncGenerator[None]:
+        """Count an upload of the team within the block. Raises TooMany."""
+        if self._waiting[team] >= WAITING_OF_TEAM:
+            raise TooMany(f"team {team!r} has {WAITING_OF_TEAM} uploads already; wait until one of them is done")
+        self._waiting[team] += 1
         try:
-            return {**self._service.quotes.preflight.summarise(data, fmt), "format": fmt}
-        except InvalidInput:
-            if fmt == "tar":
-                return None
-            raise
+            yield
+        finally:
+            self._waiting[team] -= 1
+
+    async def _examine(self, team: str, data: Path, fmt: UploadFormat) -> Mapping[str, Any] | None:
+        """Return the data check's summary, or None for a .tar of code. One file of a team is parsed at a time."""
+        async with self._parsing_of_team[team], self._parsing:
+            return await self._service.quotes.preflight.summarise(data, fmt)
 
     # ------------------------------------------------------------------------------------------------------- artifacts
 
@@ -321,13 +328,6 @@ class LogPiece:
     attempt: int
     node: int
     text: str
-
-
-def _is_tar(path: Path) -> bool:
-    try:
-        return tarfile.is_tarfile(path)
-    except (EOFError, OSError, zlib.error, lzma.LZMAError):  # a compressed archive that was cut off
-        return False
 
 
 def _format(name: str, declared: UploadFormat | None) -> UploadFormat:

@@ -48,8 +48,11 @@ class Checked:
 class Preflight(Protocol):
     """Free checks before a purchase."""
 
-    def summarise(self, data: Path, fmt: DataFormat) -> Mapping[str, Any]:
-        """Read a data set's file once and return its summary as JSON. Raises InvalidInput."""
+    async def summarise(self, data: Path, fmt: DataFormat) -> Mapping[str, Any] | None:
+        """Read a file once and return its summary with the format as JSON; None: a .tar of code. Raises InvalidInput.
+
+        The file is read within limits on memory and time, and no longer than the call lasts.
+        """
         ...
 
     def permit(self, spec: JobSpec) -> JobSpec:
