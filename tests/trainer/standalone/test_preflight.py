@@ -277,7 +277,7 @@ def test_a_key_that_is_given_twice_is_refused_by_its_line(
 
 @pytest.mark.parametrize(
     ("kind", "attention", "code"),
-    [("ctrl", "sdpa", 0), ("codegen", "eager", 0), ("codegen", "sdpa", 64), ("codegen", "flash", 64)],
+    [("ctrl", "sdpa", 0), ("gemma2", "eager", 0), ("gemma2", "sdpa", 64), ("cpmant", "flash", 64)],
 )
 def test_a_kernel_that_the_model_lacks_is_refused_by_name(
     kind: str, attention: str, code: int, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
