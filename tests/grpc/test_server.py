@@ -212,6 +212,9 @@ async def test_health_follows_readiness(servers: ApiServers, monkeypatch: pytest
     for name in ("", *SERVICES):
         answer = await stub.Check(health_pb2.HealthCheckRequest(service=name))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    listed = await stub.List(health_pb2.HealthListRequest())
+    assert {answer.status for answer in listed.statuses.values()} == {health_pb2.HealthCheckResponse.SERVING}
+    assert {"", name} <= listed.statuses.keys()
     watch = stub.Watch(health_pb2.HealthCheckRequest())
     assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
     watch.cancel()

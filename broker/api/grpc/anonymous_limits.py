@@ -10,7 +10,12 @@ from grpc_reflection.v1alpha import reflection
 from broker.api.core.problems import TooMany
 
 HEALTH = "grpc.health.v1.Health"
-OPEN = frozenset({f"/{HEALTH}/Check", f"/{HEALTH}/Watch", f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"})
+OPEN = frozenset(
+    {
+        *(f"/{HEALTH}/{method}" for method in ("Check", "List", "Watch")),
+        f"/{reflection.SERVICE_NAME}/ServerReflectionInfo",
+    }
+)
 """Methods that need no token."""
 PLACES = 64
 """Maximum number of open calls per method."""

@@ -26,6 +26,10 @@ class HealthServicer(stubs.HealthServicer):  # type: ignore[misc]  # the package
             raise NotFound("no such service here")
         return pb.HealthCheckResponse(status=await self._status())
 
+    async def List(self, request: Any, context: Any) -> Any:
+        answer = pb.HealthCheckResponse(status=await self._status())
+        return pb.HealthListResponse(statuses=dict.fromkeys(self._known, answer))
+
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
         """Send each change of the status. For an unknown service, the protocol requires SERVICE_UNKNOWN, no error."""
         if request.service not in self._known:
