@@ -10,10 +10,10 @@ QUANTISED = "is quantised; give the model that it was made from"
 BIDIRECTIONAL = frozenset({
     "albert", "bert", "bert-generation", "big_bird", "camembert", "convbert", "data2vec-text", "deberta",
     "deberta-v2", "distilbert", "electra", "ernie", "esm", "esmc", "eurobert", "flaubert", "fnet", "funnel",
-    "ibert", "jina_embeddings_v3", "layoutlm", "longformer", "luke", "megatron-bert", "mobilebert", "modernbert",
+    "gte", "ibert", "jina_embeddings_v3", "layoutlm", "longformer", "luke", "megatron-bert", "mobilebert", "modernbert",
     "modernvbert", "mpnet", "mra", "neomme", "nomic_bert", "nystromformer", "perceiver", "reformer", "rembert",
-    "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "squeezebert", "tapas", "xlm", "xlm-roberta",
-    "xlm-roberta-xl", "xlnet", "xmod", "yoso",
+    "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "squeezebert", "tapas", "ultrabert",
+    "ultravbert", "xlm", "xlm-roberta", "xlm-roberta-xl", "xlnet", "xmod", "yoso",
 })  # fmt: skip
 """Values of `model_type` whose models attend in both directions unless their config.json says otherwise.
 transformers also loads many of them as language models, without a warning.

@@ -59,7 +59,8 @@ class Hub:
                     self.files[value["path"]] = base64.b64decode(value["content"])
                 elif line["key"] == "lfsFile":
                     self.files[value["path"]] = self._stored[value["oid"]]
-            return 200, {"success": True, "commitOid": "c" * 40, "commitUrl": f"{self.url}/commit/{'c' * 40}"}
+            name = path.removeprefix("/api/models/").partition("/commit/")[0]
+            return 200, {"success": True, "commitOid": "c" * 40, "commitUrl": f"{self.url}/{name}/commit/{'c' * 40}"}
         return 404, {"error": f"{method} {path}"}
 
     def _repository(self, method: str, path: str, body: bytes) -> tuple[int, Any] | None:
