@@ -215,6 +215,7 @@ STREAMS = {
     "client/fit.py": "visible",
     "daemon/healthcheck.py": "visible",
     "daemon/log_setup.py": "the handler",
+    "preflight/parse_worker.py": "the pipe to the daemon",
 }
 """Modules that write to a stream themselves, and why that is safe."""
 
