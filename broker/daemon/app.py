@@ -33,6 +33,7 @@ from broker.controllers.market.poller import MarketIntervals, MarketPoller
 from broker.controllers.notifications.outbox import OutboxRetention
 from broker.daemon.config import DaemonConfig
 from broker.daemon.home_dir import SPOOL, check_blobs, holding, make_home, with_room
+from broker.daemon.host_admissions import HostAdmissions, host_rules
 from broker.daemon.installation import installation_of, mark_new, only_report, refuse_other_blobs
 from broker.daemon.listeners import Addresses, listening
 from broker.daemon.preflight_adapter import Checks, forbidden
@@ -206,7 +207,6 @@ async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Control
     await clock.start()
     await store.repair_due_times()  # the clock may have been set back while no broker ran
     installation = await installation_of(store, config.home)
-    report_only = only_report(config.home)
     grants = replace(grants_of(config), now=clock.now)
     blobs = ObstoreBlobs.open(config.blobs_url, installation, options=config.blob_options, grants=grants)
     await refuse_other_blobs(store, blobs)
@@ -233,8 +233,9 @@ async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Control
         costs=costs_of(config),
         forbidden=partial(forbidden, config.trainer.remote_code),
         is_clock_right=clock.is_right,
+        host_admission=HostAdmissions(store, host_rules(config), clock),
     )
-    return context, clock, report_only
+    return context, clock, only_report(config.home)
 
 
 async def _market(context: ControllerContext, config: DaemonConfig) -> MarketPoller:
@@ -317,7 +318,7 @@ def _service(
         blobs=context.blobs,
         quotes=QuoteService(
             context.store, context.blobs, market, preflight, context.clock, settings,
-            entropy=os.urandom, learned=learned,
+            entropy=os.urandom, learned=learned, host_access=context.host_admission,
         ),
         box=box,
         clock=context.clock,

@@ -157,7 +157,7 @@ class SlackConfig(Config):
     def _private(cls, url: str) -> str:
         """Raise ValueError for plain HTTP to another host, which would send tokens in the clear."""
         parts = urlsplit(url)
-        if parts.scheme != "https" and not _loopback(parts.hostname or ""):
+        if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
             raise ValueError("must be https, since tokens go there")
         return url
 
@@ -350,13 +350,13 @@ def _plaintext(config: DaemonConfig) -> tuple[Problem, ...]:
         return ()
     hosts = {"host": config.host} | ({} if config.grpc_port is None else {"grpc.host": config.grpc_host})
     for field, host in hosts.items():
-        if not _loopback(host):
+        if not is_loopback(host):
             message = f"{host} is not a loopback address; give tls.certificate and tls.key, or use {LOOPBACK}"
             return (Problem(field=field, message=message),)
     return ()
 
 
-def _loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -77,6 +77,8 @@ class Caps:
     trust: Trust = "secure"
     self_stop: SelfStop = "none"
     reaches_local_files: bool = False
+    runs_on_host: bool = False
+    """True: its jobs are processes of the daemon's host; see `broker.policy.host_access`."""
     simulated: bool = False
     has_trainer: bool = True
     """False: its machines lack what the built-in trainer needs; scripts still run."""

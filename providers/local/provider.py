@@ -36,6 +36,11 @@ class LocalConfig(Config):
     """Dollars that jobs are charged for an hour of this machine."""
     boot_s: Annotated[float, Field(ge=0)] = 10.0
     """Typical time from start to the first beat."""
+    teams: tuple[str, ...] = ()
+    """Teams whose jobs may run on this host once the installation has several users; empty: operators only."""
+    trusted: bool = False
+    """true: with several users, jobs of operators and `teams` run here as the daemon's user, who can read all data;
+    false: then none runs here."""
 
 
 class LocalProvider:
@@ -78,6 +83,7 @@ class LocalProvider:
             trust="own",
             self_stop="os_shutdown",
             reaches_local_files=True,
+            runs_on_host=True,
             has_trainer=has_trainer(),
         )
 

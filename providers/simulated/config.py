@@ -52,6 +52,9 @@ class SimulatedConfig(Config):
     """A seeded market of several clouds. Nothing is bought, and prices are plausible but not current."""
 
     body: Literal["real", "virtual"] = "real"
+    trusted: bool = False
+    """true: real machines run the jobs of every user as the daemon's user; false: as providers.local
+    allows."""
     """`real`: processes of this machine, preempted by SIGKILL; `virtual`: machines in memory, for simulation."""
     seed: int = 0
     """Seed of prices, faults and lifetimes."""

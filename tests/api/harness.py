@@ -4,7 +4,7 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ LIMITS = StreamLimits(recheck_s=0.02)
 class FixedMarket:
     """The simulated market's offers at one moment; a test may exchange them."""
 
+    runs_on_host: bool = False
     items: Sequence[Offer] = field(default_factory=lambda: offers(SimulatedConfig(sold_out=0), GpuAsk(), SEEN, cores=2))
 
     def offers(self) -> Sequence[Offer]:
@@ -60,7 +61,8 @@ class FixedMarket:
         ]
 
     def caps(self) -> Mapping[str, Caps]:
-        return {"simulated": Caps(spot=True, trust="own", reaches_local_files=True, simulated=True, multi_node=True)}
+        caps = Caps(spot=True, trust="own", reaches_local_files=True, simulated=True, multi_node=True)
+        return {"simulated": replace(caps, runs_on_host=self.runs_on_host)}
 
 
 def memory_blobs() -> ObstoreBlobs:

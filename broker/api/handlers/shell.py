@@ -80,6 +80,7 @@ async def _open(request: web.Request, caller: Caller, name: JobId, words: tuple[
     latest = attempts[-1] if attempts else None
     if latest is None or latest.state not in REACHABLE or not latest.handles:
         raise Conflict(f"job {job.id} has no machine now; it is {job.state.value}")
+    await service.quotes.check_host_shell(caller, latest.handles[0])
     argv = await service.reach(latest.handles[0], words, tty)
     log.info("%s opens %s on %s of job %s", caller.owner, words[:1] or "a shell", latest.name, job.id)
     socket = web.WebSocketResponse(heartbeat=20.0, max_msg_size=4 * 1024**2)

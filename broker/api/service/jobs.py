@@ -140,6 +140,8 @@ class Service:
     async def _create_retry(
         self, caller: Caller, origin: Job, spec: JobSpec, *, resume: bool, key: str | None
     ) -> tuple[Job, bool]:
+        if faults := await self.quotes.host_faults(origin.team, origin.owner, spec):
+            raise InvalidInput(*faults)
         job = self.quotes.new_job(origin.team, origin.owner, spec, origin.workload, origin.id)
         sha256 = self.quotes.inputs.reference(spec)
         body = f"retry {origin.id} {resume}"

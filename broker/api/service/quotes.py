@@ -6,14 +6,14 @@ from dataclasses import replace
 from decimal import Decimal
 from functools import partial
 
-from broker.api.core.auth import Caller
+from broker.api.core.auth import Caller, Forbidden
 from broker.api.service.interfaces import Checked, MarketReader, Preflight, Settings
 from broker.api.service.job_data import check_time
 from broker.api.service.policies import Policies
 from broker.api.service.spec_inputs import Inputs, batched
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.ids import JobId, job_id
-from broker.domain.job import Job
+from broker.domain.job import Handle, Job
 from broker.domain.money import ZERO, show
 from broker.domain.offer import Offer, Quote
 from broker.domain.spec import JobSpec
@@ -22,6 +22,7 @@ from broker.estimator.planning.corrections import NO_CORRECTIONS, LearnedCorrect
 from broker.lifecycle.checkpoint_compat import incompatibility
 from broker.lifecycle.retention import last_checkpoint, origin_deleted_message
 from broker.policy.budgets import Refusal
+from broker.policy.host_access import HostAccess, HostUser, admit_all
 from broker.ports import Blobs, Clock, Store, Upload
 from broker.quote.engine import quote
 from broker.runtime.cpu_threads import CpuThreads
@@ -47,11 +48,16 @@ class QuoteService:
         *,
         entropy: Callable[[int], bytes],
         learned: LearnedCorrections = lambda: NO_CORRECTIONS,
+        host_access: HostAccess = admit_all,
     ) -> None:
-        """`entropy(n)` returns n random bytes. `learned` returns the corrections learned from own runs."""
+        """`entropy(n)` returns n random bytes. `learned` returns the corrections learned from own runs.
+
+        `host_access` returns whether the jobs of a user may run on the daemon's host.
+        """
         self.market = market
         self.preflight = preflight
         self.learned = learned
+        self.host_access = host_access
         self.inputs = Inputs()
         self._store = store
         self._blobs = blobs
@@ -69,12 +75,14 @@ class QuoteService:
         excluded = await self._store.blocked_offers()
         if not caller.admin:  # the reasons may describe launches of another team
             excluded = dict.fromkeys(excluded, RECENTLY_UNAVAILABLE)
+        if refusal := await self._host_refusal(caller.team, caller.owner):
+            excluded = {**excluded, **{offer.id: refusal for offer in self.market.offers() if self._is_here(offer)}}
         ranking = await self._rank(caller.team, spec, checked, excluded)
         job = self.new_job(caller.team, caller.owner, spec, checked.workload)
         if "cap_usd" not in spec.model_fields_set:
             job = replace(job, cap_usd=ranking.proposed_cap_usd or ZERO)
-        refusal = await self.policies.foresee(job, ranking, self.market.caps(), self.settings.drain_budget)
-        return checked, ranking, refusal
+        foreseen = await self.policies.foresee(job, ranking, self.market.caps(), self.settings.drain_budget)
+        return checked, ranking, foreseen
 
     async def check(self, caller: Caller, spec: JobSpec) -> tuple[JobSpec, Upload, Checked]:
         """Return the spec with its data format and batch resolved, its upload, and the checks' report.
@@ -86,6 +94,7 @@ class QuoteService:
             *self.inputs.providers(spec, self.market.caps()),
             *self.inputs.accelerators(spec, self.market.offers()),
             *await self.inputs.secrets(rows, caller.owner, spec),
+            *await self.host_faults(caller.team, caller.owner, spec),
         ]
         if spec.origin is not None:
             faults += await self._origin_faults(caller, spec.origin, spec)
@@ -101,6 +110,30 @@ class QuoteService:
         if batch_message:
             checked = replace(checked, report={**checked.report, "settled": batch_message})
         return resolved, upload, checked
+
+    async def host_faults(self, team: str, owner: str, spec: JobSpec) -> list[Problem]:
+        """Return a fault if the spec names only providers of the daemon's host, and the owner may not use it."""
+        caps = self.market.caps()
+        chosen = [name for name in spec.resources.providers or caps if name in caps]
+        if not chosen or not all(caps[name].runs_on_host for name in chosen):
+            return []
+        refusal = await self._host_refusal(team, owner)
+        return [Problem(field="resources.providers", message=refusal)] if refusal else []
+
+    async def check_host_shell(self, caller: Caller, handle: Handle) -> None:
+        """Raise Forbidden if the machine is the daemon's host and the caller may not run code there."""
+        caps = self.market.caps().get(handle.provider)
+        if caps is None or not caps.runs_on_host or caller.admin:
+            return
+        if refusal := await self._host_refusal(caller.team, caller.owner):
+            raise Forbidden(refusal)
+
+    async def _host_refusal(self, team: str, owner: str) -> str:
+        return (await self.host_access(HostUser(team=team, owner=owner))).refusal
+
+    def _is_here(self, offer: Offer) -> bool:
+        caps = self.market.caps().get(offer.provider)
+        return caps is not None and caps.runs_on_host
 
     async def _origin_faults(self, caller: Caller, origin: JobId, spec: JobSpec) -> list[Problem]:
         job = await self._store.as_tenant(caller.tenant).job(origin)

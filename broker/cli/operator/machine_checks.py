@@ -26,7 +26,7 @@ async def machine_checks() -> list[DoctorCheck]:
     checks = [
         await _blobs(config),
         *(await _rented(config) if config.providers.rented() else ()),
-        *([_trainer()] if runs_jobs_here else []),
+        *([_trainer(), _host_jobs(config)] if runs_jobs_here else []),
     ]
     folder = next(p for p in (config.home, *config.home.absolute().parents) if p.exists())
     free = shutil.disk_usage(folder).free
@@ -40,6 +40,15 @@ def _trainer() -> DoctorCheck:
     detail = f"{', '.join(missing)} not installed" if missing else "importable: local and simulated jobs can run"
     fix = "pip install 'gpubroker[trainer]', or set providers.local to null if no job runs on this machine"
     return DoctorCheck(name="trainer", ok=not missing, detail=detail, fix=fix)
+
+
+def _host_jobs(config: DaemonConfig) -> DoctorCheck:
+    """Report whether jobs of several users may run on this machine as the daemon's user."""
+    local = config.providers.local
+    if local is None or not local.trusted:
+        return DoctorCheck(name="host jobs", ok=True, detail="for a single user on loopback only")
+    teams = ", ".join(local.teams) or "no team"
+    return DoctorCheck(name="host jobs", ok=True, detail=f"trusted: operators and {teams} can read the daemon's keys")
 
 
 async def _rented(config: DaemonConfig) -> list[DoctorCheck]:

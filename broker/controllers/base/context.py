@@ -10,6 +10,7 @@ from broker.domain.job import Attempt
 from broker.domain.money import ZERO
 from broker.domain.spec import JobSpec, Retention
 from broker.lifecycle.liveness import LivenessTimeouts
+from broker.policy.host_access import HostAccess, admit_all
 from broker.ports import Blobs, Clock, Provider, Store
 from broker.runtime.peers import BrokerIdentity
 from trainer.contract.documents import Limits
@@ -104,6 +105,8 @@ class ControllerContext:
     identity: BrokerIdentity = field(default_factory=BrokerIdentity)
     forbidden: Callable[[JobSpec], str] = lambda spec: ""
     """Returns why the installation does not run a job, in one line; empty: it does. The answer may change over time."""
+    host_admission: HostAccess = admit_all
+    """Returns whether the jobs of a user may run on the daemon's host. The answer may change over time."""
     is_clock_right: Callable[[], Awaitable[bool]] = _is_right
     """Reads the database's clock and returns False while it is not trusted. Rules that the database judges by its own
     clock, with an effect that cannot be undone, wait meanwhile.

@@ -7,6 +7,7 @@ Facts: signals, the age of the quote, the current offer, and creates that a rest
 from dataclasses import replace
 
 from broker.controllers.base.context import ControllerContext
+from broker.controllers.market.host_offers import host_refusal
 from broker.controllers.market.offers_by_id import Offers, OffersById
 from broker.controllers.observation.restored_attempts import RestoredAttempts
 from broker.domain.errors import BlobsUnavailable
@@ -42,7 +43,17 @@ class Intents:
             is_superseded = not was_sent and await self._restored.was_superseded(row.job, row.attempt)
         except BlobsUnavailable as e:
             return replace(self._local_facts(row), unreadable=str(e))
-        return replace(self._local_facts(row), was_sent=was_sent, is_superseded=is_superseded)
+        facts = replace(self._local_facts(row), was_sent=was_sent, is_superseded=is_superseded)
+        return replace(facts, forbidden=facts.forbidden or await self._refused_on_host(row))
+
+    async def _refused_on_host(self, row: Leased) -> str:
+        """Return why the job may no longer run on the daemon's host, as a user or team may have been added meanwhile.
+
+        A create that was sent is looked up instead; its machine keeps the admission that it was created with.
+        """
+        if not self._context.provider_of(row.attempt).caps.runs_on_host:
+            return ""
+        return await host_refusal(self._context.host_admission, (row.job.team, row.job.owner))
 
     def _local_facts(self, row: Leased) -> IntentFacts:
         context, offer = self._context, row.attempt.line.offer

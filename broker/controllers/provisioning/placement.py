@@ -12,6 +12,7 @@ from datetime import datetime
 
 from broker.controllers.base.batch import decide_batch
 from broker.controllers.base.context import ControllerContext
+from broker.controllers.market.host_offers import host_offers, refused_offers
 from broker.controllers.market.offers_by_id import Offers
 from broker.controllers.observation.inventory import Inventory
 from broker.controllers.observation.restored_attempts import RestoredAttempts
@@ -50,6 +51,8 @@ class _PlacementRound:
     """Time at which the store read `applied`."""
     applied: Mapping[JobOwner, Sequence[Applied]]
     """Policies that cover the jobs of an owner."""
+    refused_on_host: Mapping[JobOwner, Mapping[str, str]]
+    """Reason by id of each offer of the daemon's host, for owners whose jobs may not run there."""
 
 
 class Placement:
@@ -108,6 +111,8 @@ class Placement:
         context = self._context
         now, applied = await context.store.applied(list({(job.team, job.owner) for job in jobs}))
         excluded = {**await context.store.blocked_offers(), **self._inventory.refusals}
+        on_host = host_offers(self._offers(), {name: provider.caps for name, provider in context.providers.items()})
+        refused = {owner: await refused_offers(context.host_admission, owner, on_host) for owner in applied}
         settings = PlacementSettings(
             installation=context.installation,
             caps={name: provider.caps for name, provider in context.providers.items()},
@@ -117,7 +122,7 @@ class Placement:
             storage_usd_per_gib_month=context.costs.storage_usd_per_gib_month,
             retry_s=context.intervals.replace_s,
         )
-        return _PlacementRound(settings=settings, excluded=excluded, now=now, applied=applied)
+        return _PlacementRound(settings=settings, excluded=excluded, now=now, applied=applied, refused_on_host=refused)
 
     def _gather(self, job: Job, shared: _PlacementRound) -> PlacementFacts:
         return PlacementFacts(
@@ -127,7 +132,7 @@ class Placement:
             policies=shared.applied[job.team, job.owner],
             policies_at=shared.now,
             forbidden=self._context.forbidden(job.spec),
-            excluded=shared.excluded,
+            excluded={**shared.excluded, **shared.refused_on_host[job.team, job.owner]},
             troubles=self._troubles(),
         )
 
