@@ -140,7 +140,7 @@ class StreamsConfig(Config):
     """Open streams of one token; at least 1."""
     total: Annotated[int, Field(ge=1)] = 500
     """Open streams of all tokens; at least 1. Over HTTP each stream takes a file descriptor."""
-    recheck_s: Annotated[float, Field(gt=0, le=300)] = 5.0
+    recheck_s: Annotated[float, Field(gt=0, le=300)] = 2.0
     """Seconds between two checks that the token of an open stream is still valid; above 0, at most 300."""
 
 

@@ -309,6 +309,19 @@ main()
     assert (left.returncode, left.stderr) == (Exit.INTERRUPTED, "")
 
 
+def test_login_sends_no_token_unencrypted_to_another_host(own_home: Path) -> None:
+    for url in (
+        "http://broker.example.com",
+        "http://10.0.0.4:7070",
+        "http://127.0.0.1.example.com",
+        "http://[2001:db8::1]",
+    ):
+        assert run("login", url, "--token", "x")[0] == Exit.BAD_INPUT
+    for url in ("http://localhost:9", "http://127.0.0.1:9", "http://[::1]:9"):
+        assert run("login", url, "--token", "x")[0] == Exit.UNREACHABLE
+    assert run("login", "http://0.0.0.0:9", "--token", "x", "--plain-http")[0] == Exit.UNREACHABLE
+
+
 def test_help_of_every_command() -> None:
     shown = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True).stdout
     for name in (

@@ -16,6 +16,8 @@ from broker.runtime.token_bucket import Bucket, TokenBucketRate, take
 
 FORM = re.compile(r"Bearer (gb_[a-z2-7]{8}_[a-z2-7]{32})", re.IGNORECASE)
 CACHE_S = 5.0
+STREAM_CACHE_S = 2.0
+"""Maximum age of a cached token that an open stream is checked by, so that a stream ends within 5 s."""
 CACHED = 4096
 
 
@@ -83,25 +85,25 @@ class Authenticator:
 
     async def still(self, authorization: str | None) -> None:
         """Check the token of an open stream again. Raises Unauthenticated if it has expired or was deleted."""
-        await self._valid(authorization)
+        await self._valid(authorization, STREAM_CACHE_S)
 
-    async def _valid(self, authorization: str | None) -> Token:
+    async def _valid(self, authorization: str | None, age_s: float = CACHE_S) -> Token:
         match = FORM.fullmatch(authorization or "")
-        token = await self._known(hashed(match[1])) if match else None
+        token = await self._known(hashed(match[1]), age_s) if match else None
         if token is None or (token.expires_at is not None and token.expires_at <= self._clock.now()):
             raise Unauthenticated("give a valid token: Authorization: Bearer gb_...")
         return token
 
-    async def _known(self, digest: str) -> Token | None:
+    async def _known(self, digest: str, age_s: float) -> Token | None:
         now = self._clock.monotonic()
         held = self._cache.get(digest)
-        if held is not None and held[0] > now:
+        if held is not None and now - held[0] < age_s:
             return held[1]
         token = await self._store.token(digest)
         if token is None:
             self._cache.pop(digest, None)
             return None
-        self._cache[digest] = (now + CACHE_S, token)
+        self._cache[digest] = (now, token)
         while len(self._cache) > CACHED:
             self._cache.popitem(last=False)
         return token

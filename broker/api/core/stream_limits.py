@@ -33,7 +33,7 @@ class StreamLimits:
 
     per_token: int = 100
     total: int = 500
-    recheck_s: float = 5.0
+    recheck_s: float = 2.0
     """Seconds between two checks of an open stream's token."""
 
 

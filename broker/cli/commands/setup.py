@@ -1,9 +1,11 @@
 """`gpubroker login` and `init`: the daemon to use, and a first spec."""
 
 import asyncio
+import ipaddress
 import os
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -20,6 +22,9 @@ async def login(
     url: Annotated[str | None, typer.Argument(metavar="URL", help="For example https://broker.example.com.")] = None,
     token: Annotated[str | None, typer.Option(help="Default: GPUBROKER_TOKEN, otherwise a prompt.")] = None,
     forget: Annotated[bool, typer.Option("--forget", help="Delete the stored login.")] = False,
+    plain_http: Annotated[
+        bool, typer.Option("--plain-http", help="Send the token unencrypted to another host by http://.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Store the URL and token of a daemon for this user. Without URL, show which daemon is in use."""
@@ -29,7 +34,7 @@ async def login(
         out.document({"url": None})
         out.say("stored login deleted")
         return
-    chosen = connection.find() if url is None else _given(out, url, token)
+    chosen = connection.find() if url is None else _given(out, url, token, plain_http=plain_http)
     if chosen is None:
         raise UnreachableExit("no daemon is configured; start one with `gpubroker serve`, or give a URL")
     async with AsyncClient(chosen.url, chosen.token, certificate=chosen.certificate) as c:
@@ -50,8 +55,20 @@ def _store(chosen: connection.Connection) -> None:
         raise BadInput(f"{connection.login_file()} cannot be written ({e.strerror}); {fix}") from None
 
 
-def _given(out: Output, url: str, token: str | None) -> connection.Connection:
+def _is_this_host(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _given(out: Output, url: str, token: str | None, *, plain_http: bool) -> connection.Connection:
     url = connection.address(url, "URL")
+    parts = urlsplit(url)
+    if parts.scheme == "http" and not plain_http and not _is_this_host(parts.hostname or ""):
+        raise BadInput(
+            "URL: http:// would show the token to the network; give https://, or --plain-http within your own network"
+        )
     if token is None:
         token = os.environ.get("GPUBROKER_TOKEN") or None
     if token is None and not out.asks:
