@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from providers.skypilot.environment import find_python
+from providers.skypilot.plugin import __file__ as patches_folder
 from providers.skypilot.plugin.shared import PIN
 from tests.support.skypilot import sky_python
 from tests.unit.providers.aws_front import Front, front, moto_server
@@ -99,3 +101,47 @@ def test_only_our_launches_do_without_skypilots_runtime(env: dict[str, str], exp
     home = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
     done = subprocess.run([sky_python(), "-c", READY], env={**home, **env}, capture_output=True, text=True)
     assert done.stdout == expected, done.stderr
+
+
+PODS = """
+import json, os
+from gpubroker_skypilot import patches
+from sky.adaptors import runpod as adaptor
+from sky.provision.runpod import utils
+import runpod
+
+asked = []
+runpod.get_gpu = lambda gpu_id: {"memoryInGb": 24}
+runpod.create_pod = lambda **kwargs: asked.append(kwargs) or {"id": "p"}
+utils.runpod_commands.create_spot_pod = lambda **kwargs: asked.append(kwargs) or {"id": "p"}
+for spot in (False, True):
+    patches._pod_as_bought(utils.launch)(
+        cluster_name="c", node_type="head", instance_type="1x_RTX4090_COMMUNITY", region="US", zone="community",
+        disk_size=100, image_name="i", ports=None, public_key="k", preemptible=spot, bid_per_gpu=0.3,
+        docker_login_config=None,
+    )
+request = patches._with_cuda_floor(lambda method, path, body, **kwargs: asked.append(body))
+request("POST", "/pods", json={"gpu": {"id": "g"}})
+request("POST", "/templates", json={"name": "t"})
+print(json.dumps([asked, patches._rest_base("https://api.runpod.io/v2"), patches._rest_base(adaptor._REST_BASE)]))
+"""
+"""SkyPilot's creates of one community pod, on demand and spot, and the creates of its next version."""
+
+
+def test_runpod_pods_have_the_purchases_cuda_versions(tmp_path: Path) -> None:
+    plugin = tmp_path / "plugin"
+    plugin.mkdir()
+    (plugin / "gpubroker_skypilot").symlink_to(Path(patches_folder).parent)
+    env = {
+        "HOME": str(tmp_path), "PATH": os.environ["PATH"], "PYTHONPATH": str(plugin),
+        "RUNPOD_API_BASE_URL": "http://127.0.0.1:9", PIN: json.dumps({"cuda_min": "12.6", "cuda": "12.6,12.8"}),
+    }  # fmt: skip
+    done = subprocess.run(
+        [str(find_python(None, tmp_path)), "-c", PODS], env=env, capture_output=True, text=True, timeout=180
+    )
+    assert done.returncode == 0, done.stderr
+    (fixed, spot, created, template), new, old = json.loads(done.stdout.splitlines()[-1])
+    assert [one["allowed_cuda_versions"] for one in (fixed, spot)] == [["12.6", "12.8"]] * 2
+    assert (fixed["data_center_id"], spot["data_center_id"]) == (None, None)
+    assert (created, template) == ({"gpu": {"id": "g", "minCudaVersion": "12.6"}}, {"name": "t"})
+    assert (new, old) == ("http://127.0.0.1:9/v2", "http://127.0.0.1:9/v1")

@@ -123,16 +123,53 @@ def _fresh_keys(original: Replacement) -> Replacement:
 # ------------------------------------------------------------------------------------------------------------- RunPod
 
 
-def _without_community_zone(original: Replacement) -> Replacement:
-    """Return `launch` without a data centre for community hosts.
+def _pod_as_bought(original: Replacement) -> Replacement:
+    """Return `launch` without a data centre for community hosts, and with the purchase's CUDA versions.
 
     A catalog row needs a zone, and SkyPilot uses it as the data centre, but community hosts have none.
     """
 
     def launch(*args: Any, **kwargs: Any) -> Any:
+        for module, name in (("runpod", "create_pod"), ("sky.provision.runpod.api.commands", "create_spot_pod")):
+            holder = importlib.import_module(module)
+            if not hasattr(getattr(holder, name), "gpubroker"):
+                setattr(holder, name, _with_cuda_versions(getattr(holder, name)))
         return original(*args, **{**kwargs, "zone": None if kwargs["zone"] == COMMUNITY_ZONE else kwargs["zone"]})
 
     return launch
+
+
+def _with_cuda_versions(original: Replacement) -> Replacement:
+    """Return a GraphQL create that allows only hosts with the purchase's CUDA versions."""
+
+    def create(*args: Any, **kwargs: Any) -> Any:
+        if versions := [version for version in pin().get("cuda", "").split(",") if version]:
+            kwargs["allowed_cuda_versions"] = versions
+        return original(*args, **kwargs)
+
+    create.gpubroker = True  # type: ignore[attr-defined]
+    return create
+
+
+def _with_cuda_floor(original: Replacement) -> Replacement:
+    """Return the REST request that sets the purchase's CUDA floor in a create.
+
+    SkyPilot 0.14.1 creates no pod by REST; its pull request 10846 does, by `POST /pods` with `gpu`.
+    """
+
+    def rest_request(method: str, path: str, json: Any = None, **kwargs: Any) -> Any:
+        floor = pin().get("cuda_min")
+        if (method, path) == ("POST", "/pods") and floor and isinstance(json, dict) and "gpu" in json:
+            json = {**json, "gpu": {**json["gpu"], "minCudaVersion": floor}}
+        return original(method, path, json, **kwargs)
+
+    return rest_request
+
+
+def _rest_base(original: str) -> str:
+    """Return the address of RunPod's REST API, or of the emulator in `RUNPOD_API_BASE_URL` with the same version."""
+    base = os.environ.get("RUNPOD_API_BASE_URL")
+    return base.rstrip("/") + "/" + original.rpartition("/")[2] if base else original
 
 
 # --------------------------------------------------------------------------------------------------------------- Vast
@@ -217,7 +254,7 @@ def _state_patches(
 
 
 _INIT, _UP, _STOPPED = status_lib.ClusterStatus.INIT, status_lib.ClusterStatus.UP, status_lib.ClusterStatus.STOPPED
-_runpod = _state_patches("runpod", {"RUNNING": _UP}, frozenset({"EXITED", "TERMINATED", "DEAD"}))
+_runpod = _state_patches("runpod", {"RUNNING": _UP}, frozenset({"EXITED", "TERMINATED", "DEAD", "ERROR"}))
 _vast = _state_patches(
     "vast",
     {"RUNNING": _UP, "EXITED": _STOPPED, "STOPPED": _STOPPED, "OFFLINE": _STOPPED},
@@ -330,7 +367,9 @@ PATCHES = (
     Patch("sky.provision.aws.config", "_configure_iam_role", "iam", aws_patches.no_instance_role),
     Patch("sky.provision.aws", "bootstrap_instances", "region cluster_name config", aws_patches.machine_as_bought),
     Patch("sky.adaptors.vast", "vast", "", _guarded_vast),
-    Patch("sky.provision.runpod.utils", "launch", _POD, _without_community_zone),
+    Patch("sky.provision.runpod.utils", "launch", _POD, _pod_as_bought),
+    Patch("sky.adaptors.runpod", "rest_request", None, _with_cuda_floor),
+    Patch("sky.adaptors.runpod", "_REST_BASE", None, _rest_base),
     Patch("sky.provision.vast.instance", "_filter_instances", _FILTER, _vast[1]),
     Patch("sky.provision.runpod.instance", "_filter_instances", _FILTER, _runpod[1]),
     Patch("sky.provision.vast", "query_instances", _QUERY, _vast[0]),
