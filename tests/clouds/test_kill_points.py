@@ -64,7 +64,7 @@ POINTS = (
 )
 BARE = POINTS[POINTS.index("the create request is answered unread") : POINTS.index("the agent is started")]
 """Points at which a machine runs and only the server would start its agent."""
-LISTING = {"lambda": "instances", "runpod": "listPods", "vast": "instances"}
+LISTING = {"lambda": ("instances",), "runpod": ("listPods", "myself"), "vast": ("instances",)}
 CREATING = {
     "lambda": ("launch",),
     "runpod": ("podRentInterruptable", "podFindAndDeployOnDemand"),
@@ -252,7 +252,9 @@ async def _killed(cloud: str, point: str, killed: str, home: Path, *, blind: boo
         async with asyncio.timeout(600):
             await story.point.passed.wait()
         if blind:
-            story.clouds.control.fail(cloud=cloud, call=LISTING[cloud], status=500, times=20)
+            # RunPod's broker lists by REST, SkyPilot by GraphQL; a dead server lists nothing.
+            for call in LISTING[cloud] if killed == "broker" else LISTING[cloud][:1]:
+                story.clouds.control.fail(cloud=cloud, call=call, status=500, times=20)
         if killed != "server":
             await asyncio.sleep(AWAY_S)
             story.start_broker()
