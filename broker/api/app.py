@@ -13,7 +13,7 @@ from broker.api.core.loop_lag import LoopLag
 from broker.api.core.metrics import Metrics
 from broker.api.core.problems import Overloaded, problem
 from broker.api.core.readiness import Readiness
-from broker.api.core.status_codes import again_after_s, answer_to
+from broker.api.core.status_codes import again_after_s, answer_to, public_text
 from broker.api.core.stream_limits import StreamLimits, Streams
 from broker.api.handlers import (
     admin,
@@ -182,9 +182,12 @@ def _of_error(error: GpubrokerError) -> web.Response:
     status, again_s = answer_to(error).http, again_after_s(error)
     if isinstance(error, InvalidInput):
         return problem(status, _count(error.problems), error.problems)
+    text = public_text(error)
+    if text != str(error):
+        log.warning("answered %d: %s", status, error)
     if again_s is not None:
-        return problem(status, str(error), headers={"Retry-After": str(math.ceil(again_s))})
-    return problem(status, str(error), headers=CHALLENGE if status == 401 else None)
+        return problem(status, text, headers={"Retry-After": str(math.ceil(again_s))})
+    return problem(status, text, headers=CHALLENGE if status == 401 else None)
 
 
 def _count(problems: tuple[Problem, ...]) -> str:

@@ -59,7 +59,11 @@ async def test_an_outage_says_when_to_ask_again(servers: ApiServers, monkeypatch
     await stub.ListJobs(pb.ListJobsRequest(), metadata=me)
     monkeypatch.setattr(Service, "jobs", away)
     error = await fails(stub.ListJobs(pb.ListJobsRequest(), metadata=me))
-    assert (error.kind, error.text, error.after_s) == ("unavailable", "the database does not answer", 2.0)
+    assert (error.kind, error.text, error.after_s) == (
+        "unavailable",
+        "the database gave no answer; what was asked may or may not be done, read again",
+        2.0,
+    )
 
 
 async def test_a_fault_of_ours_tells_nothing_of_itself(servers: ApiServers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,17 @@ def answer_to(error: GpubrokerError) -> Answer:
     return next((answer for kind, answer in ANSWERS.items() if isinstance(error, kind)), FAULT)
 
 
+def public_text(error: GpubrokerError) -> str:
+    """Return the text for callers. Texts of the database and the blob store name hosts, tables and settings."""
+    if answer_to(error) is FAULT:
+        return "an internal error; the server's log has the details"
+    if isinstance(error, StoreUnavailable):
+        return "the database gave no answer; what was asked may or may not be done, read again"
+    if isinstance(error, BlobsUnavailable):
+        return "the blob store gave no answer; try again"
+    return str(error)
+
+
 def again_after_s(error: GpubrokerError) -> float | None:
     """Return the seconds after which the same call may succeed, or None if it never will."""
     if isinstance(error, TooMany):

@@ -1,5 +1,6 @@
 """Converts errors to gRPC statuses with google.rpc details, the counterpart of HTTP's problem documents."""
 
+import logging
 import re
 from collections.abc import Sequence
 
@@ -7,11 +8,12 @@ import grpc
 from google.protobuf import duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from broker.api.core.status_codes import again_after_s, answer_to
+from broker.api.core.status_codes import again_after_s, answer_to, public_text
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem
 
 DOMAIN = "gpubroker"
 DETAILS = "grpc-status-details-bin"
+log = logging.getLogger(__name__)
 TEXT_CHARACTERS = 1000
 DETAIL_BYTES = 4096
 """Maximum bytes of the details. Many clients refuse metadata above 8 KiB, which also has to hold text and base64."""
@@ -42,7 +44,10 @@ def internal_error() -> status_pb2.Status:
 def _text(error: GpubrokerError) -> str:
     if isinstance(error, InvalidInput) and len(error.problems) > 1:
         return f"{len(error.problems)} fields are wrong; see the field violations"
-    return _short(str(error))
+    text = public_text(error)
+    if text != str(error):
+        log.warning("answered %s: %s", answer_to(error).grpc, error)
+    return _short(text)
 
 
 def _bad_request(problems: Sequence[Problem]) -> error_details_pb2.BadRequest:
