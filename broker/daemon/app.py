@@ -33,7 +33,7 @@ from broker.controllers.market.poller import MarketIntervals, MarketPoller
 from broker.controllers.notifications.outbox import OutboxRetention
 from broker.daemon.config import DaemonConfig
 from broker.daemon.home_dir import SPOOL, check_blobs, holding, make_home, with_room
-from broker.daemon.host_admissions import HostAdmissions, host_rules
+from broker.daemon.host_admissions import HostAdmissions, host_rules, model_folders
 from broker.daemon.installation import installation_of, mark_new, only_report, refuse_other_blobs
 from broker.daemon.listeners import Addresses, listening
 from broker.daemon.preflight_adapter import Checks, forbidden
@@ -312,7 +312,8 @@ def _service(
         storage_usd_per_gib_month=context.costs.storage_usd_per_gib_month,
         drain_budget=context.drain_budget,
     )
-    preflight = Checks(HubClient.of_environment(os.environ), context.clock, config.trainer.remote_code)
+    folders = model_folders(config, context)
+    preflight = Checks(HubClient.of_environment(os.environ), context.clock, config.trainer.remote_code, folders)
     return Service(
         store=context.store,
         blobs=context.blobs,

@@ -263,6 +263,9 @@ class DaemonConfig(Config):
     """Clouds and their settings; see docs/design/providers.md."""
     trainer: TrainerConfig = TrainerConfig()
     """Trainer code on rented machines; see docs/guide/images-and-storage.md."""
+    model_roots: tuple[Path, ...] = ()
+    """Folders below which `train.model` may name a folder of this host; empty: any for a single user, none for
+    several."""
     upload_max_bytes: Annotated[int, Field(ge=1)] = 512 * 1024**2
     """Largest data set or code archive in bytes; at least 1. Up to four uploads at once take space in the home."""
     rate_limit: RateLimitConfig = RateLimitConfig()

@@ -17,6 +17,7 @@ from broker.ports import Clock
 from broker.preflight import remote_code as code
 from broker.preflight.check import preflight
 from broker.preflight.dataset import DataSummary
+from broker.preflight.model_folders import ModelFolders
 from broker.preflight.model_lookup import HubClient, is_folder, resolve_for
 from broker.preflight.parse_process import parse
 from broker.runtime.cpu_threads import RunCpu, run_inline
@@ -47,10 +48,18 @@ class Checks:
     """Implements `broker.api.service.interfaces.Preflight`.
 
     `hub` None: models are looked up without network. `remote_code`: patterns of models whose code may run.
+    `folders`: folders of this host that jobs may name.
     """
 
-    def __init__(self, hub: HubClient | None, clock: Clock, remote_code: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        hub: HubClient | None,
+        clock: Clock,
+        remote_code: Sequence[str] = (),
+        folders: ModelFolders | None = None,
+    ) -> None:
         self._hub = hub
+        self._folders = folders or ModelFolders()
         self._clock = clock
         self._remote_code = remote_code
         self._found: dict[object, _FoundModel] = {}
@@ -62,6 +71,8 @@ class Checks:
         return spec.model_copy(update={"train": code.check(spec.train, self._remote_code)})
 
     async def check(self, spec: JobSpec, summary: Mapping[str, Any] | None, run: RunCpu = run_inline) -> Checked:
+        if spec.train is not None:
+            spec = spec.model_copy(update={"train": await self._folders.permit(spec.train)})
         key = (spec.train, spec.checkpoint, id(summary))
         now = self._clock.monotonic()
         held = self._found.get(key)

@@ -115,12 +115,17 @@ def _folder(path: Path, files: Sequence[str]) -> FoundModel:
     missing = [p for p in files if not any(path.glob(p))]
     if missing:
         raise _invalid(f"{str(path)!r} has no {', '.join(missing)}; save model and tokenizer with save_pretrained")
-    return FoundModel(name=path.name, config=parse((path / files[0]).read_bytes(), str(path), files[0]))
+    with (path / files[0]).open("rb") as file:
+        body = file.read(MAX_CONFIG_BYTES)
+    return FoundModel(name=path.name, config=parse(body, str(path), files[0]))
 
 
 def is_folder(model: str) -> bool:
-    """Return True if `model` names a folder of this machine, not a Hub id."""
-    return model.startswith(("/", "./", "../", "~")) or os.path.isdir(model)
+    """Return True if `model` is written as a folder of this machine. The disk is not read, so the answer reveals nothing.
+
+    A relative folder starts with `./` or `../`; otherwise `owner/name` could probe the daemon's working folder.
+    """
+    return model.startswith(("/", "./", "../", "~")) or model in (".", "..")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,9 +58,7 @@ async def _output(data: Path, fmt: DataFormat, cpu_s: int) -> tuple[int, bytes]:
             while piece := await worker.stdout.read(1 << 16):
                 output += piece
                 if len(output) > MAX_RESULT:
-                    raise _invalid(
-                        f"its summary has more than {MAX_RESULT} bytes; keep the columns to train on"
-                    )
+                    raise _invalid(f"its summary has more than {MAX_RESULT} bytes; keep the columns to train on")
             return await worker.wait(), bytes(output)
     except TimeoutError:
         raise _slow(cpu_s) from None
@@ -74,9 +72,7 @@ def _refusal(code: int, cpu_s: int) -> InvalidInput:
     if -code in (24, 9):  # SIGXCPU, then SIGKILL; the kernel also sends SIGKILL if memory runs out
         return _slow(cpu_s) if -code == 24 else _invalid("reading it takes too much memory or time; divide the file")
     if code == OUT_OF_MEMORY or -code == 6:  # SIGABRT: an allocation of native code failed
-        return _invalid(
-            f"reading it takes more than {MEMORY_BYTES >> 20} MiB of memory; use smaller row groups"
-        )
+        return _invalid(f"reading it takes more than {MEMORY_BYTES >> 20} MiB of memory; use smaller row groups")
     return _invalid("it cannot be read; write it again")
 
 

@@ -21,7 +21,7 @@ def check(train: TrainConfig | None, allowed: Sequence[str]) -> TrainConfig | No
     model = os.path.realpath(os.path.expanduser(train.model)) if folder else train.model
     if not any(fnmatchcase(model, pattern) for pattern in allowed):
         message = (
-            f"the code of {model!r} is not allowed; an administrator can allow it in trainer.remote_code of "
+            f"the code of {train.model!r} is not allowed; an administrator can allow it in trainer.remote_code of "
             "gpubroker.yaml"
         )
         raise InvalidInput(Problem(field="train.trust_remote_code", message=message))

@@ -1,0 +1,65 @@
+"""A quote must not tell which folders the daemon's host has."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from broker.domain.errors import InvalidInput
+from broker.preflight.model_folders import ModelFolders
+from broker.preflight.model_lookup import is_folder
+from trainer.contract.train import TrainConfig
+
+
+def train(model: str) -> TrainConfig:
+    return TrainConfig.model_validate({"model": model, "data": {"path": "a.csv", "completion": "{x}"}})
+
+
+async def refusal(folders: ModelFolders, model: str) -> str:
+    with pytest.raises(InvalidInput) as caught:
+        await folders.permit(train(model))
+    return caught.value.problems[0].message.replace(model, "X")
+
+
+async def shared() -> bool:
+    return True
+
+
+async def test_several_users_without_roots_get_one_answer(tmp_path: Path) -> None:
+    folders = ModelFolders(is_shared=shared)
+    answers = {await refusal(folders, m) for m in (str(tmp_path), "/nonexistent", "~root", "~nobody-here", "./x")}
+    assert len(answers) == 1
+    assert "model_roots" in answers.pop()
+
+
+async def test_outside_of_roots_and_absent_get_one_answer(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "link").symlink_to(tmp_path / "outside")
+    (root / "good").mkdir()
+    (root / "good" / "config.json").write_text(json.dumps({}))
+    (root / "alias").symlink_to(root / "good")
+    (root / "leak").mkdir()
+    (root / "leak" / "config.json").symlink_to(tmp_path / "secret.json")
+    folders = ModelFolders(roots=(root,))
+    bad = ("link", "absent", "../outside", "good/../../outside")
+    assert len({await refusal(folders, f"{root}/{name}") for name in bad}) == 1
+    assert "links" in await refusal(folders, f"{root}/leak")
+    assert (await folders.permit(train(f"{root}/alias"))).model == str(root / "good")
+
+
+async def test_unreachable_folders_are_refused_unread() -> None:
+    folders = ModelFolders(reachable=False)
+    assert await refusal(folders, "/root") == await refusal(folders, "/nonexistent")
+
+
+async def test_single_user_names_any_folder_and_hub_ids_pass(tmp_path: Path) -> None:
+    assert (await ModelFolders().permit(train(str(tmp_path)))).model == str(tmp_path)
+    assert (await ModelFolders(reachable=False).permit(train("owner/name"))).model == "owner/name"
+
+
+def test_hub_id_never_probes_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "etc" / "ssl").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert not is_folder("etc/ssl")
