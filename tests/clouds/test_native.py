@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from broker.domain.errors import Gone
+from broker.domain.errors import Gone, OutcomeUnknown
 from broker.domain.ids import Installation, InstanceName
 from broker.domain.instance import BootSpec, InstanceState, Observed
 from broker.domain.offer import GpuAsk, Offer
@@ -115,6 +115,23 @@ async def test_runpod_by_skypilots_own_call(clouds: Clouds, runpod: RunpodCloud,
     assert mismatch_message(offer, (machine,)) is None
     assert (machine.spot, machine.gpus, machine.accelerator) == (None, 2, "h100-sxm")
     await taken_away_and_destroyed(clouds, runpod, machine)
+
+
+async def test_runpod_retires_one_api_then_the_other(clouds: Clouds, runpod: RunpodCloud) -> None:
+    ask = (
+        f'mutation {{ podFindAndDeployOnDemand(input: {{ name: "{CLUSTER}-head", cloudType: SECURE, gpuCount: 1,'
+        ' gpuTypeId: "NVIDIA L40S", imageName: "i" }) { id } }'
+    )
+    await send(clouds, "POST", "/graphql", {"query": ask})
+    clouds.control.retire("rest", in_s=3600)
+    machine = await seen(runpod, InstanceState.RUNNING)
+    clouds.control.retire("rest", status=404)
+    assert (await seen(runpod, InstanceState.RUNNING)).handle == machine.handle
+    await runpod.destroy(machine.handle)
+    assert clouds.bill().open() == []
+    clouds.control.retire("graphql")
+    with pytest.raises(OutcomeUnknown, match="410"):
+        await runpod.list()
 
 
 async def test_runpod_sells_another_gpu(clouds: Clouds, runpod: RunpodCloud) -> None:
