@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError
@@ -55,6 +56,8 @@ class Objects:
         self._store = store
         self._reader = reader or store
         self._prefix = f"{installation}/"
+        self._root: Path | None = None
+        """Folder of a store that must exist: writing into a removed one would start a second, empty store."""
         self.answered_at = time.monotonic()
         self.sent_bytes = 0
         """Bytes of content sent; failed uploads count too, because they are billed."""
@@ -64,7 +67,9 @@ class Objects:
     def open(cls, url: str, options: Mapping[str, str], installation: str) -> Self:
         """Open a store by URL and a grant's options. Raises: ObjectStoreError."""
         store, reader = _pair(url, options)
-        return cls(store, installation, reader)
+        opened = cls(store, installation, reader)
+        opened._root = _folder(url)
+        return opened
 
     def renew(self, url: str, options: Mapping[str, str]) -> None:
         """Use renewed credentials of the same place from the next call on. Raises: ObjectStoreError."""
@@ -89,10 +94,15 @@ class Objects:
         self.received_bytes += len(data)
         return data
 
+    def _check_root(self) -> None:
+        if self._root is not None and not self._root.is_dir():
+            raise OSError(f"the store's folder {self._root} is gone; put it back, it is not created again")
+
     async def write(self, key: str, data: bytes) -> None:
         """Write the object, replacing an older one. Raises: ObjectStoreError."""
         self.sent_bytes += len(data)
         try:
+            self._check_root()
             async with asyncio.timeout(SMALL_TIMEOUT_S):
                 await obstore.put_async(self._store, self._prefix + key, data)
         except (BaseError, OSError, TimeoutError) as e:
@@ -109,6 +119,7 @@ class Objects:
         """
         self.sent_bytes += len(data)
         try:
+            self._check_root()
             async with asyncio.timeout(SMALL_TIMEOUT_S):
                 await obstore.put_async(self._store, self._prefix + key, data, mode="create")
         except AlreadyExistsError:
@@ -127,6 +138,7 @@ class Objects:
             size = path.stat().st_size
             self.sent_bytes += size
             async with asyncio.timeout(LARGE_TIMEOUT_S):
+                self._check_root()
                 if size <= multipart.PART:
                     await obstore.put_async(self._store, self._prefix + key, path)
                     sent(size)
@@ -215,6 +227,10 @@ class Objects:
 
     def _answered(self) -> None:
         self.answered_at = time.monotonic()
+
+
+def _folder(url: str) -> Path | None:
+    return Path(unquote(urlsplit(url).path)) if url.startswith("file:") else None
 
 
 def _pair(url: str, options: Mapping[str, str]) -> tuple[ObjectStore, ObjectStore]:
