@@ -121,7 +121,7 @@ def _folder(path: Path, files: Sequence[str]) -> FoundModel:
 
 
 def is_folder(model: str) -> bool:
-    """Return True if `model` is written as a folder of this machine. The disk is not read, so the answer reveals nothing.
+    """Return True if `model` is written as a folder of this machine, without reading the disk.
 
     A relative folder starts with `./` or `../`; otherwise `owner/name` could probe the daemon's working folder.
     """

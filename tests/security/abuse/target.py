@@ -65,7 +65,9 @@ class Target:
 @asynccontextmanager
 async def target() -> AsyncIterator[Target]:
     """Start a daemon whose process may allocate MEMORY_BYTES, and create two teams."""
-    daemon = Daemon()
+    daemon = Daemon(trusted=True)  # of two teams: the attacks of quotes need offers
+    file = daemon.home / "gpubroker.yaml"
+    file.write_text(file.read_text().replace("local: null", "local: {}"))  # untrusted, for the attacks on the host
     daemon.command = (sys.executable, "-c", LIMITED)
     try:
         await daemon.start()
