@@ -77,7 +77,7 @@ class ListArtifactsResponse(_message.Message):
     step: int
     complete: bool
     items: _containers.RepeatedCompositeFieldContainer[Artifact]
-    def __init__(self, step: _Optional[int] = ..., complete: bool = ..., items: _Optional[_Iterable[_Union[Artifact, _Mapping]]] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., complete: _Optional[bool] = ..., items: _Optional[_Iterable[_Union[Artifact, _Mapping]]] = ...) -> None: ...
 
 class Artifact(_message.Message):
     __slots__ = ("path", "bytes", "sha256")

@@ -5,7 +5,7 @@ import warnings
 
 from broker.api.proto.gpubroker.v1 import artifact_service_pb2 as gpubroker_dot_v1_dot_artifact__service__pb2
 
-GRPC_GENERATED_VERSION = '1.80.1'
+GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class ArtifactServiceStub(object):
+class ArtifactServiceStub:
     """Uploads of data sets and code, and downloads of results.
     """
 
@@ -52,7 +52,7 @@ class ArtifactServiceStub(object):
                 _registered_method=True)
 
 
-class ArtifactServiceServicer(object):
+class ArtifactServiceServicer:
     """Uploads of data sets and code, and downloads of results.
     """
 
@@ -103,7 +103,7 @@ def add_ArtifactServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class ArtifactService(object):
+class ArtifactService:
     """Uploads of data sets and code, and downloads of results.
     """
 

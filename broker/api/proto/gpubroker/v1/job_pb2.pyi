@@ -234,7 +234,7 @@ class Job(_message.Message):
     retry_of: str
     team: str
     forecast: Forecast
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., owner: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cap_usd: _Optional[str] = ..., spent_usd: _Optional[str] = ..., attempts: _Optional[int] = ..., retries_used: _Optional[int] = ..., stop_requested: bool = ..., retry_of: _Optional[str] = ..., team: _Optional[str] = ..., forecast: _Optional[_Union[Forecast, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., owner: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cap_usd: _Optional[str] = ..., spent_usd: _Optional[str] = ..., attempts: _Optional[int] = ..., retries_used: _Optional[int] = ..., stop_requested: _Optional[bool] = ..., retry_of: _Optional[str] = ..., team: _Optional[str] = ..., forecast: _Optional[_Union[Forecast, _Mapping]] = ...) -> None: ...
 
 class JobDetail(_message.Message):
     __slots__ = ("id", "name", "owner", "state", "reason", "labels", "created_at", "finished_at", "cap_usd", "spent_usd", "attempts", "retries_used", "stop_requested", "retry_of", "spec", "reserved_usd", "runs", "team", "forecast", "storage", "ran_out_of_memory")
@@ -287,7 +287,7 @@ class JobDetail(_message.Message):
     forecast: Forecast
     storage: Storage
     ran_out_of_memory: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., owner: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cap_usd: _Optional[str] = ..., spent_usd: _Optional[str] = ..., attempts: _Optional[int] = ..., retries_used: _Optional[int] = ..., stop_requested: bool = ..., retry_of: _Optional[str] = ..., spec: _Optional[_Union[_spec_pb2.JobSpec, _Mapping]] = ..., reserved_usd: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., team: _Optional[str] = ..., forecast: _Optional[_Union[Forecast, _Mapping]] = ..., storage: _Optional[_Union[Storage, _Mapping]] = ..., ran_out_of_memory: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., owner: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cap_usd: _Optional[str] = ..., spent_usd: _Optional[str] = ..., attempts: _Optional[int] = ..., retries_used: _Optional[int] = ..., stop_requested: _Optional[bool] = ..., retry_of: _Optional[str] = ..., spec: _Optional[_Union[_spec_pb2.JobSpec, _Mapping]] = ..., reserved_usd: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., team: _Optional[str] = ..., forecast: _Optional[_Union[Forecast, _Mapping]] = ..., storage: _Optional[_Union[Storage, _Mapping]] = ..., ran_out_of_memory: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Forecast(_message.Message):
     __slots__ = ("usd", "finish_at", "step_s", "over_cap", "late")
@@ -301,7 +301,7 @@ class Forecast(_message.Message):
     step_s: float
     over_cap: bool
     late: bool
-    def __init__(self, usd: _Optional[str] = ..., finish_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., step_s: _Optional[float] = ..., over_cap: bool = ..., late: bool = ...) -> None: ...
+    def __init__(self, usd: _Optional[str] = ..., finish_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., step_s: _Optional[float] = ..., over_cap: _Optional[bool] = ..., late: _Optional[bool] = ...) -> None: ...
 
 class Storage(_message.Message):
     __slots__ = ("bytes", "usd", "usd_per_month", "deleted")
@@ -487,7 +487,7 @@ class Final(_message.Message):
     ran_out: RanOut
     bad_host: bool
     messages: _containers.RepeatedCompositeFieldContainer[AgentMessage]
-    def __init__(self, attempt: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., message: _Optional[str] = ..., exit_code: _Optional[int] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., resumed_from: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointRef, _Mapping]] = ..., heldout_loss_before: _Optional[float] = ..., heldout_loss_after: _Optional[float] = ..., peak_memory_bytes: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., boot: _Optional[str] = ..., received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., ran_out: _Optional[_Union[RanOut, str]] = ..., bad_host: bool = ..., messages: _Optional[_Iterable[_Union[AgentMessage, _Mapping]]] = ...) -> None: ...
+    def __init__(self, attempt: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., message: _Optional[str] = ..., exit_code: _Optional[int] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., resumed_from: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointRef, _Mapping]] = ..., heldout_loss_before: _Optional[float] = ..., heldout_loss_after: _Optional[float] = ..., peak_memory_bytes: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., boot: _Optional[str] = ..., received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., ran_out: _Optional[_Union[RanOut, str]] = ..., bad_host: _Optional[bool] = ..., messages: _Optional[_Iterable[_Union[AgentMessage, _Mapping]]] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("seq", "at", "kind", "message", "attempt_id", "data")

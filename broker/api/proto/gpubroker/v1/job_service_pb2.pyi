@@ -26,7 +26,7 @@ class SubmitJobResponse(_message.Message):
     REPLAYED_FIELD_NUMBER: _ClassVar[int]
     job: _job_pb2.Job
     replayed: bool
-    def __init__(self, job: _Optional[_Union[_job_pb2.Job, _Mapping]] = ..., replayed: bool = ...) -> None: ...
+    def __init__(self, job: _Optional[_Union[_job_pb2.Job, _Mapping]] = ..., replayed: _Optional[bool] = ...) -> None: ...
 
 class GetJobRequest(_message.Message):
     __slots__ = ("job_id",)
@@ -88,7 +88,7 @@ class RetryJobRequest(_message.Message):
     job_id: str
     resume: bool
     idempotency_key: str
-    def __init__(self, job_id: _Optional[str] = ..., resume: bool = ..., idempotency_key: _Optional[str] = ...) -> None: ...
+    def __init__(self, job_id: _Optional[str] = ..., resume: _Optional[bool] = ..., idempotency_key: _Optional[str] = ...) -> None: ...
 
 class RetryJobResponse(_message.Message):
     __slots__ = ("job", "replayed")
@@ -96,7 +96,7 @@ class RetryJobResponse(_message.Message):
     REPLAYED_FIELD_NUMBER: _ClassVar[int]
     job: _job_pb2.Job
     replayed: bool
-    def __init__(self, job: _Optional[_Union[_job_pb2.Job, _Mapping]] = ..., replayed: bool = ...) -> None: ...
+    def __init__(self, job: _Optional[_Union[_job_pb2.Job, _Mapping]] = ..., replayed: _Optional[bool] = ...) -> None: ...
 
 class RaiseCapRequest(_message.Message):
     __slots__ = ("job_id", "cap_usd")
@@ -186,7 +186,7 @@ class WatchEventsRequest(_message.Message):
     job_id: str
     after: int
     follow: bool
-    def __init__(self, job_id: _Optional[str] = ..., after: _Optional[int] = ..., follow: bool = ...) -> None: ...
+    def __init__(self, job_id: _Optional[str] = ..., after: _Optional[int] = ..., follow: _Optional[bool] = ...) -> None: ...
 
 class WatchEventsResponse(_message.Message):
     __slots__ = ("event", "end")
@@ -214,7 +214,7 @@ class FollowLogsRequest(_message.Message):
     attempt: int
     position: str
     follow: bool
-    def __init__(self, job_id: _Optional[str] = ..., attempt: _Optional[int] = ..., position: _Optional[str] = ..., follow: bool = ...) -> None: ...
+    def __init__(self, job_id: _Optional[str] = ..., attempt: _Optional[int] = ..., position: _Optional[str] = ..., follow: _Optional[bool] = ...) -> None: ...
 
 class FollowLogsResponse(_message.Message):
     __slots__ = ("chunk", "end")

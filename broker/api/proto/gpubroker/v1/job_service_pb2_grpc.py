@@ -5,7 +5,7 @@ import warnings
 
 from broker.api.proto.gpubroker.v1 import job_service_pb2 as gpubroker_dot_v1_dot_job__service__pb2
 
-GRPC_GENERATED_VERSION = '1.80.1'
+GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class JobServiceStub(object):
+class JobServiceStub:
     """Jobs. Those of other teams are NOT_FOUND.
     """
 
@@ -102,7 +102,7 @@ class JobServiceStub(object):
                 _registered_method=True)
 
 
-class JobServiceServicer(object):
+class JobServiceServicer:
     """Jobs. Those of other teams are NOT_FOUND.
     """
 
@@ -273,7 +273,7 @@ def add_JobServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class JobService(object):
+class JobService:
     """Jobs. Those of other teams are NOT_FOUND.
     """
 

@@ -5,7 +5,7 @@ import warnings
 
 from broker.api.proto.gpubroker.v1 import provider_service_pb2 as gpubroker_dot_v1_dot_provider__service__pb2
 
-GRPC_GENERATED_VERSION = '1.80.1'
+GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class ProviderServiceStub(object):
+class ProviderServiceStub:
     """Configured providers.
     """
 
@@ -47,7 +47,7 @@ class ProviderServiceStub(object):
                 _registered_method=True)
 
 
-class ProviderServiceServicer(object):
+class ProviderServiceServicer:
     """Configured providers.
     """
 
@@ -86,7 +86,7 @@ def add_ProviderServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class ProviderService(object):
+class ProviderService:
     """Configured providers.
     """
 

@@ -192,7 +192,7 @@ class Plan(_message.Message):
     micro_batch: int
     accumulation: int
     gradient_checkpointing: bool
-    def __init__(self, parallelism: _Optional[_Union[Parallelism, str]] = ..., devices: _Optional[int] = ..., micro_batch: _Optional[int] = ..., accumulation: _Optional[int] = ..., gradient_checkpointing: bool = ...) -> None: ...
+    def __init__(self, parallelism: _Optional[_Union[Parallelism, str]] = ..., devices: _Optional[int] = ..., micro_batch: _Optional[int] = ..., accumulation: _Optional[int] = ..., gradient_checkpointing: _Optional[bool] = ...) -> None: ...
 
 class Hours(_message.Message):
     __slots__ = ("boot", "load", "training", "evaluation", "checkpoints", "preemptions")

@@ -5,7 +5,7 @@ import warnings
 
 from broker.api.proto.gpubroker.v1 import quote_service_pb2 as gpubroker_dot_v1_dot_quote__service__pb2
 
-GRPC_GENERATED_VERSION = '1.80.1'
+GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class QuoteServiceStub(object):
+class QuoteServiceStub:
     """Quotes.
     """
 
@@ -42,7 +42,7 @@ class QuoteServiceStub(object):
                 _registered_method=True)
 
 
-class QuoteServiceServicer(object):
+class QuoteServiceServicer:
     """Quotes.
     """
 
@@ -69,7 +69,7 @@ def add_QuoteServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class QuoteService(object):
+class QuoteService:
     """Quotes.
     """
 

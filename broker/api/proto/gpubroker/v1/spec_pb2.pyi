@@ -308,7 +308,7 @@ class TrainConfig(_message.Message):
     selection: SelectionConfig
     output: OutputConfig
     metrics: MetricsConfig
-    def __init__(self, task: _Optional[_Union[Task, str]] = ..., model: _Optional[str] = ..., data: _Optional[_Union[DataConfig, _Mapping]] = ..., lora: _Optional[_Union[LoraConfig, _Mapping]] = ..., full: _Optional[_Union[FullConfig, _Mapping]] = ..., qlora: _Optional[_Union[QloraConfig, _Mapping]] = ..., optim: _Optional[_Union[OptimConfig, _Mapping]] = ..., epochs: _Optional[float] = ..., max_steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., max_length: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., gradient_checkpointing: bool = ..., seed: _Optional[int] = ..., eval_every_steps: _Optional[int] = ..., samples: _Optional[_Union[SamplesConfig, _Mapping]] = ..., packing: bool = ..., dpo: _Optional[_Union[DpoConfig, _Mapping]] = ..., diffusion: _Optional[_Union[DiffusionConfig, _Mapping]] = ..., tf32: bool = ..., compile: bool = ..., fp8: bool = ..., attention: _Optional[_Union[Attention, str]] = ..., revision: _Optional[str] = ..., trust_remote_code: bool = ..., guard: _Optional[_Union[GuardConfig, _Mapping]] = ..., selection: _Optional[_Union[SelectionConfig, _Mapping]] = ..., output: _Optional[_Union[OutputConfig, _Mapping]] = ..., metrics: _Optional[_Union[MetricsConfig, _Mapping]] = ...) -> None: ...
+    def __init__(self, task: _Optional[_Union[Task, str]] = ..., model: _Optional[str] = ..., data: _Optional[_Union[DataConfig, _Mapping]] = ..., lora: _Optional[_Union[LoraConfig, _Mapping]] = ..., full: _Optional[_Union[FullConfig, _Mapping]] = ..., qlora: _Optional[_Union[QloraConfig, _Mapping]] = ..., optim: _Optional[_Union[OptimConfig, _Mapping]] = ..., epochs: _Optional[float] = ..., max_steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., max_length: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., gradient_checkpointing: _Optional[bool] = ..., seed: _Optional[int] = ..., eval_every_steps: _Optional[int] = ..., samples: _Optional[_Union[SamplesConfig, _Mapping]] = ..., packing: _Optional[bool] = ..., dpo: _Optional[_Union[DpoConfig, _Mapping]] = ..., diffusion: _Optional[_Union[DiffusionConfig, _Mapping]] = ..., tf32: _Optional[bool] = ..., compile: _Optional[bool] = ..., fp8: _Optional[bool] = ..., attention: _Optional[_Union[Attention, str]] = ..., revision: _Optional[str] = ..., trust_remote_code: _Optional[bool] = ..., guard: _Optional[_Union[GuardConfig, _Mapping]] = ..., selection: _Optional[_Union[SelectionConfig, _Mapping]] = ..., output: _Optional[_Union[OutputConfig, _Mapping]] = ..., metrics: _Optional[_Union[MetricsConfig, _Mapping]] = ...) -> None: ...
 
 class MetricsConfig(_message.Message):
     __slots__ = ("wandb", "mlflow")
@@ -348,7 +348,7 @@ class OutputConfig(_message.Message):
     merge: bool
     push: PushConfig
     copy_to: CopyConfig
-    def __init__(self, merge: bool = ..., push: _Optional[_Union[PushConfig, _Mapping]] = ..., copy_to: _Optional[_Union[CopyConfig, _Mapping]] = ...) -> None: ...
+    def __init__(self, merge: _Optional[bool] = ..., push: _Optional[_Union[PushConfig, _Mapping]] = ..., copy_to: _Optional[_Union[CopyConfig, _Mapping]] = ...) -> None: ...
 
 class PushConfig(_message.Message):
     __slots__ = ("repo", "private", "secret")
@@ -358,7 +358,7 @@ class PushConfig(_message.Message):
     repo: str
     private: bool
     secret: str
-    def __init__(self, repo: _Optional[str] = ..., private: bool = ..., secret: _Optional[str] = ...) -> None: ...
+    def __init__(self, repo: _Optional[str] = ..., private: _Optional[bool] = ..., secret: _Optional[str] = ...) -> None: ...
 
 class CopyConfig(_message.Message):
     __slots__ = ("url", "secret")
@@ -390,7 +390,7 @@ class SelectionConfig(_message.Message):
     patience: int
     min_delta: float
     best: bool
-    def __init__(self, metric: _Optional[str] = ..., patience: _Optional[int] = ..., min_delta: _Optional[float] = ..., best: bool = ...) -> None: ...
+    def __init__(self, metric: _Optional[str] = ..., patience: _Optional[int] = ..., min_delta: _Optional[float] = ..., best: _Optional[bool] = ...) -> None: ...
 
 class DataConfig(_message.Message):
     __slots__ = ("path", "format", "prompt", "completion", "eval_share", "messages", "label", "labels", "words", "chosen", "rejected", "bad_share", "image", "secret")
@@ -440,7 +440,7 @@ class LoraConfig(_message.Message):
     targets_named: _containers.RepeatedScalarFieldContainer[str]
     rslora: bool
     dora: bool
-    def __init__(self, r: _Optional[int] = ..., alpha: _Optional[int] = ..., dropout: _Optional[float] = ..., targets: _Optional[_Union[LoraTargets, str]] = ..., targets_named: _Optional[_Iterable[str]] = ..., rslora: bool = ..., dora: bool = ...) -> None: ...
+    def __init__(self, r: _Optional[int] = ..., alpha: _Optional[int] = ..., dropout: _Optional[float] = ..., targets: _Optional[_Union[LoraTargets, str]] = ..., targets_named: _Optional[_Iterable[str]] = ..., rslora: _Optional[bool] = ..., dora: _Optional[bool] = ...) -> None: ...
 
 class QloraConfig(_message.Message):
     __slots__ = ("r", "alpha", "dropout", "targets", "targets_named", "rslora", "dora", "bits")
@@ -460,7 +460,7 @@ class QloraConfig(_message.Message):
     rslora: bool
     dora: bool
     bits: int
-    def __init__(self, r: _Optional[int] = ..., alpha: _Optional[int] = ..., dropout: _Optional[float] = ..., targets: _Optional[_Union[LoraTargets, str]] = ..., targets_named: _Optional[_Iterable[str]] = ..., rslora: bool = ..., dora: bool = ..., bits: _Optional[int] = ...) -> None: ...
+    def __init__(self, r: _Optional[int] = ..., alpha: _Optional[int] = ..., dropout: _Optional[float] = ..., targets: _Optional[_Union[LoraTargets, str]] = ..., targets_named: _Optional[_Iterable[str]] = ..., rslora: _Optional[bool] = ..., dora: _Optional[bool] = ..., bits: _Optional[int] = ...) -> None: ...
 
 class FullConfig(_message.Message):
     __slots__ = ()
@@ -500,7 +500,7 @@ class DiffusionConfig(_message.Message):
     min_snr: float
     cache: bool
     sample_steps: int
-    def __init__(self, resolution: _Optional[int] = ..., min_snr: _Optional[float] = ..., cache: bool = ..., sample_steps: _Optional[int] = ...) -> None: ...
+    def __init__(self, resolution: _Optional[int] = ..., min_snr: _Optional[float] = ..., cache: _Optional[bool] = ..., sample_steps: _Optional[int] = ...) -> None: ...
 
 class SamplesConfig(_message.Message):
     __slots__ = ("prompts", "max_new_tokens")
@@ -518,7 +518,7 @@ class ScriptConfig(_message.Message):
     code: str
     command: _containers.RepeatedScalarFieldContainer[str]
     checkpoints: bool
-    def __init__(self, code: _Optional[str] = ..., command: _Optional[_Iterable[str]] = ..., checkpoints: bool = ...) -> None: ...
+    def __init__(self, code: _Optional[str] = ..., command: _Optional[_Iterable[str]] = ..., checkpoints: _Optional[bool] = ...) -> None: ...
 
 class Resources(_message.Message):
     __slots__ = ("gpus", "nodes", "accelerators", "providers", "regions", "spot", "max_usd_per_hour", "aws", "trust", "objective")
@@ -554,7 +554,7 @@ class AwsOptions(_message.Message):
     subnets: _containers.RepeatedScalarFieldContainer[str]
     encrypted_volume: bool
     kms_key: str
-    def __init__(self, vpc: _Optional[str] = ..., subnets: _Optional[_Iterable[str]] = ..., encrypted_volume: bool = ..., kms_key: _Optional[str] = ...) -> None: ...
+    def __init__(self, vpc: _Optional[str] = ..., subnets: _Optional[_Iterable[str]] = ..., encrypted_volume: _Optional[bool] = ..., kms_key: _Optional[str] = ...) -> None: ...
 
 class CheckpointConfig(_message.Message):
     __slots__ = ("every_s", "keep", "keep_every")
