@@ -1,5 +1,6 @@
 """The loss curve: in the terminal, and as a PNG if matplotlib is installed (extra `plots`)."""
 
+from math import isfinite
 from pathlib import Path
 
 from broker.notify.plot import png
@@ -8,14 +9,16 @@ from broker.reporting.loss_curve import Losses
 
 def in_terminal(losses: Losses, *, colour: bool) -> str:
     """Return the loss curve as a plot of 80 x 15 characters."""
-    import plotext
+    from plotext import figure
 
-    plotext.clear_figure()
-    plotext.plotsize(80, 15)
-    plotext.theme("pro" if colour else "clear")
-    plotext.plot([step for step, _ in losses], [loss for _, loss in losses], marker="braille")
-    plotext.title("loss by optimizer step")
-    return str(plotext.build())
+    finite = [(step, loss) for step, loss in losses if isfinite(loss)]  # any other number ends the process in plotext
+    figure.clear()
+    figure.plot_size(80, 15)
+    figure.theme("simple")  # the terminal's own colours for all but the curve
+    curve = figure.signal([step for step, _ in finite], [loss for _, loss in finite], marker="braille")
+    figure.draw(curve.lines())
+    figure.title("loss by optimizer step")
+    return str(figure.build().string(colorless=not colour)).rstrip("\n")
 
 
 def to_png(losses: Losses, heldout: tuple[float | None, float | None], resumed: tuple[int, ...], path: Path) -> bool:
