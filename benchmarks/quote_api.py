@@ -46,7 +46,7 @@ async def measure(dsn: str, offers: int, quotes: int) -> list[Times]:
     store = await PostgresStore.connect(dsn)
     try:
         async with serving(store, memory_blobs()) as api:
-            api.service.quotes.market = Clouds(market(offers, datetime.now(UTC)))
+            api.service.quotes.market = Clouds(items=market(offers, datetime.now(UTC)))
             calm_garbage_collector()
             me = await api.token("benchmark")
             upload = await api.upload(me)
