@@ -151,12 +151,17 @@ class MachineCost:
     """Billed hours and dollars of traffic without preemption."""
     traffic_usd: TrafficCost
     bucket: BucketCost
+    bucket_usd: float = field(init=False)
+    """Dollars an hour for the bucket; a field of its own, because quotes read it for tens of thousands of offers."""
+    is_traffic_charged: bool = field(init=False)
+    """True if the cloud charges for traffic; a field of its own for the same reason."""
     host: HostNeeds
 
     def __post_init__(self) -> None:
         self.max_interval_s = max(self.saving, interval_s(self.saving, 0.0, self.max_lost_work_s))
         # Young's sqrt(2 C / λ), which is below Daly's interval and C, exceeds the work that may be lost.
         self.low_hazard = 2 * self.saving / self.max_lost_work_s**2 - self.failures / 3600 if self.saving else inf
+        self.bucket_usd, self.is_traffic_charged = self.bucket.total, self.traffic_usd.is_charged
         self.undisturbed = self.billed(self.p50(0.0)), self.traffic(0.0)
 
     @property
@@ -218,8 +223,8 @@ class MachineCost:
         seconds = self.standing + work
         if seconds < self.least_billed:
             seconds = self.least_billed
-        usd = (price + self.bucket.total) * (ceil(seconds / self.quantum) * self.quantum / 3600)
-        return usd + self.traffic(rate) if self.traffic_usd.is_charged else usd
+        usd = (price + self.bucket_usd) * (ceil(seconds / self.quantum) * self.quantum / 3600)
+        return usd + self.traffic(rate) if self.is_traffic_charged else usd
 
     def traffic(self, rate: float) -> float:
         """Return expected dollars of traffic."""

@@ -57,7 +57,7 @@ def apply_rules(case: GroupCase) -> None:
     ask, kind, group, offers, drops, micros = case.ask, case.kind, case.group, case.offers, case.drops, case.micros
     nodes, limit, cap, is_timed, excluded = ask.nodes, ask.limit, ask.cap_micros, ask.has_time_limit, ask.excluded
     has_place_rules = bool(ask.regions) or _has_small_host(group, kind)
-    is_own, bucket_usd, (hours, traffic) = kind.caps.trust == "own", kind.bucket.total, kind.undisturbed
+    is_own, bucket_usd, (hours, traffic) = kind.caps.trust == "own", kind.bucket_usd, kind.undisturbed
     for number, machine_price, rate, gone in zip(group.numbers, group.prices, group.rates, group.gone, strict=True):
         price = machine_price * nodes
         if has_place_rules and (drop := _place_drop(ask, offers[number], kind)) is not None:
