@@ -12,11 +12,17 @@ from tests.support.memory_store.store import MemoryStore
 
 
 @pytest.fixture(params=["memory", "postgres"])
-async def store(request: pytest.FixtureRequest, postgres_dsn: str) -> AsyncIterator[Store]:
-    if request.param == "memory":
+def database(request: pytest.FixtureRequest) -> str | None:
+    """The dsn of the store under test; None for memory, for which no database is made."""
+    return None if request.param == "memory" else str(request.getfixturevalue("postgres_dsn"))
+
+
+@pytest.fixture
+async def store(database: str | None) -> AsyncIterator[Store]:
+    if database is None:
         made: Store = MemoryStore(SystemClock())
     else:
-        made = await PostgresStore.connect(postgres_dsn)
+        made = await PostgresStore.connect(database)
     yield made
     await made.close()
 

@@ -7,14 +7,10 @@ import pytest
 from broker.domain.errors import OutcomeUnknown, Rejected, Throttled
 from broker.domain.ids import JobId
 from broker.domain.job import AttemptState, JobState, Reason
+from broker.lifecycle.liveness import LivenessTimeouts
 from tests.support.rig.broker_rig import ENDLESS, BrokerRig, RigBuilder
 from tests.support.rig.launcher_cloud import LauncherCloud, cloud_of, name_of, until_machine_recorded
 from tests.support.rig.simulated_cloud import CloudFaults
-
-
-@pytest.fixture(autouse=True)
-def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.lifecycle.decisions.launch_decision.CREATE_POLL_S", 0.02)
 
 
 async def test_a_machine_is_not_adopted_before_its_agent_runs(build_rig: RigBuilder) -> None:
@@ -33,6 +29,7 @@ async def test_a_launcher_that_dies_between_leaves_no_bare_machine(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = build_rig(LauncherCloud, cloud_faults=CloudFaults(caps={"agent_start_s": 0.3}))
+    rig.timeouts = LivenessTimeouts(lost_s=0.5)
     async with rig.running():
         job = await rig.submit()
         await until_machine_recorded(rig, job)

@@ -46,7 +46,6 @@ async def test_a_refusal_that_takes_long_is_still_a_refusal(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The create is looked up meanwhile, which must not make its late answer void."""
-    monkeypatch.setattr("broker.lifecycle.decisions.launch_decision.CREATE_POLL_S", 0.02)
     rig = build_rig()
     create, calls = rig.provider.create, []
 
@@ -336,7 +335,6 @@ async def test_people_hear_of_a_launcher_that_cannot_be_proven_dead(
 
     monkeypatch.setattr(rig.provider, "launcher", unknown)
     monkeypatch.setattr(rig.provider, "create", mute)
-    monkeypatch.setattr("broker.lifecycle.decisions.launch_decision.CREATE_POLL_S", 0.02)
     async with rig.running():
         job = await rig.submit()
 

@@ -29,7 +29,6 @@ def unproven(build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch) -> BrokerRi
 
     monkeypatch.setattr(rig.provider, "launcher", _says(Liveness.UNKNOWN))
     monkeypatch.setattr(rig.provider, "create", mute)
-    monkeypatch.setattr("broker.lifecycle.decisions.launch_decision.CREATE_POLL_S", 0.02)
     monkeypatch.setattr("broker.lifecycle.decisions.termination_decision.STUCK_S", 0.1)
     return rig
 

@@ -14,16 +14,12 @@ from broker.domain.instance import BootSpec, InstanceState, Observed
 from broker.domain.job import AttemptState, Handle, JobState, Reason
 from broker.domain.money import usd
 from broker.domain.offer import Offer
+from broker.lifecycle.liveness import LivenessTimeouts
 from tests.support.rig.broker_rig import ENDLESS, QUICK, SAVE_RARELY, SILENT, BrokerRig, RigBuilder
 from tests.support.rig.launcher_cloud import LauncherCloud, cloud_of, name_of, until_machine_recorded
 from tests.support.rig.simulated_cloud import CloudFaults
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import Final, Heartbeat, Outcome
-
-
-@pytest.fixture(autouse=True)
-def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.lifecycle.decisions.launch_decision.CREATE_POLL_S", 0.02)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +83,7 @@ async def test_a_create_that_takes_too_long_is_cancelled(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = build_rig(LauncherCloud, cloud_faults=CloudFaults(caps={"boot_deadline_s": 0.3}))
+    rig.timeouts = LivenessTimeouts(lost_s=0.5)
     async with rig.running():
         job = await rig.submit(retry={"max": 0})
         done = await rig.state_of(job, JobState.FAILED)
@@ -124,6 +121,7 @@ async def test_a_price_that_jumps_between_quote_and_purchase_is_quoted_again(bui
 async def test_a_machine_that_its_cloud_has_stopped_is_noticed_and_destroyed(build_rig: RigBuilder) -> None:
     """An eviction without notice, after which the machine still bills; test_liveness.py says how soon."""
     rig = build_rig(LauncherCloud, virtual={"run_s": 3600, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02})
+    rig.timeouts = LivenessTimeouts(beat_s=0.1, stopped_s=0.5, lost_s=0.5)
     cloud = cloud_of(rig)
     cloud.setup_allowed.set()
     async with rig.running():

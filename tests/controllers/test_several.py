@@ -14,7 +14,7 @@ from tests.support.rig.broker_rig import ENDLESS, BrokerRig, RigBuilder
 from tests.support.rig.launcher_cloud import LauncherCloud, cloud_of, name_of
 from trainer.contract.documents import Limits
 
-HASTY = LivenessTimeouts(beat_s=0.1, stopped_s=0.3)
+HASTY = LivenessTimeouts(beat_s=0.1, stopped_s=0.3, lost_s=0.5)
 LIMITS = Limits(heartbeat_s=HASTY.beat_s, drain_s=2)
 STOPPED = {"state": InstanceState.STOPPED}
 

@@ -18,7 +18,6 @@ from trainer.contract import object_keys as keys
 async def test_what_was_never_sent_is_created_although_its_launcher_lives(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.lifecycle.decisions.launch_decision.CREATE_POLL_S", 0.02)
     rig = build_rig()
     put = rig.blobs.put
     refused: list[str] = []
@@ -54,7 +53,6 @@ async def test_what_was_never_sent_costs_neither_money_nor_a_retry(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The blob store takes no writes for longer than a boot may take, and than a quote holds."""
-    monkeypatch.setattr("broker.lifecycle.decisions.launch_decision.CREATE_POLL_S", 0.02)
     rig = build_rig()
     put, shut = rig.blobs.put, [True]
 
@@ -88,7 +86,6 @@ async def test_what_no_grant_could_be_made_for_costs_no_money_either(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its spec is written last. A spec in the store therefore shows that the cloud may have received the create."""
-    monkeypatch.setattr("broker.lifecycle.decisions.launch_decision.CREATE_POLL_S", 0.02)
     rig = build_rig()
 
     async def refused(*_: Any, **__: Any) -> Any:

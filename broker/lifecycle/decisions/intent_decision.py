@@ -3,7 +3,7 @@
 Nothing was created for a planned attempt, so its end costs nothing and releases its reservation.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
@@ -12,7 +12,7 @@ from broker.billing.time_limits import out_of_time_message
 from broker.domain.job import Attempt, Event, Job, Reason
 from broker.domain.money import LedgerEntry, LedgerKind
 from broker.domain.offer import Offer
-from broker.lifecycle.decisions.launch_decision import CREATE_POLL_S
+from broker.lifecycle.decisions import launch_decision
 from broker.lifecycle.launch import outdated
 from broker.lifecycle.signals import required_end
 from broker.lifecycle.state_machine import AttemptEvent
@@ -76,7 +76,7 @@ class IntentDecision:
     job: Job
     """The job after the decision."""
     ledger: tuple[LedgerEntry, ...] = ()
-    due_in_s: float = CREATE_POLL_S
+    due_in_s: float = field(default_factory=lambda: launch_decision.CREATE_POLL_S)
 
 
 def decide_intent(facts: IntentFacts) -> IntentDecision:

@@ -10,22 +10,30 @@ class StallTolerantClock(SystemClock):
     """A real clock on which a stall of the host takes at most `MOST_S`.
 
     Controllers read it many times a second, so between two readings more than `MOST_S` passes only in a stall.
+    It counts whole microseconds, as datetimes do, so that its two times do not differ by rounding.
     """
 
     MOST_S = 0.25
 
     def __init__(self) -> None:
-        self._began, self._elapsed_s, self._read_at = super().now(), 0.0, time.monotonic()
+        self._began, self._elapsed_us, self._read_us = super().now(), 0, _host_us()
 
     def now(self) -> datetime:
-        return self._began + timedelta(seconds=self.monotonic())
+        return self._began + timedelta(microseconds=self._read())
 
     def monotonic(self) -> float:
-        read_at = time.monotonic()
-        self._elapsed_s += min(read_at - self._read_at, self.MOST_S)
-        self._read_at = read_at
-        return self._elapsed_s
+        return self._read() / 1e6
 
     def forward(self, seconds: float) -> None:
         """Make time pass at once."""
-        self._elapsed_s += seconds
+        self._elapsed_us += round(seconds * 1e6)
+
+    def _read(self) -> int:
+        read_us = _host_us()
+        self._elapsed_us += min(read_us - self._read_us, round(self.MOST_S * 1e6))
+        self._read_us = read_us
+        return self._elapsed_us
+
+
+def _host_us() -> int:
+    return time.monotonic_ns() // 1000

@@ -3,7 +3,6 @@
 import io
 import itertools
 import os
-import shutil
 import signal
 import sys
 import tarfile
@@ -216,9 +215,7 @@ def test_store_outage_is_survived(bench: Bench) -> None:
     limits = FAST.model_copy(update={"deadman_s": 0.0, "outage_s": 120.0})
     agent = script(bench, SAVER, limits=limits, checkpoint=CheckpointConfig(every_s=1))
     until(lambda: "saved" in agent.log, "the start")
-    away = bench.root.with_name("away")
-    bench.root.rename(away)
-    bench.root.touch()  # a file where the folder was: every call fails
+    away = take_away(bench)
     tree = bench.folder / "work" / agent.attempt
     (tree / "checkpoint" / "more").touch()  # what was there may be committed already
     until(lambda: list((tree / "run" / "snapshots").iterdir()), "a snapshot that waits on disk")
@@ -232,11 +229,26 @@ def test_store_outage_is_survived(bench: Bench) -> None:
     assert bench.committed()[0][0] == final.checkpoint.manifest
 
 
+def take_away(bench: Bench) -> Path:
+    """Put a file in the place of the store's folder, so that every call fails; return the folder's new path.
+
+    A running agent may make the folder again at any moment, so one rename is not enough, and no removal is.
+    """
+    for number in itertools.count():
+        away = bench.root.with_name(f"away-{number}")
+        bench.root.rename(away)
+        try:
+            bench.root.touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        return bench.root.with_name("away-0")
+    raise AssertionError
+
+
 def test_outage_that_lasts_ends_the_attempt(bench: Bench) -> None:
     agent = script(bench, SAVER, limits=Limits(heartbeat_s=0.1, poll_s=0.1, deadman_s=0, outage_s=1, drain_s=2))
     until(lambda: agent.beat and agent.beat.phase == "training", "the start")
-    shutil.rmtree(bench.root)
-    bench.root.touch()
+    take_away(bench)
     assert agent.process.wait(600) == 75
 
 
