@@ -80,7 +80,7 @@ async def test_nobody_can_vouch_for_one_that_lives(unproven: BrokerRig, monkeypa
         assert (still.state, still.launched_by) == (AttemptState.TERMINATING, attempt.launched_by)
 
 
-@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
 async def test_the_command_shows_it_and_ends_it(unproven: BrokerRig, postgres_dsn: str, tmp_path: Path) -> None:
     await unproven.store.installation(INSTALLATION)
     (tmp_path / "installation").write_text(INSTALLATION)
