@@ -14,8 +14,10 @@ MODEL  := .demo/models/smollm2-135m-instruct
 CODE   := $(wildcard broker providers trainer examples benchmarks)
 ALL    := $(CODE) $(wildcard tests .ci)
 
-# Processes of pytest. The trainer's tests keep a core busy each, so they never get more than two.
-WORKERS         ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? n : 8 )))
+# Processes of pytest. Tests of the broker wait for most of their time, so there are two for each core, and eight at most.
+# Slow ones start daemons and servers, which need the cores. The trainer's keep a core busy each: never more than two.
+WORKERS         ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 4 ? 2 * n : 8 )))
+SLOW_WORKERS    ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? n : 8 )))
 TRAINER_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 2 ? n : 2 )))
 
 # Simulated lifetimes of `make reliability`; .ci/run takes fewer, with other seeds for every commit.
@@ -23,12 +25,29 @@ LIFETIMES ?= 10000
 
 # Decisions are pure, so every branch of them can be tested, and is.
 PURE    := estimator billing policy lifecycle quote reporting
+PURE_TESTS := tests/unit/broker
 COVERED := $(PURE:%=--cov=broker.%) --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
 
 # Tests that need emulated machines, and so root and namespaces: `make clouds-test` runs them.
 MACHINES := tests/clouds/scenarios $(addprefix tests/clouds/test_,isolation.py machines.py aws.py together.py sky_machines.py self_stop.py)
 
-.PHONY: help venv demo clouds clouds-test container-test test reliability soak mutation docs lint licences fix proto proto-baseline model constraints image clean
+BROKER_TESTS  = $(BIN)/pytest tests --ignore=tests/trainer $(MACHINES:%=--ignore=%) --dist loadfile
+TRAINER_TESTS = $(BIN)/pytest tests/trainer -n $(TRAINER_WORKERS) --dist worksteal
+TEST_PARTS   := tests-of-broker-and-providers tests-of-the-trainer
+SLOW_PARTS   := $(TEST_PARTS:%=slow-%)
+FAST_LEAVES  := $(addprefix tests/unit/broker/,estimator model_catalog) tests/unit/providers
+
+# Run all parts, also after one that failed; print the seconds of each; fail if one has failed.
+run_all = failed=; table=; \
+	for part in $(1); do \
+		printf '\n== %s\n' "$$part"; began=$$SECONDS; outcome=passed; \
+		$(MAKE) --no-print-directory "part-$$part" || { outcome=FAILED; failed="$$failed $$part"; }; \
+		table+="$$(printf '%6d s  %s  %s' $$((SECONDS - began)) $$outcome "$$part")"$$'\n'; \
+	done; \
+	printf '\n%s' "$$table"; \
+	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
+
+.PHONY: help venv demo clouds clouds-test container-test test test-all test-slow test-fast $(TEST_PARTS:%=part-%) $(SLOW_PARTS:%=part-%) part-coverage reliability soak mutation docs lint licences fix proto proto-baseline model constraints image clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -64,14 +83,33 @@ clouds: venv ## serve emulated RunPod, Lambda, Vast and AWS on this machine, to 
 clouds-test: venv model ## jobs on emulated clouds with real machines; SAMPLE=--sample takes a few of the kill points
 	$(BIN)/python -m tests.clouds.suite $(SAMPLE)
 
-test: venv ## set everything up and run all tests but those of clouds-test
-	@failed=; \
-	echo '== tests of broker and providers'; \
-	$(BIN)/pytest tests --ignore=tests/trainer $(MACHINES:%=--ignore=%) -n $(WORKERS) --dist loadfile $(COVERED) || \
-		failed='tests of broker and providers'; \
-	echo '== tests of the trainer'; \
-	$(BIN)/pytest tests/trainer -n $(TRAINER_WORKERS) --dist worksteal || failed="$${failed:+$$failed, }tests of the trainer"; \
-	if [ -n "$$failed" ]; then echo "failed: $$failed"; exit 1; fi
+test: venv ## set everything up and run the tests that prove the product: all but the slow ones; 12 minutes on two cores
+	@$(call run_all,$(TEST_PARTS))
+
+test-all: venv ## all tests but those of clouds-test, and the coverage of the pure rules
+	@$(call run_all,$(TEST_PARTS) $(SLOW_PARTS) coverage)
+
+test-slow: venv ## the tests that make test leaves out, and the coverage of the pure rules; SAMPLE=--sample takes a few of each product
+	@$(call run_all,$(SLOW_PARTS) coverage)
+
+test-fast: venv ## unit tests of the broker's rules and of its controllers' decisions, for the inner loop; 3 minutes
+	$(BIN)/pytest tests/unit -m 'not slow' $(FAST_LEAVES:%=--ignore=%) -n $(WORKERS) --dist loadfile
+
+# Parts of the above, each a target of its own: `run_all` runs the next one after one that fails.
+part-tests-of-broker-and-providers:
+	$(BROKER_TESTS) -n $(WORKERS) -m 'not slow'
+
+part-tests-of-the-trainer:
+	$(TRAINER_TESTS) -m 'not slow'
+
+part-slow-tests-of-broker-and-providers:
+	$(BROKER_TESTS) -n $(SLOW_WORKERS) -m slow $(SAMPLE)
+
+part-slow-tests-of-the-trainer:
+	$(TRAINER_TESTS) -m slow $(SAMPLE)
+
+part-coverage:
+	$(BIN)/pytest $(PURE_TESTS) -q -n $(SLOW_WORKERS) --dist loadfile $(COVERED)
 
 reliability: venv ## simulated job lifetimes under faults, by default 10,000, and kills of real processes; others for every commit
 	$(BIN)/python -m tests.sim --seeds commit --lifetimes $(LIFETIMES)

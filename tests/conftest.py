@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from broker.store.embedded.server import EmbeddedPostgres
 from broker.store.migrate import migrate
+from tests import tiers
 
 TEMPLATE = "template_gpubroker"
 
@@ -25,6 +26,22 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )  # fmt: skip
 settings.load_profile("gpubroker")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--sample", action="store_true", help="run the commit's choice of long products: tests/tiers.py")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if tiers.is_slow(item.nodeid):
+            item.add_marker("slow")
+    if config.getoption("--sample"):
+        unchosen = tiers.left_out(items, tiers.commit())
+        if unchosen:
+            config.hook.pytest_deselected(items=unchosen)
+            names = {item.nodeid for item in unchosen}
+            items[:] = [item for item in items if item.nodeid not in names]
 
 
 PATIENT = (

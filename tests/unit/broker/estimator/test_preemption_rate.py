@@ -22,6 +22,7 @@ from broker.estimator.preemption_rate import (
     expected_per_hour,
     losses_per_hour,
     place,
+    place_of,
     preemptions_per_s,
 )
 from broker.quote.engine import quote
@@ -37,6 +38,13 @@ counts = st.integers(0, 1000)
 def seen(hours: float, preemptions: int, **where: str) -> SpotHours:
     values = {"provider": "simulated", "cloud": "runpod", "region": "eu", "accelerator": "l40s"} | where
     return SpotHours(**values, hours=hours, preemptions=preemptions)
+
+
+def test_history_of_an_offer_is_found_by_the_place_of_both() -> None:
+    sold = offer(region="us", accelerator="a100")
+    there = seen(1, 0, provider=sold.provider, cloud=sold.cloud, region="us", accelerator="a100")
+    assert place_of(there) == place(sold)
+    assert place_of(replace(there, region="eu")) != place(sold)
 
 
 @given(rates, hours, counts)

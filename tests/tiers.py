@@ -1,0 +1,100 @@
+"""Tiers of the tests: which are slow, and of which long parametrised tests a gate takes a sample.
+
+`make test` runs all tests but the slow ones, `make test-all` both, `make test-fast` the unit tests of broker and
+providers. With `--sample`, the commit chooses which parameters of the tests in SAMPLED run: the same ones for the same
+commit, and other ones for the next. tests/conftest.py applies both tables.
+"""
+
+import hashlib
+import subprocess
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+
+SLOW = {
+    "tests/api/test_fuzz.py": "any input of any client, 135 s",
+    "tests/api/test_files.py": "15 s",
+    "tests/cli/test_demo.py": "make demo in small, 47 s",
+    "tests/clouds/": "SkyPilot's server against emulated clouds, 350 s",
+    "tests/conformance/test_provider_clouds.py": "the law of providers on every emulated cloud, 79 s",
+    "tests/crash/": "real daemons and databases that are killed, 480 s",
+    "tests/grants/test_run.py": "credentials over many lives, 71 s",
+    "tests/sim/": "a sample of what make reliability simulates, 32 s",
+    "tests/test_soak.py": "the long tests' own driver",
+    "tests/store/test_embedded.py": "starts and kills of PostgreSQL, 23 s",
+    "tests/unit/broker/estimator/memory/simulator/test_seq2seq.py": "16 s",
+    "tests/unit/broker/estimator/memory/test_estimate_properties.py": "28 s",
+    "tests/unit/benchmarks/": "benchmarks against their recorded figures, 20 s",
+    "tests/trainer/agent/test_script_machines.py": "programs on two machines, 58 s",
+    "tests/trainer/agent/test_short_notice.py": "ends with too little time, 48 s",
+    "tests/trainer/agent/test_token_cache.py": "30 s",
+    "tests/trainer/agent/test_trackers.py": "real trackers, 37 s",
+    "tests/trainer/checkpoint/test_last_save.py": "15 s",
+    "tests/trainer/checkpoint/test_pending_checkpoint.py": "full stores, 32 s",
+    "tests/trainer/memtrace/": "traces against real allocations, 190 s",
+    "tests/trainer/models/test_accelerations.py": "compiled layers and fp8, 51 s",
+    "tests/trainer/models/test_methods.py": "every method of training, 47 s",
+    "tests/trainer/models/test_untrusted.py": "28 s",
+    "tests/trainer/parallel/test_barrier.py": "collectives past their timeout, 202 s",
+    "tests/trainer/parallel/test_machines.py": "two agents of one job, 72 s",
+    "tests/trainer/models/test_families.py": "24 s",
+    "tests/trainer/parallel/test_parallel.py": "98 s",
+    "tests/trainer/parallel/test_parallel_tasks.py": "every task divided, 26 s",
+    "tests/trainer/standalone/test_output_alone.py": "61 s",
+    "tests/trainer/tasks/test_text_to_image.py": "42 s",
+    "tests/trainer/training/test_determinism.py": "every task twice, 58 s",
+    "tests/trainer/training/test_frameworks.py": "other frameworks' trainers, 85 s",
+    "tests/trainer/training/test_full_disk.py": "38 s",
+    "tests/trainer/training/test_kill_schedules.py": "runs killed by schedule, 68 s",
+    "tests/trainer/training/test_out_of_memory.py": "39 s",
+    "tests/trainer/training/test_resume_bitwise.py::test_resume_bitwise[lora]": "94 s, after [full]",
+}
+"""Folders (with a slash at the end), files and tests of `make test-slow`, with the seconds they took."""
+
+IN_MEMORY = ("tests/api/", "tests/controllers/")
+"""Folders whose tests run over both stores. Over the one in memory, which no user has, they are slow ones."""
+
+SAMPLED = {
+    "tests/api/test_fuzz.py::test_every_operation_keeps_its_description": 6,
+    "tests/crash/test_crashes.py::test_a_broker_frozen_past_its_leases_while_another_goes_on": 2,
+    "tests/crash/test_crashes.py::test_a_daemon_killed_at_an_effect_or_commit": 3,
+    "tests/crash/test_crashes.py::test_a_daemon_killed_at_any_time": 2,
+    "tests/crash/test_lives.py::test_a_daemon_killed_where_people_or_the_cloud_do_something": 2,
+    "tests/trainer/parallel/test_barrier.py::test_machines_wait_for_the_one_that_takes_longest": 1,
+    "tests/trainer/training/test_determinism.py::test_packing_is_refused_where_processes_share_model_or_gradients": 2,
+    "tests/trainer/training/test_frameworks.py::test_goes_on_after_a_kill_and_saves_when_asked_to_stop": 1,
+    "tests/trainer/training/test_kill_schedules.py::test_a_run_that_is_killed_by_schedule_equals_the_undisturbed_one": 4,  # noqa: E501
+    "tests/trainer/training/test_resume_bitwise.py::test_resume_bitwise": 1,
+}
+"""Number of parameters of each of these tests that run with `--sample`."""
+
+
+@cache
+def commit() -> str:
+    """Return the commit that is checked out; empty outside of a clone."""
+    return subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+
+
+def is_slow(test: str) -> bool:
+    """Return True for a test of SLOW, or over the store in memory. `test`: its id, relative to the repository."""
+    path, _, name = test.partition("::")
+    in_memory = path.startswith(IN_MEMORY) and ("[memory]" in name or "[memory-" in name)
+    return in_memory or any(test.startswith(entry) if entry.endswith("/") else entry in (path, test) for entry in SLOW)
+
+
+def drawn(ids: Sequence[str], count: int, seed: str) -> set[str]:
+    """Return `count` of the ids: those whose hash with the seed is lowest."""
+    return set(sorted(ids, key=lambda id: hashlib.sha256(f"{seed} {id}".encode()).digest())[:count])
+
+
+def left_out(items: Sequence[pytest.Item], seed: str) -> list[pytest.Item]:
+    """Return the items of SAMPLED tests that the seed does not choose."""
+    by_test: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        by_test[item.nodeid.partition("[")[0]].append(item)
+    chosen: set[str] = set()
+    for test, count in SAMPLED.items():
+        chosen |= drawn([item.nodeid for item in by_test[test]], count, seed)
+    return [item for test in SAMPLED for item in by_test[test] if item.nodeid not in chosen]

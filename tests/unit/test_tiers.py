@@ -1,0 +1,40 @@
+"""The tables of the slow and the sampled tests name what exists, and a sample leaves no parameter out for ever."""
+
+from pathlib import Path
+
+import pytest
+
+from tests import tiers
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("entry", [*tiers.SLOW, *tiers.SAMPLED])
+def test_every_entry_names_what_exists(entry: str) -> None:
+    path, _, test = entry.partition("::")
+    assert (ROOT / path).exists()
+    assert not test or f"def {test.partition('[')[0]}(" in (ROOT / path).read_text()
+
+
+@pytest.mark.parametrize(
+    ("test", "slow"),
+    [
+        ("tests/crash/test_lives.py::test_a", True),
+        ("tests/crash_course/test_lives.py::test_a", False),
+        ("tests/trainer/training/test_resume_bitwise.py::test_resume_bitwise[lora]", True),
+        ("tests/trainer/training/test_resume_bitwise.py::test_resume_bitwise[full]", False),
+        ("tests/controllers/test_rented.py::test_a[memory-shown0]", True),
+        ("tests/controllers/test_rented.py::test_a[postgres-shown0]", False),
+        ("tests/trainer/test_a.py::test_a[memory]", False),
+    ],
+)
+def test_slow_tests_are_told_from_the_others(test: str, slow: bool) -> None:
+    assert tiers.is_slow(test) == slow
+
+
+def test_a_sample_is_the_same_for_a_commit_and_comes_round_to_all() -> None:
+    ids = [f"test_a[{number}]" for number in range(10)]
+    first = tiers.drawn(ids, 3, "one commit")
+    assert len(first) == 3
+    assert tiers.drawn(ids[::-1], 3, "one commit") == first
+    assert set().union(*(tiers.drawn(ids, 3, str(commit)) for commit in range(100))) == set(ids)
