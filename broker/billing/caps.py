@@ -54,10 +54,10 @@ def _drained(attempt: Attempt, job: Job, until: datetime, during_s: float) -> Tr
 
 
 def min_budget_usd(line: QuoteLine, caps: Caps, every_s: float, drain_budget: DrainBudget) -> Decimal:
-    """Return the dollars that a new attempt needs at least under its cap.
+    """Return the least dollars with which a new attempt may start.
 
-    With less it would drain immediately, or exceed the cap by the cloud's minimum bill. `every_s`: seconds between two
-    checkpoints.
+    With less, the attempt would drain immediately, or exceed the cap by the cloud's minimum bill. `every_s`: seconds
+    between two checkpoints.
     """
     offer = line.offer
     least_s = max(lead_s(offer, caps, drain_budget), offer.billing_minimum_s)
@@ -78,7 +78,7 @@ def cap_is_near(attempt: Attempt, job: Job, caps: Caps, now: datetime, drain_bud
     known = latest_price(attempt)
     highest = replace(known, since=now, usd_per_hour=ceiling(attempt.line.offer, known.usd_per_hour))
     worst = accrued(replace(attempt, prices=(*attempt.prices, highest)), now + lead)
-    # Charges may exceed the accrual, because billing starts later once `running_at` is known. They count as spent.
+    # Charges before `running_at` was known began at the create, so they may exceed the accrual. They count as spent.
     machines = max(attempt.charged_usd - attempt.traffic_usd, worst)
     during_s = drain_budget.detect_s + drain_budget.drain_s
     moved = max(attempt.traffic_usd, traffic_cost(attempt.line.offer, _drained(attempt, job, now, during_s)))

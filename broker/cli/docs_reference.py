@@ -26,7 +26,7 @@ CLI_HEAD = f"""\
 
 This page lists every command of `gpubroker` and its options. {GENERATED}
 
-`gpubroker` talks to a daemon over its HTTP API. It takes the first of these that exists:
+`gpubroker` talks to a daemon over its HTTP API. It connects to the daemon that the first existing source names:
 
 1. `GPUBROKER_URL`, with `GPUBROKER_TOKEN`;
 2. `client.json` of the folder in `GPUBROKER_HOME`, which `gpubroker serve` writes (0600);

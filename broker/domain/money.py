@@ -26,7 +26,7 @@ def from_float(value: float) -> Decimal:
 
 
 def show(value: Decimal) -> str:
-    """Return the amount for display: at least cents, four digits below ten dollars."""
+    """Return the amount for display: two decimals from ten dollars on, four decimals below."""
     return f"${value:,.2f}" if abs(value) >= 10 else f"${value:.4f}"
 
 

@@ -19,7 +19,7 @@ ENDING = frozenset({"draining", "done"})
 
 @dataclass(frozen=True, kw_only=True)
 class IdleWatch:
-    """Activity since one start of an agent. Times are the watcher's monotonic seconds."""
+    """Activity of a machine since the latest start of its agent. Times are the watcher's monotonic seconds."""
 
     beat: Heartbeat
     """The latest heartbeat."""
@@ -28,7 +28,7 @@ class IdleWatch:
     step_s: float
     """Time at which a step or checkpoint was last observed to finish."""
     idle_since_s: float | None = None
-    """Time of the first of the latest samples that all show unused GPUs; None: the latest does not."""
+    """Time since which all samples show unused GPUs; None: the latest sample does not."""
     idle_samples: int = 0
     """Number of samples since `idle_since_s`."""
     active_s: float

@@ -8,7 +8,7 @@ from broker.model_catalog import parameter_count
 
 
 def pair_shape(name: str, config: Mapping[str, Any]) -> ModelShape:
-    """Return the shape of an encoder-decoder with a language model head. Raise ValueError."""
+    """Return the shape of an encoder-decoder with a language model head. Raise ValueError for an unusable config."""
     family = str(config["model_type"])
     return ModelShape(name=name, family=family, known=True, **(_t5 if family == "t5" else _bart)(config))
 

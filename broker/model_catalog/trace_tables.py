@@ -1,6 +1,6 @@
-"""Committed tables of traces: the models they cover, and the fields that identify a model's sizes.
+"""Tables of traced memory in `trace_tables.json`: the covered models, and the fields that identify a model's sizes.
 
-`python -m benchmarks.memory_tables` writes `trace_tables.json`.
+`python -m benchmarks.memory_tables` writes the file, which is committed.
 """
 
 import json
@@ -14,11 +14,11 @@ from broker.model_catalog import catalog, parameter_count
 
 FILE = files(__package__) / "trace_tables.json"
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
-"""Modules of a UNet that diffusers' examples adapt."""
+"""Modules of a UNet that get LoRA adapters in the examples of diffusers."""
 SHRUNK = 8
 """Pixels of an image's side per pixel of the latent's side."""
 FRAMES = 1500
-"""Tokens of half a minute of sound in Whisper's encoder."""
+"""Tokens of Whisper's encoder for 30 s of sound."""
 SIZES = {
     "whisper": (
         "d_model", "encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim", "num_mel_bins",
@@ -29,7 +29,7 @@ SIZES = {
         "in_channels", "addition_embed_type",
     ),
 }  # fmt: skip
-"""Fields that a config must have in common with a traced model's config."""
+"""Fields that must have the same values in a config as in the config of a traced model."""
 
 
 def kind_of(config: Mapping[str, Any]) -> str | None:
@@ -67,12 +67,12 @@ def _sizes(config: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def key_of(method: str, precision: str, checkpointing: bool) -> str:
-    """Return the key of a table among those of a model."""
+    """Return the key of a table among the tables of a model."""
     return f"{method} {precision} {'' if checkpointing else 'no-'}gradient-checkpointing"
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """Return the models of that kind with tables."""
+    """Return the names of the models of `kind` that have tables."""
     every = {name: catalog.find(name) for name in document()["models"]}
     return tuple(name for name, known in every.items() if known and kind_of(known.config) == kind)
 
@@ -107,7 +107,7 @@ def _ends_of_unet(config: Mapping[str, Any]) -> int:
 
 
 def load_of(config: Mapping[str, Any], rows: int, size: int, rank: int) -> TracedStep:
-    """Return the sizes for the tables. `size`: tokens that are generated, or pixels of a side."""
+    """Return the step whose memory the tables give. `size`: tokens that are generated, or pixels of an image's side."""
     if kind_of(config) == "unet":
         latents = (size // SHRUNK) ** 2
         return TracedStep(rows=rows, size=latents, spread=latents, rank=rank)

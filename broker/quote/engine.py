@@ -90,7 +90,7 @@ class _Evaluation:
         self.kinds = [_kind(ask, machines.like) for machines in sold.machines]
         self.drops: list[DropReason | None] = [None] * len(sold.offers)
         self.micros = [-1] * len(sold.offers)
-        """Micro-dollars to finish; -1: the job never finishes there."""
+        """Micro-dollars to finish; -1: the job never finishes on this offer."""
         self._assess_market(is_spot=False)
         ask.fallback_s = self._fallback_s() if ask.deadline_s < inf and ask.workload.shape else inf
         self._assess_market(is_spot=True)
@@ -101,7 +101,7 @@ class _Evaluation:
                 _assess(self.ask, self.sold.offers, machines, kind, self)
 
     def _fallback_s(self) -> float:
-        """Return seconds in which the fastest on-demand offer that is kept finishes; infinite: none is kept."""
+        """Return the seconds in which the fastest kept on-demand offer finishes; infinity: no such offer is kept."""
         offers, fallback_s = self.sold.offers, inf
         for kind, machines in zip(self.kinds, self.sold.machines, strict=True):
             if machines.like.spot or kind.drop is not None:
@@ -129,7 +129,10 @@ class _Evaluation:
         return [cost * time for cost, time in zip(self.micros, seconds, strict=True)]
 
     def _each(self, key: Callable[[MachineCost, float, float], float]) -> list[float]:
-        """Return a column of `key` values, by each offer's kind, price, and preemptions per second of the whole job."""
+        """Return a column with `key(kind, price, rate)` of each offer.
+
+        `rate`: preemptions per second on all machines of the job together.
+        """
         column, nodes = [inf] * len(self.micros), self.ask.nodes
         for kind, sold in zip(self.kinds, self.sold.machines, strict=True):
             for number, price, rate in zip(sold.numbers, sold.prices, sold.rates, strict=True):
@@ -159,7 +162,7 @@ class _LazyLines(Sequence[QuoteLine]):
         return self._line(self._order[index])
 
     def considered(self) -> Iterator[OfferSummary]:
-        """Yield short records; the dollars of an offer are those of `_assess`, as in its line."""
+        """Yield a short record of each offer, with the same dollars and reason as in the offer's line."""
         for number in self._order:
             offer, kind, drop = self._evaluation.at(number)
             if drop is None:
@@ -212,8 +215,8 @@ def _proposed_cap(spent: Decimal, p90: Decimal) -> Decimal:
 def _evaluate(ask: QuoteRequest, sold: OfferIndex) -> _Evaluation:
     """Evaluate all offers.
 
-    If the P90 of none meets the deadline, offers whose P50 meets it are kept: a job must not wait only because its
-    duration is uncertain.
+    If no offer's P90 meets the deadline, offers whose P50 meets the deadline are kept. A job must not wait only because
+    its duration is uncertain.
     """
     evaluation = _Evaluation(ask, sold)
     if None in evaluation.drops or DropReason.DEADLINE not in evaluation.drops or ask.deadline_s == inf:
@@ -225,7 +228,7 @@ def _evaluate(ask: QuoteRequest, sold: OfferIndex) -> _Evaluation:
 
 
 def _spot_wait(evaluation: _Evaluation) -> SpotWait | None:
-    """Return the cheapest sold-out spot offer, if on-demand can still meet the deadline after a wait for it."""
+    """Return the cheapest sold-out spot offer, if on-demand can still meet the deadline after a wait for that offer."""
     ask, micros = evaluation.ask, evaluation.micros
     if ask.accepts_risk or ask.fallback_s == inf:
         return None
@@ -249,7 +252,10 @@ _SOLD_OUT = frozenset({DropReason.UNAVAILABLE, DropReason.EXCLUDED})
 
 
 def _is_sold_out_spot(ask: QuoteRequest, offer: Offer) -> bool:
-    """Return False for an offer that is excluded with its host or its account, which time may not bring back."""
+    """Return True for a spot offer that is unavailable, or excluded by its own id.
+
+    Offers that are excluded with their host or account do not count, because waiting may not end such an exclusion.
+    """
     return offer.spot and (offer.available is False or offer.id in ask.excluded)
 
 
@@ -295,15 +301,15 @@ def quote(
     storage_usd_per_gib_month: Decimal = ZERO,
     learned: Corrections = NO_CORRECTIONS,
 ) -> Quote:
-    """Return every offer once, kept offers first by the spec's objective (a script: by price), ties by offer id.
+    """Return every offer once, kept offers first, ranked by the spec's objective (a script: by price), then by id.
 
-    If the P90 of no offer meets the deadline, those whose P50 meets it are kept, the fastest first.
+    If no offer's P90 meets the deadline, offers whose P50 meets the deadline are kept, the fastest first.
 
     `workload`: the remaining work. `local_files`: the blob store or the model is a folder of this machine.
-    `scoped_store`: credentials of the blob store reach no more than the attempt's own keys. `spent`, `cap_left`:
-    dollars of this job. `excluded`: reasons by offer id, host key or account, e.g. sold out a moment ago. `caps`: by
-    provider. `machine_s`: seconds for which the job's machines have existed. `lead_s`: a drain begins this long before
-    the end of its time, in addition to the teardown. `storage_usd_per_gib_month`: price of the blob store. `learned`:
+    `scoped_store`: True if the blob store issues credentials for one attempt's keys only. `spent`, `cap_left`: dollars
+    of this job. `excluded`: reasons by offer id, host key or account, e.g. sold out a moment ago. `caps`: by provider.
+    `machine_s`: seconds for which the job's machines have existed. `lead_s`: seconds before a time limit at which a
+    drain begins; the cloud's teardown comes on top. `storage_usd_per_gib_month`: price of the blob store. `learned`:
     corrections of speed, memory and preemptions from own runs.
     """
     ask = QuoteRequest(

@@ -33,7 +33,7 @@ class Owned(Protocol):
     async def account(self) -> Sequence[str]:
         """Read the credentials again and return marks of their account. Raises the errors of `list`.
 
-        Messages show the first mark. Different accounts never share a mark. Any two answers for one account share one.
+        Messages show the first mark. Different accounts never share a mark; two answers for one account always do.
         """
         ...
 
@@ -59,7 +59,7 @@ class Account:
     async def verify(self) -> str:
         """Return the credentials after checking their account. The cloud is called only if they have changed.
 
-        Raises OutcomeUnknown, with the fix, if they belong to another account, and the errors of `Owned.account`.
+        Raises OutcomeUnknown, with the fix, for credentials of another account, and the errors of `Owned.account`.
         """
         async with self._lock:
             credential = await self._cloud.credential()
@@ -78,7 +78,10 @@ class Account:
 
     @asynccontextmanager
     async def same(self) -> AsyncIterator[None]:
-        """Verify the account before and after the block. Raises OutcomeUnknown if a call may have reached another."""
+        """Verify the account before and after the block.
+
+        Raises OutcomeUnknown if a call within the block may have reached another account.
+        """
         credential = await self.verify()
         try:
             yield

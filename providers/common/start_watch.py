@@ -50,7 +50,7 @@ class StartWatch:
             except ProviderError:
                 continue
             except Exception:
-                log.exception("looking whether %s runs its task failed; it is not looked at again", name)
+                log.exception("the check whether %s runs its task failed; the machine is not checked again", name)
                 return None
             if answer:
                 return answer if isinstance(answer, str) else None

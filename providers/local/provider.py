@@ -111,7 +111,7 @@ class LocalProvider:
         if attempt_of(self._installation, name) is None:
             raise Rejected(f"{name} is not a name of installation {self._installation}")
         if boot.nodes != 1:
-            raise Rejected(f"{boot.nodes} nodes: this machine is one; ask for 1")
+            raise Rejected(f"{boot.nodes} nodes: this machine is a single node; ask for 1")
         machine = Machine(
             name=name, provider=NAME, region=REGION, accelerator=offer.accelerator, gpus=offer.gpus, spot=False
         )

@@ -75,7 +75,7 @@ def require_plugin(python: Path) -> None:
         return
     try:
         with (python.parent.parent / ".gpubroker.lock").open("ab") as lock, tempfile.TemporaryDirectory() as folder:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # Another daemon or a test may install it now.
+            fcntl.flock(lock, fcntl.LOCK_EX)  # Another daemon or a test may be installing the plugin.
             if not has_plugin(python):
                 wheel = write_wheel(Path(folder))
                 _pip(python, "install", "--quiet", "--no-index", "--no-deps", "--force-reinstall", str(wheel))

@@ -1,6 +1,6 @@
 """Translation of SkyPilot's exception classes and texts into the broker's errors.
 
-A failure is a definite refusal only if it came before any create, or if SkyPilot removed the machine after it.
+A failure before any create is a definite refusal, and so is a failure after which SkyPilot removed the machine.
 Any other failure may have left a machine behind and becomes OutcomeUnknown.
 """
 
@@ -49,7 +49,7 @@ _FIXES = (
 _UNAVAILABLE = re.compile(
     r"Connection ?(Error|Reset|Refused|Aborted)|Timeout|timed out|temporar|unreachable|\b50[0234]\b", re.I
 )
-"""Messages for a short outage of the cloud or of the network."""
+"""Pattern of messages about a short outage of the cloud or of the network."""
 UNAVAILABLE_RETRY_S = 10.0
 """Seconds until the next launch after a short outage of the cloud or of the network."""
 _REFUSAL_KINDS = {
@@ -86,7 +86,7 @@ def error_for_failure(failure: Failure, cloud: str, secrets: Iterable[str]) -> P
 def one_line(text: str, secrets: Iterable[str]) -> str:
     """Return `text` without colours, line breaks and secrets, cut to about 600 characters.
 
-    The end is kept longer than the beginning, because it names the causes.
+    More is kept of the end than of the beginning, because the end names the causes.
     """
     plain = " ".join(_ANSI.sub("", text).split())
     for secret in secrets:

@@ -20,9 +20,9 @@ from providers.skypilot.plugin.ssh import changed_key_message
 READ_S = 30.0
 """Timeout of one status read in seconds."""
 MAX_ANSWER_BYTES = 256 * 1024
-"""Largest number of bytes read of an answer, because an untrusted host could send data without end."""
+"""Largest number of bytes read from an answer, because an untrusted host could send data without end."""
 MAX_ERROR_BYTES = 4096
-"""Largest number of bytes read of what ssh reports."""
+"""Largest number of bytes read from the error output of ssh."""
 SETTLED_S = 60.0
 """Seconds of running after which a task counts as started. A trainer that cannot run at all fails earlier."""
 _SHELL = "sh -s"
@@ -55,7 +55,7 @@ class HostKeyChanged(Exception):
 async def read_job(ssh: Sequence[str]) -> SkyJob | None:
     """Return the state of the machine's task, or None if the machine does not answer. Raises HostKeyChanged.
 
-    `ssh`: argv to which a word for the machine's shell may be appended.
+    `ssh`: argv of ssh with the machine's address; a command for the machine's shell is appended as one word.
     A separate pipe carries the answer, because with asyncio's PIPE `wait` hangs once the reader is full and paused.
     """
     reading, writing = os.pipe()

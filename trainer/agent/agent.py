@@ -69,7 +69,7 @@ class Agent:
             return await lifecycle.finish(outcome, lifecycle.log.redact(message), code)
 
     def _drain_on_signals(self) -> None:
-        """Install handlers by which SIGTERM, SIGINT and SIGHUP save and stop."""
+        """Install handlers of SIGTERM, SIGINT and SIGHUP that save a checkpoint and stop."""
         numbers = [signal.SIGTERM, signal.SIGINT]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             numbers.append(signal.SIGHUP)
@@ -77,7 +77,7 @@ class Agent:
             asyncio.get_running_loop().add_signal_handler(number, self._state.end, Outcome.DRAINED, "asked by a signal")
 
     async def _attempt(self) -> AttemptEnd:
-        """Read the spec and run its job; follow `desired.json` and preemption notices meanwhile."""
+        """Read the spec and run its job, while following `desired.json` and preemption notices."""
         lifecycle = self._lifecycle
         await prepare.retry_while_unreachable(lifecycle.renew, prepare.PATIENCE_S)
         spec = await prepare.read_spec(lifecycle.objects, self._env.attempt)
@@ -93,7 +93,7 @@ class Agent:
             watching.append(preemption_notice.watching(endpoint, self._state, log=log, hurry=hurry))
         async with background(*watching):
             end = await self._runner(spec).run()
-            # The watcher still follows desired.json.
+            # During this wait the watcher still follows desired.json.
             await lifecycle.final_report.await_first_machine(end.outcome, end.message, lifecycle.log_line)
             return end
 

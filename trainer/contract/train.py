@@ -117,7 +117,7 @@ class DiffusionConfig(Config):
     """Settings of `text_to_image`: Stable Diffusion 1.x, 2.x and SDXL."""
 
     resolution: Annotated[int, Field(ge=16, le=2048, multiple_of=8)] | None = None
-    """Pixels of a side; pictures are resized and cropped in the middle to it. Absent: the model's own."""
+    """Pixels of a side; pictures are resized and cropped in the middle to this size. Absent: the model's own size."""
     min_snr: Annotated[float, Field(gt=0, le=100)] | None = None
     """Gamma of Min-SNR weighting (Hang et al. 2023, arXiv 2303.09556), 5 in the paper; absent: equal weights."""
     cache: bool = True
@@ -211,7 +211,7 @@ class TrainConfig(Config):
     def global_batch_rows(self) -> int:
         """Global batch. Raises: ValueError while it is `auto`; `resolve_global_batch` sets a number."""
         if self.global_batch == "auto":
-            raise ValueError("global_batch: auto is not settled yet")
+            raise ValueError("global_batch: auto has no number yet")
         return self.global_batch
 
     @property
@@ -241,7 +241,7 @@ class TrainConfig(Config):
         if wrong := data_misuse_message(self.task, self.data):
             raise ValueError(wrong)
         if len(set(self.data.labels)) < len(self.data.labels) or len(self.data.labels) == 1:
-            raise ValueError("data.labels: name two at least, each of them once; or none, for those of the data")
+            raise ValueError("data.labels: name at least two labels, each once; or none, to use the labels of the data")
         if self.packing and self.task != "causal_lm":
             raise ValueError(f"packing: task {self.task} has no use for it; remove it")
         if self.samples.prompts and self.task == "image_classification":
@@ -265,7 +265,7 @@ class TrainConfig(Config):
     def _selection_can_be_made(self) -> Self:
         chosen = self.selection
         if (chosen.patience or chosen.best) and not (self.eval_every_steps and self.data.eval_share):
-            raise ValueError("selection: it goes by evaluations; set eval_every_steps, and data.eval_share above 0")
+            raise ValueError("selection: it needs evaluations; set eval_every_steps, and data.eval_share above 0")
         return self
 
 

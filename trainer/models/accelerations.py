@@ -29,7 +29,7 @@ def notice(line: str) -> None:
 def attention(kernel: Attention) -> str | None:
     """Return transformers' name of the attention kernel to use, or None for the model's default.
 
-    The default also replaces `flash` if flash-attn is not installed.
+    The default also replaces `flash` on a machine without CUDA or flash-attn.
     """
     if kernel == "auto":
         return None
@@ -78,12 +78,12 @@ def fp8(layers: Iterable[torch.nn.Module], device: torch.device, *, emulate: boo
         else:
             reason = "" if suitable else _layers_reason(layers)
     if reason:
-        notice(f"train.fp8: {reason}; linear modules compute as without it")
+        notice(f"train.fp8: {reason}; linear modules compute without fp8")
     return not reason
 
 
 def _device_reason(device: torch.device) -> str:
-    """Return the reason for which this machine cannot compute in fp8; empty: it can."""
+    """Return why this machine cannot compute in fp8; empty: fp8 is possible."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < FP8:
         return f"{_device_name(device)} has no fp8"
     if importlib.util.find_spec("torchao") is None:
@@ -92,11 +92,11 @@ def _device_reason(device: torch.device) -> str:
 
 
 def _layers_reason(layers: Iterable[torch.nn.Module]) -> str:
-    """Return the reason for which no module of the layers can compute in fp8."""
+    """Return why no module of the layers can compute in fp8."""
     weights = (m.weight for layer in layers for m in layer.modules() if type(m) is torch.nn.Linear)
     if any(isinstance(weight, DTensor) for weight in weights):
-        return "the weights are divided among the processes (FSDP or tensor parallelism), which it is not done over"
-    return "no linear module is trained whole that has dimensions in multiples of 16"
+        return "the weights are divided among the processes (FSDP or tensor parallelism), and fp8 needs whole weights"
+    return "no linear module both is trained whole and has dimensions that are multiples of 16"
 
 
 def _suits_fp8(module: torch.nn.Module) -> bool:

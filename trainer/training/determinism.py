@@ -13,9 +13,9 @@ LACKS = re.compile(r"(\S+) does not have a deterministic implementation")
 
 
 def begin() -> None:
-    """Prefer deterministic kernels until `insist` can require them.
+    """Prefer deterministic kernels until `require` is called.
 
-    This is not enough: with `warn_only`, attention may use kernels whose order of additions varies.
+    A preference is not enough: with `warn_only`, attention may use kernels whose order of additions varies.
     """
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Meant for debugging: it writes NaNs into every new tensor.
@@ -23,12 +23,15 @@ def begin() -> None:
 
 
 def require() -> None:
-    """Require deterministic kernels: an operation without one raises RuntimeError from here on."""
+    """Require deterministic kernels: from now on an operation without a deterministic kernel raises RuntimeError."""
     torch.use_deterministic_algorithms(True)
 
 
 def first_nondeterministic_operation(step: Callable[[], None]) -> str:
-    """Run `step` to its end and return its first operation without a deterministic kernel; empty: all have one."""
+    """Run `step` to its end and return its first operation without a deterministic kernel.
+
+    Empty: all operations have a deterministic kernel.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         step()
@@ -44,8 +47,8 @@ def require_or_report(lacks: str) -> None:
     if not lacks:
         return require()
     accelerations.notice(
-        f"{lacks} has no kernel here that gives the same bits each time, so a run that is resumed may differ from one "
-        "that was not in the last of them"
+        f"{lacks} has no kernel here that gives the same bits each time, so the results of a resumed run may differ in "
+        "the last bits from the results of an uninterrupted run"
     )
 
 

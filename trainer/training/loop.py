@@ -1,4 +1,4 @@
-"""Training loop: from a job to a tuned model, resumable at every micro-batch, bit by bit."""
+"""Training loop: from a job to a tuned model, resumable after every micro-batch with the same bits."""
 
 import contextlib
 import functools
@@ -134,7 +134,7 @@ class TrainingLoop:
             self._metrics.close()
 
     def _save_last(self) -> None:
-        """Save a last checkpoint. No process waits for a message of another process, because that may be ending."""
+        """Save a last checkpoint. No process waits for another process, because the other process may be ending."""
         if self._arrangement.world == 1 and self._checkpoints.has(self._progress):
             return
         self._checkpoints.save(self._progress, last=True)
@@ -142,14 +142,14 @@ class TrainingLoop:
         self._checkpoints.report_save_failure()
 
     def memory(self) -> str:
-        """Return one line on what occupies the memory."""
+        """Return one line that lists the uses of the memory."""
         peak = self._report.peak()
         return memory_line(self._trained.bare, self._trained.optimizer, peak=peak, expected=self._job.memory)
 
     def _check_determinism(self) -> None:
-        """Run the first rows forward and backward to check for deterministic kernels, and require them if all are.
+        """Run the first rows forward and backward, and require deterministic kernels if all operations have one.
 
-        DDP is bypassed, because it would wait for gradients that it does not see.
+        DDP is bypassed, because DDP would wait for gradients that do not reach it.
         """
         if not torch.are_deterministic_algorithms_enabled():
             return
@@ -176,7 +176,8 @@ class TrainingLoop:
     def _should_continue(self) -> bool:
         """Evaluate before the next step and return True if training continues.
 
-        An evaluation directly after each step would be lost if the process stopped between the two.
+        If an evaluation followed its step directly, a process that stopped between step and evaluation would lose the
+        evaluation.
         """
         if self._progress.step >= self._setup.total_steps:
             return False
@@ -349,7 +350,7 @@ class TrainingLoop:
                 self._report.event("best", f"the result has the weights of step {step}, which were judged best")
                 after, metrics = self._evaluator.evaluate(self._progress)
             samples = self._evaluator.write_samples(self._progress, after)
-            self._checkpoints.settle()  # its copy and the results must not be in host memory at once
+            self._checkpoints.settle()  # a checkpoint's copy and the results must not be in host memory at once
             self._evaluator.write(folder, self._progress, self._rate(), samples=samples, after=after, metrics=metrics)
         self._evaluator.retry_together(
             lambda: self._checkpoints.finish(self._progress, folder), lambda: self._checkpoints.checkpoint_bytes(folder)

@@ -68,5 +68,5 @@ async def _and_then(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[b
 async def _bytes(parts: AsyncIterator[pb.UploadRequest]) -> AsyncIterator[bytes]:
     async for part in parts:
         if part.WhichOneof("part") != "data":
-            raise InvalidInput(Problem(field="data", message="is missing; after the header send nothing else"))
+            raise InvalidInput(Problem(field="data", message="is missing; send only data after the header"))
         yield part.data

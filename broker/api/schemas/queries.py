@@ -29,7 +29,7 @@ Label = Annotated[
     Text, matching(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?:", "must be a label, as key:value", max_length=320)
 ]
 ArtifactPath = Annotated[Text, Field(min_length=1, max_length=512)]
-"""Path of a file within a job's artifacts. At 512 bytes it fits into a request line when percent-encoded."""
+"""Path of a file within a job's artifacts. 512 characters fit into a request line, even percent-encoded."""
 UploadFormat = Literal["csv", "json", "jsonl", "parquet", "tar", "zip"]
 
 
@@ -59,9 +59,9 @@ class OffersQuery(Config):
 
 class JobsQuery(Config):
     label: Annotated[tuple[Label, ...], Field(max_length=16)] = ()
-    """`key:value`, repeated; a job must have all of them."""
+    """`key:value`, repeated; a job must have all labels."""
     state: Annotated[tuple[JobState, ...], Field(max_length=16)] = ()
-    """States to list, repeated; a job must be in one of them."""
+    """States to list, repeated; a job must be in one of these states."""
     team: Name | None = None
     """Team to list, for admins; all other callers see their own team."""
     owner: Name | None = None
@@ -136,14 +136,16 @@ class UploadQuery(Config):
     ]
     """File name for users; its ending determines the format."""
     format: UploadFormat | None = None
-    """Format of the file. Absent: by the ending of its name. tar: a folder of code, or of pictures."""
+    """Format of the file. Absent: the ending of `name` determines the format. tar: a folder of code, or of pictures."""
     sha256: Annotated[str, matching(r"^[0-9a-f]{64}$", "must be 64 of 0-9 and a-f")] | None = None
     """Expected hash of the bytes; other bytes are refused. Absent: not checked."""
 
 
 class PolicyTeamQuery(Config):
     team: Name | None = None
-    """Team of the policy. Absent: your own team; if it has none of that name, for admins, the policy of all teams."""
+    """Team of the policy. Absent: your own team. If your team has no policy of that name, an admin gets the policy of
+    all teams.
+    """
 
 
 class DryRunQuery(Config):

@@ -29,7 +29,7 @@ from broker.runtime.cpu_threads import CpuThreads
 from trainer.contract import object_keys
 
 ID_ENTROPY = 9
-RECENTLY_UNAVAILABLE = "sold out, refused or failed lately: left alone for a while"
+RECENTLY_UNAVAILABLE = "sold out, refused or failed lately: not tried for a while"
 REMEMBERED_PRICES = 1000
 """Maximum number of cheapest prices that are cached until the market changes."""
 
@@ -87,7 +87,7 @@ class QuoteService:
     async def check(self, caller: Caller, spec: JobSpec) -> tuple[JobSpec, Upload, Checked]:
         """Return the spec with its data format and batch resolved, its upload, and the checks' report.
 
-        Raises InvalidInput with every fault, Busy.
+        Raises Busy, and InvalidInput with every fault.
         """
         rows = self._store.as_tenant(caller.tenant)
         faults = [
@@ -143,7 +143,7 @@ class QuoteService:
             return [Problem(field="init_from", message=f"{origin_deleted_message(origin, when)}; leave it out")]
         if not await self.has_checkpoint(job):
             return [Problem(field="init_from", message=f"job {origin} has no committed checkpoint; leave it out")]
-        with contextlib.suppress(InvalidInput):  # `check` reports it with the other faults
+        with contextlib.suppress(InvalidInput):  # `check` reports this error with the other faults
             spec = self.preflight.permit(spec)  # the stored spec was changed in the same way
         if (fault := incompatibility(job.spec, spec)) is not None:
             return [Problem(field=fault[0], message=fault[1])]
@@ -199,7 +199,7 @@ class QuoteService:
         return await self._threads.of_team(team)(rank)
 
     def new_job(self, team: str, owner: str, spec: JobSpec, workload: Workload, retry_of: JobId | None = None) -> Job:
-        """Return a job with a fresh id that is not stored yet."""
+        """Return a job with a new id, without storing the job."""
         return Job(
             id=job_id(self._entropy(ID_ENTROPY)),
             team=team,

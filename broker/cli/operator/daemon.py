@@ -1,4 +1,4 @@
-"""`gpubroker serve` and `blobs init`."""
+"""`gpubroker serve` and `gpubroker blobs init`."""
 
 import importlib.util
 from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from broker.daemon.listeners import Addresses
 
 
-@command  # asyncio's own loop: child processes of uvloop run Python before exec and can deadlock
+@command  # Not uvloop: a child process that uvloop forks runs Python code before exec, and can deadlock.
 async def serve(
     home: Annotated[Path | None, typer.Option(help="State folder. Default: $GPUBROKER_HOME.")] = None,
     config: Annotated[

@@ -158,7 +158,7 @@ class LiveDisplay:
 
 
 class PlainDisplay:
-    """A display for logs: every event, and the progress when the state changes or every few seconds."""
+    """A display for logs: every event, and the progress when the state changes or after `PLAIN_EVERY_S`."""
 
     def __init__(self, out: Output, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._out = out

@@ -49,7 +49,7 @@ class CreateCalls:
         return Created(handles=tuple(handles))
 
     async def confirm(self, attempt: Attempt, job: Job, listed: tuple[Observed, ...]) -> CreateOutcome:
-        """Return whether the listed machines are as bought. Their create, which would have checked this, is lost."""
+        """Check that the listed machines are as bought, because the answer to their create was lost."""
         provider, handles = self.context.provider_of(attempt), all_handles(attempt, listed)
         try:
             await provider.confirm(handles, attempt.line.offer, boot_properties(job))
@@ -73,7 +73,7 @@ class CreateCalls:
 def _failed(
     error: Exception, attempt: Attempt, provider: Provider, *, is_prepared: bool, is_first: bool
 ) -> CreateOutcome:
-    """Return the outcome that an exception amounts to. `is_prepared`: the provider may have been called."""
+    """Return the outcome of a create that raised `error`. `is_prepared`: the provider may have been called."""
     message = str(error)
     match error:
         case NoCapacity() | Throttled():

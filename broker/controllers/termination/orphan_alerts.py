@@ -29,7 +29,10 @@ class OrphanNews:
         self._refused[key] += 1
         times = self._refused[key]
         if is_reported(times, self._context.intervals.destroy_alert):
-            message = f"{_named(handle)} cannot be destroyed and bills on ({times} times): {why}; end it in its console"
+            message = (
+                f"{_named(handle)} cannot be destroyed and bills on ({times} times): {why}; "
+                "end it in the cloud's console"
+            )
             await self._post(key, handle, "orphan.destroy_failed", message, str(times))
 
     def keep(self, cloud: str, orphans: Set[str]) -> None:

@@ -27,7 +27,10 @@ MICRO_BATCH_RATIO = 1.5
 SPEED_TIE_RATIO = 1.02
 """Plans whose step times differ by less than this factor count as equally fast; the time model is far less precise."""
 SHARDED_MARGIN = {"fsdp": 0.10, "hybrid": 0.15}
-"""Minimum margins. FSDP 2 was compared only with the tracer, hybrid with nothing."""
+"""Minimum share added to the estimate of a sharded plan.
+
+Estimates of FSDP were compared only with the tracer, those of hybrid sharding with nothing.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,10 @@ def _as_estimated(_work: Workload, need: MemoryNeed, _gpu: bool, _sharded: bool)
 
 
 def dividers(rows: int, most: int) -> list[int]:
-    """Return the micro-batches to try, ascending: divisors of `rows`, the rows of one device and step, up to `most`."""
+    """Return the micro-batches to try, ascending: divisors of `rows` up to `most`.
+
+    `rows`: number of rows that one device trains in one step.
+    """
     sizes = [1]
     for size in range(2, min(rows, most) + 1):
         if rows % size == 0 and size >= MICRO_BATCH_RATIO * sizes[-1]:
@@ -58,14 +64,17 @@ def dividers(rows: int, most: int) -> list[int]:
 
 
 def devices_of(workload: Workload, device_count: int, nodes: int = 1) -> int:
-    """Return the number of devices that can get equally many rows in every step, a multiple of `nodes` if possible."""
+    """Return the largest usable number of devices, a multiple of `nodes` if possible.
+
+    A number is usable if every device can get the same number of rows in every step.
+    """
     units = workload.global_batch if workload.free_micro_batch else workload.global_batch // workload.micro_batch
     even = [d for d in range(1, max(1, min(device_count, units)) + 1) if units % d == 0]
     return max([d for d in even if d % nodes == 0] or even)
 
 
 def parallelism_candidates(devices: int, nodes: int, *, divided: bool) -> list[list[Parallelism]]:
-    """Return groups of parallelisms for that many devices, in the order of preference.
+    """Return groups of parallelisms for `devices` devices, in the order of preference.
 
     The search stops at the first group with a plan that fits. `divided`: the model may be sharded.
     """
@@ -174,7 +183,7 @@ class Planner:
     ) -> Planned:
         """Return the best plan on `device_count` devices of `device_bytes` each, on `nodes` machines together.
 
-        `computing`: the hardware that determines the time; it differs from `hardware` where that is emulated.
+        `hardware` determines the memory, `computing` the time. They differ only if `computing` emulates `hardware`.
         """
         key = (hardware.name, device_bytes, device_count, computing.name, computing.link, nodes)
         if key not in self._best:
@@ -209,9 +218,10 @@ class Planner:
         return min((planned for planned in fitting if planned.step_s <= SPEED_TIE_RATIO * quickest), key=_by_memory)
 
     def _failed(self, plan: Plan, device_bytes: int, nodes: int) -> bool:
-        """Return whether the plan is excluded because the job ran out of memory on a device of at least this size.
+        """Return True if the job ran out of memory on a device of `device_bytes` or more.
 
-        A plan with more shards is allowed, if its micro-batch is at most `oom_micro_batch`.
+        A plan with more shards than the failed plan is tried nevertheless if its micro-batch is at most
+        `oom_micro_batch`.
         """
         work = self._workload
         most = work.oom_micro_batch or plan.micro_batch
@@ -225,7 +235,7 @@ class Planner:
         work = self._workload
         if not work.free_micro_batch:
             return [work.micro_batch]
-        # A CPU, also one that emulates a GPU, gains nothing by more rows than the trainer's own choice.
+        # A CPU, even if it emulates a GPU, is no faster with more rows than the trainer chooses by itself.
         most = MOST_ROWS if computing.gpu else work.micro_batch
         return dividers(work.global_batch // devices, min(most, work.max_micro_batch or most))
 
@@ -259,9 +269,9 @@ class _Timed:
         )
 
     def fastest(self, plans: Sequence[Plan], hardware: Hardware) -> list[Planned]:
-        """Return the plan with most rows and, in descending order, all plans of nearly equal speed.
+        """Return plans by descending number of rows, up to and including the first clearly slower plan.
 
-        More rows are never slower, so the search stops at the first slower plan.
+        More rows are never slower, so all plans of nearly equal speed are among the returned plans.
         """
         near_fastest: list[Planned] = []
         for plan in reversed(plans):

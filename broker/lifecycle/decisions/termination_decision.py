@@ -36,7 +36,7 @@ from broker.lifecycle.transitions import after_attempt, due_in_s, end_reason, in
 STUCK_S = 120.0
 """Seconds after which an event reports what keeps an attempt from ending."""
 AGAIN_S = 1.0
-"""Seconds until an attempt that does not end yet is due: less than a round, so that other brokers may poll it."""
+"""Seconds until an attempt that has not ended is due again: less than a round, so that another broker may claim it."""
 
 
 def is_reported(times: int, first: int) -> bool:
@@ -61,7 +61,7 @@ def terminate(facts: TerminationFacts) -> TerminationDecision | EndFactsNeeded:
 
 
 def _hold(facts: TerminationFacts) -> TerminationDecision | None:
-    """Keep a failed job's machine for inspection; None: no inspection, its time is over, or no machine runs."""
+    """Keep a failed job's machine for inspection; None: no inspection, its time is over, or all machines have ended."""
     until = inspection_end(facts.attempt, facts.job)
     machines = recorded_machines(facts.attempt, facts.machines)
     has_ended = bool(machines) and all(machine.state in TAKEN_AWAY for machine in machines)
@@ -111,10 +111,10 @@ def _destroy(facts: TerminationFacts) -> TerminationDecision:
 def after_destroy(
     facts: TerminationFacts, decision: TerminationDecision, errors: Sequence[str], now: datetime
 ) -> TerminationDecision:
-    """Return the decision DESTROY once its destroys were sent.
+    """Return the decision DESTROY with the results of its destroys.
 
-    `errors`: for each destroy why the cloud has not accepted it, in one line; empty: no error so far. There is no
-    back-off, since the machine bills; the provider gate limits the rate of calls.
+    `errors`: one line for each destroy that says why the cloud has not accepted the destroy; empty: no error so far.
+    There is no back-off, since the machine bills; the provider gate limits the rate of calls.
     """
     message = next(filter(None, errors), "")
     if not message and _takes_long(facts, now):
@@ -147,7 +147,7 @@ def _obstacle_message(facts: TerminationFacts) -> str:
         return f"{name} cannot be proven gone, and is charged: {provider} cannot be listed: {facts.error}"
     if facts.exists:
         destroyed = f"{provider} has accepted the destroy of {name} and still lists it"
-        return f"{destroyed}; if that lasts, end it in its console"
+        return f"{destroyed}; if that lasts, end the machine in the cloud's console"
     return ""
 
 
@@ -168,7 +168,7 @@ def _close(facts: TerminationFacts, absent: Attempt, report: EndReport) -> Termi
         blocks = (OfferBlock(key=offer.host_key, reason=absent.detail, for_s=facts.settings.sold_out_s),)
     absent = replace(absent, final=report.final, reason=report.drain_reason or absent.reason)
     decision = close_ledger(facts, absent, image_refused=image_refused)
-    if facts.host_trust == "own" or not weight(decision.attempt):  # hosts of the user are never blocked
+    if facts.host_trust == "own" or not weight(decision.attempt):  # the user's own hosts have no reputation
         return replace(decision, blocks=blocks)
     if facts.host_record is None:
         return EndFactsNeeded(missing=MissingEndFacts.HOST_RECORD, facts=facts)
@@ -237,7 +237,7 @@ def termination_events(decision: TerminationDecision) -> tuple[Event, ...]:
 
 
 def _replanned(before: Job, after: Job, ended: Attempt) -> tuple[Event, ...]:
-    """Return the event of a plan that changes after memory ran out."""
+    """Return the event that reports a plan changed after memory ran out; empty: the plan is unchanged."""
     changed = after.remedy
     if changed is None or changed == before.remedy:
         return ()

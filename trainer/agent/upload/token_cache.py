@@ -1,7 +1,7 @@
 """Token cache in the blob store, written once, so that later attempts need not tokenise.
 
-It lies among the attempt's checkpoints and follows their protocol: pieces first, `manifest.json` last and only if
-absent. Every byte is verified before use. A failure costs no more than tokenising again.
+The cache lies among the attempt's checkpoints and follows their protocol: pieces first, `manifest.json` last and only
+if absent. Every byte is verified before use. After a failure the rows are tokenised again.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ async def _fetch_pieces(objects: Objects, key: str, manifest: TokenCacheManifest
             await _join(objects, object_keys.files_prefix(key), pieces, aside / name)
         note = rows_note(aside)
         if note is None or note.get("identity") != manifest.identity:
-            raise BadContent("its parts do not belong together")
+            raise BadContent("its parts are of different caches")
         for name in FILES:  # the note last
             (aside / name).replace(folder / name)
 
@@ -112,7 +112,7 @@ class Sender:
     """Uploader of this machine's token cache; it pauses while checkpoints wait to be sent."""
 
     def __init__(self, objects: Objects, state: AgentState, spec: AttemptSpec, *, known: str, log: Log) -> None:
-        """Create; `known` is the identity of the fetched cache."""
+        """Prepare the upload. `known`: identity of the fetched cache, which is not sent again; empty: none."""
         self._objects, self._state, self._spec, self._log = objects, state, spec, log
         self._nonce = secrets.token_hex(4)
         self._sent: list[ManifestFile] = []
@@ -143,11 +143,11 @@ class Sender:
                 return
             except (ObjectStoreError, OSError) as e:
                 why = str(e)
-        self._log(f"the tokenised rows stay on this machine, a later attempt makes them anew: {why}")
+        self._log(f"the tokenised rows stay on this machine, and a later attempt tokenises again: {why}")
         await self._remove(except_folder="")
 
     def _too_large(self, size: int) -> str:
-        """Return why the cache is not sent; empty if it is. Raises: OSError."""
+        """Return why the cache is not sent; empty: the cache is sent. Raises: OSError."""
         if size > self._spec.token_cache_bytes:
             most = disk_space.format_bytes(self._spec.token_cache_bytes)
             return (
@@ -176,7 +176,7 @@ class Sender:
             pieces=tuple(self._sent),
         )  # fmt: skip
         if not await self._objects.create(target + object_keys.MANIFEST, manifest.model_dump_json().encode()):
-            raise ObjectStoreError(f"{target}{object_keys.MANIFEST} was written by somebody else")
+            raise ObjectStoreError(f"{target}{object_keys.MANIFEST} was written by another process")
         await self._remove(except_folder=target)
 
     async def _await_checkpoints(self) -> None:
