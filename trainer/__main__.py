@@ -16,12 +16,12 @@ def _parser() -> argparse.ArgumentParser:
         "--save-every", type=float, metavar="SECONDS", help="default: the spec's checkpoint.every_s, otherwise 300"
     )
     parser.add_argument("--fsdp", action="store_true", help="divide the model between the GPUs (with --config)")
-    parser.add_argument("--tensor", type=int, default=1, metavar="N", help="so many GPUs compute each layer together")
+    parser.add_argument("--tensor", type=int, default=1, metavar="N", help="GPUs that compute each layer together")
     parser.add_argument(
-        "--context", type=int, default=1, metavar="N", help="so many compute a stretch of a sequence each"
+        "--context", type=int, default=1, metavar="N", help="GPUs that share each sequence, one shard each"
     )
     parser.add_argument(
-        "--trust-remote-code", action="store_true", help="run the model's own code, where the configuration says so too"
+        "--trust-remote-code", action="store_true", help="run the model's own code, if the configuration permits it too"
     )
     return parser
 

@@ -98,9 +98,9 @@ class Resources(Config):
     gpus: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
     """Number of GPUs; `auto` takes what the estimate needs."""
     nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] = 1
-    """Machines that train together; AWS and Lambda support several. They share each training step equally, so they must
-    divide `global_batch`, and its micro-batches where `micro_batch` is a number. For a script, the first machine's
-    checkpoint folder is saved and restored on all of them.
+    """Machines that train together; AWS and Lambda support several. The machines share each training step equally, so
+    their number must divide `global_batch`, and if `micro_batch` is a number, also the number of micro-batches. For a
+    script, the first machine's checkpoint folder is saved and restored on all machines.
     """
     accelerators: Annotated[tuple[Accelerator, ...], Field(max_length=32)] = ()
     """Names such as `h100-sxm`, `a100-80gb`, `l40s`, `rtx4090`, or as nvidia-smi and shops write them (`NVIDIA

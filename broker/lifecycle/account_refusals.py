@@ -106,7 +106,7 @@ def block_s(refusal: AccountRefusal, earlier: Sequence[Attempt]) -> float:
 
 
 def offer_block_s(offer_id: str, earlier: Sequence[Attempt], base_s: float) -> float:
-    """Return the block time in seconds of a refused offer, doubled for each refusal of it to this job in a row.
+    """Return the block time in seconds of a refused offer, doubled for each of its refusals to this job in a row.
 
     A job that waits for spot asks again and again; each time costs nothing, but leaves an attempt.
     """

@@ -40,7 +40,7 @@ class TransitionDecision:
 def step(attempt: Attempt, event: AttemptEvent, now: datetime, *, reason: Reason | None = None) -> TransitionDecision:
     """Apply one event. Raises ImpossibleEvent.
 
-    `reason`: end reason that the event itself carries, e.g. FINAL.
+    `reason`: end reason that an event such as FINAL itself carries.
     """
     rule = attempt_rule(attempt.state, event)
     if rule is TransitionVerdict.STALE:
@@ -129,8 +129,8 @@ def inspection_end(attempt: Attempt, job: Job) -> datetime | None:
 def job_event(job: Job, reason: Reason, *, image_refused: bool = False, free: bool = False) -> JobEvent:
     """Return the job event for the end of an attempt, by its retries and changes of plan.
 
-    `image_refused`: an earlier attempt ended because of its image. A registry that refuses it twice refuses it
-    everywhere. `free`: the attempt uses up no retry.
+    `image_refused`: an earlier attempt ended because of its image too. A registry that refuses an image to two machines
+    refuses it to all. `free`: the attempt uses up no retry.
     """
     match reason:
         case Reason.COMPLETED:
@@ -161,10 +161,10 @@ def _may_retry(job: Job, reason: Reason, free: bool) -> bool:
 
 
 def back_off_s(reason: Reason, used: int) -> float:
-    """Return seconds before the next quote: none after an expired quote, otherwise doubling up to five minutes.
+    """Return seconds before the next quote, doubling up to five minutes.
 
-    An expired quote bought nothing, and prices are no newer until the market is polled again. After a drain for a
-    budget the policy delays the job.
+    0 after an expired quote, because nothing was bought, and after a drain for a budget, because the policy delays the
+    job.
     """
     if reason in (Reason.QUOTE_EXPIRED, Reason.BUDGET):
         return 0.0
@@ -197,7 +197,7 @@ def made_progress(attempt: Attempt) -> bool:
 
 
 def _preemptions_without_progress(job: Job, attempt: Attempt, reason: Reason) -> int:
-    """Return the job's count after an attempt: a new checkpoint starts it again, other ends leave it."""
+    """Return the job's count after an attempt: 0 after a new checkpoint, otherwise one more after a preemption."""
     if made_progress(attempt):
         return 0
     return job.preemptions_without_progress + (reason is Reason.PREEMPTED)

@@ -20,7 +20,7 @@ WALL_S = 60.0
 MAX_RESULT = 8 << 20
 """Maximum bytes of a summary."""
 SMALL_BYTES = 64 << 10
-"""Text of at most so many bytes is parsed in a thread: its work is bounded by its size."""
+"""Largest text in bytes that is parsed in a thread, because its size bounds the work."""
 TEXTS = ("csv", "json", "jsonl")
 
 

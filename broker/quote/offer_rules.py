@@ -24,7 +24,8 @@ class GroupCase:
     drops: list[DropReason | None]
     """Drop reason of each offer of the market."""
     micros: list[int]
-    """Micro-dollars to finish for each offer of the market; -1: the job never finishes there, or was not computed."""
+    """Micro-dollars to finish for each offer of the market; -1: not computed, or the job never finishes on the offer.
+    """
 
 
 def dollars(micros: int) -> Decimal:
@@ -52,7 +53,7 @@ def apply_rules(case: GroupCase) -> None:
     """Write the drop reason of each offer of a group, and the costs of those that can finish.
 
     The first rule that applies drops an offer. All rules are in one loop over the columns, because one pass for each
-    rule takes a fifth longer, and every quote checks tens of thousands of offers.
+    rule takes a fifth longer. Every quote checks tens of thousands of offers.
     """
     ask, kind, group, offers, drops, micros = case.ask, case.kind, case.group, case.offers, case.drops, case.micros
     nodes, limit, cap, is_timed, excluded = ask.nodes, ask.limit, ask.cap_micros, ask.has_time_limit, ask.excluded

@@ -66,7 +66,7 @@ class ChannelDecision:
     wait_s: float
     """Seconds for which the channel pauses."""
     notice: Notice | None
-    """Notice that the channel is disabled; None: it is not."""
+    """Notice that the channel is disabled; None: the channel stays enabled."""
 
 
 def close_channel(result: ChannelResult, now: datetime, *, jitter: float) -> ChannelDecision:

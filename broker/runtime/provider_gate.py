@@ -94,7 +94,10 @@ class GateLimits:
 
 
 class RateLimitedProvider:
-    """`ports.Provider` that limits another. `back_off_s` returns the pause after a number of consecutive failures."""
+    """`ports.Provider` that limits the calls of the wrapped provider.
+
+    `back_off_s` returns the pause after a number of consecutive failures.
+    """
 
     def __init__(
         self,

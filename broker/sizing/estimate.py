@@ -294,7 +294,7 @@ def _answer(
 
 
 def links(hardware: Hardware, each: int) -> str:
-    """Return the assumed links of machines with that many GPUs, in words."""
+    """Return the assumed links of machines with `each` GPUs, in words."""
     return (
         f"machines of {each} GPUs; within them {hardware.link / 1e9:.0f} GB/s a GPU and direction, "
         f"between them {hardware.network / 1e9:.1f} GB/s a machine"

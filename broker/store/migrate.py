@@ -104,7 +104,7 @@ def newer(applied: str, own: Migration) -> SchemaNewer:
 async def require_current(dsn: str, folder: Path = MIGRATIONS) -> None:
     """Check that the schema is current, without migrating it.
 
-    Raises MigrationError if a migration is missing, SchemaNewer, StoreUnavailable.
+    Raises SchemaNewer, StoreUnavailable, and MigrationError if a migration is missing.
     """
     files = load(folder)
     connection = await _connect(dsn)
@@ -159,7 +159,7 @@ async def migrate(
 ) -> list[str]:
     """Apply the missing migrations, and return the names of the applied files in order.
 
-    `before` receives the names before the first one is applied, because after a kill the next call has fewer to apply.
+    `before` receives all names before the first file is applied. After a kill, the next call has fewer files to apply.
     Raises MigrationError (the failing file is rolled back, earlier files stay), SchemaNewer and StoreUnavailable.
     """
     files = load(folder)

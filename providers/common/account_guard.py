@@ -1,7 +1,7 @@
 """Guard against credentials of another account, whose empty listing must not be taken as proof of absence.
 
 A file stores the account of a cloud at its first use. While the credentials belong to another account, the broker
-lists, offers, buys and destroys nothing there, because it cannot observe the machines that the first account pays for.
+lists, offers, buys and destroys nothing there. It could not observe the machines that the first account pays for.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Lock files that prove whether a launcher, a process of this host that creates machines, is alive.
 
-Each launcher holds an flock on a file in the provider's state folder, whose name is the launcher's id. The kernel
-releases the lock when the process ends. The proof is therefore correct after a reboot, with a reused PID, and in
-another PID namespace (a restarted container).
+Each launcher holds an flock on a file in the provider's state folder; the launcher's id is the name of the file. The
+kernel releases the lock when the process ends. The proof is therefore correct after a reboot, with a reused PID, and
+in another PID namespace (a restarted container).
 """
 
 import fcntl

@@ -1,4 +1,4 @@
-"""Client of RunPod's two APIs: REST v2 for everything, GraphQL for what v2 lacks and as the second way.
+"""Client of RunPod's two APIs: REST v2 for everything, GraphQL for what v2 lacks and as the fallback.
 
 Dates by docs.runpod.io/api-reference-v2/migrate-from-v1 (read 2026-11-28): REST v1 ends on 1 December 2026, GraphQL in
 early 2027. A retired API answers 410, or 404 for a path that it had. Neither answer proves that a machine is absent.
@@ -35,7 +35,7 @@ class ApiRetired(OutcomeUnknown):
 
 
 class PodNotFound(OutcomeUnknown):
-    """REST v2 reports that it has no such pod. Only a complete listing proves it."""
+    """REST v2 reports that it has no such pod. Only a complete listing proves that the pod is absent."""
 
 
 class _Client(Rest):
@@ -67,7 +67,7 @@ class RunpodApi:
         self._base, self._env, self._home = endpoint or ENDPOINT, env, home
         self._clients: dict[tuple[str, str], _Client] = {}
         self.retired: dict[str, str] = {}
-        """Message of the latest answer by API, for the APIs that answered as retired."""
+        """Latest message of each retired API, by API."""
 
     def key_mark(self) -> str:
         """Return a mark of the current key: a digest that two keys never share."""
@@ -138,7 +138,7 @@ class RunpodApi:
 
 
 def _problem(text: str) -> str | None:
-    """Return the detail of an RFC 9457 problem as RunPod writes it; None: the text is none.
+    """Return the detail of an RFC 9457 problem as RunPod writes it; None: the text is no problem document.
 
     Source: schema `ErrorResponse` (title, status, detail, errors) of the OpenAPI document of 2026-08-20.
     """

@@ -153,9 +153,9 @@ def _bucket(config: SimulatedConfig, now: datetime) -> int:
 
 
 def _spot_price(config: SimulatedConfig, row: SimulatedRow, offer_id: str, now: datetime) -> Decimal:
-    """Return the spot price, which moves linearly between one random level per period.
+    """Return the spot price, which moves linearly from the random level of one period to that of the next.
 
-    It is constant within a bucket of `price_bucket_s`.
+    The price is constant within a bucket of `price_bucket_s`.
     """
     assert row.spot is not None
     at = _bucket(config, now) * config.price_bucket_s / config.price_period_s

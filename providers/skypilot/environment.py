@@ -29,8 +29,8 @@ def venv_of_home(providers: Path) -> Path:
 def find_python(setting: Path | None, providers: Path) -> Path:
     """Return the environment's interpreter, which may be missing.
 
-    The order is: the setting `providers.sky.python`, the environment in the home, and the one next to the daemon's own
-    environment (`/opt/gpubroker-skypilot` in the container image, `.venv-skypilot` in a checkout).
+    The order is: the setting `providers.sky.python`, the environment in the home, and the environment next to the
+    daemon's own. The last is `/opt/gpubroker-skypilot` in the container image, and `.venv-skypilot` in a checkout.
     """
     if setting is not None:
         return setting.expanduser().absolute()

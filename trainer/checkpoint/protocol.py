@@ -191,7 +191,7 @@ async def _seal(
     # An earlier try may have written the manifest although its reply was lost. Only `save_s` then differs.
     stored = await read_manifest(objects, key)
     if stored.model_copy(update={"save_s": manifest.save_s}) != manifest:
-        raise BadContent(f"{key} was written by somebody else")
+        raise BadContent(f"{key} was written by another process")
     return key, stored
 
 

@@ -1,7 +1,7 @@
 """Format of a `train` checkpoint and its verification; the agent verifies without torch before the worker starts.
 
 `plan.json` lists for each tensor which file holds which part, so any number of processes can read what any other number
-wrote. Only safetensors and JSON are ever opened; files of any other kind refuse the checkpoint.
+wrote. Only safetensors and JSON are ever opened; a checkpoint with files of any other kind is refused.
 """
 
 import json

@@ -37,8 +37,8 @@ class DataConfig(Config):
     """
     secret: Secret | None = None
     """Name of the environment variable with credentials to read `path`, on the machine that submits, checks or
-    trains alone. For a bucket: a JSON object of the store's options, such as `aws_access_key_id`. For the Hub: a
-    token (default: `HF_TOKEN`).
+    trains without a broker. For a bucket: a JSON object of the store's options, such as `aws_access_key_id`. For
+    the Hub: a token (default: `HF_TOKEN`).
     """
     format: DataFormat | None = None
     """Absent: derived from the file's ending."""

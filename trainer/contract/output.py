@@ -47,7 +47,7 @@ class CopyConfig(Config):
     ]
     """Target folder, such as `s3://bucket/prefix`. The results of a job go below `<job>/`."""
     secret: Secret | None = None
-    """Name of the secret with its credentials: a JSON object of the store's options, such as `aws_access_key_id`."""
+    """Name of the secret with the store's credentials: a JSON object of options, such as `aws_access_key_id`."""
 
 
 class OutputConfig(Config):

@@ -190,7 +190,7 @@ def depths_of(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def with_depths(config: Mapping[str, Any], depths: Sequence[int]) -> dict[str, Any]:
-    """Return the config with that many layers in each stack; lists with a value per layer are truncated."""
+    """Return the config with the stacks cut to `depths` layers; lists with a value per layer are truncated."""
     fields, before = dict(config), depths_of(config)[0]
     for name, value in fields.items():
         if isinstance(value, list) and len(value) == before:

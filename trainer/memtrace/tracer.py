@@ -24,7 +24,7 @@ from trainer.models import adapters
 from trainer.training import determinism
 
 TRACED = 3, 4
-"""Layers of the two traces; with three the first, the last and one in between differ."""
+"""Layers of the two traces. Three are the fewest that include a first, a middle and a last layer."""
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "logits", "temporary", "communication")
 
@@ -103,7 +103,7 @@ def watch(storages: Storages, emulation: DeviceEmulation | None) -> None:
 
 
 def _build(config: Mapping[str, Any], depths: Sequence[int], ask: TraceOptions, task: Any, *, device: str) -> Any:
-    """Build the trainer's model with that many layers. Raise ValueError if transformers cannot build it."""
+    """Build the trainer's model with `depths` layers. Raise ValueError if transformers cannot build the model."""
     if ask.task == "text_to_image":
         with torch.device(device):
             return unet.built(config, ask.train, _weight_dtype(ask), ask.targets)
@@ -162,7 +162,7 @@ def _fake_peers(ask: TraceOptions, storages: Storages, *, real: bool) -> Iterato
 def trace(
     config: Mapping[str, Any], layers: int | Sequence[int], ask: TraceOptions, *, real: bool = False
 ) -> Mapping[str, dict[str, int]]:
-    """Return bytes by category at the worst moment of each segment, with that many layers (of each stack).
+    """Return bytes by category at the worst moment of each segment, with `layers` layers (of each stack).
 
     `real`: run on this machine's CPU with all its arithmetic, to compare with.
     """
@@ -195,7 +195,7 @@ def on_gpu(config: Mapping[str, Any], ask: TraceOptions) -> Probe:
     task, depths = task_of(ask.task, ask.train, config), depths_of(config)
     probe = Probe(ask, lambda: _build(config, depths, ask, task, device="cuda"), Storages("meta"), task, "cuda")
     probe.trained.bare.train()
-    torch.cuda.empty_cache()  # the memory of building and quantising the model, which loading it does not need
+    torch.cuda.empty_cache()  # frees memory that building and quantising needed, but that loading a model does not need
     return probe
 
 
@@ -245,11 +245,11 @@ def _kinds(segments: Mapping[str, dict[str, int]], layers: Sequence[int]) -> dic
 
 
 Traced = tuple[Sequence[int], Mapping[str, dict[str, int]]]
-"""Layers of each stack, and the segments of a step with that many."""
+"""Layers of each stack, and the segments of a step with these layers."""
 
 
 def at_depth(traces: Sequence[Traced], depths: Sequence[int]) -> dict[str, dict[str, int]]:
-    """Extrapolate the segments' categories to that many layers.
+    """Extrapolate the segments' categories to `depths` layers.
 
     The line goes from the first trace through the trace with more layers in that stack.
     """
@@ -267,7 +267,7 @@ def at_depth(traces: Sequence[Traced], depths: Sequence[int]) -> dict[str, dict[
 
 
 def _mixed(config: Mapping[str, Any], depths: Sequence[int], length: int) -> bool:
-    """Return whether only some layers need a mask for rows of that length, so that depth is not linear."""
+    """Return True if only some layers need a mask for rows of `length`, so that memory is not linear in the depth."""
     built: Any = AutoConfig.for_model(**with_depths(config, depths))
     kinds, window = getattr(built, "layer_types", None) or (), getattr(built, "sliding_window", None)
     return len(set(kinds)) > 1 and window is not None and length >= window

@@ -15,7 +15,7 @@ from trainer.memtrace.storage_tracker import Storages, in_backward
 from trainer.tasks.common.task_data import Batch
 
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
-"""Modules that diffusers' examples adapt."""
+"""Modules that get LoRA adapters in the examples of diffusers."""
 WORDS = 77
 """Tokens of CLIP's text encoders; the number is fixed."""
 SHRUNK = 8
@@ -23,7 +23,7 @@ SHRUNK = 8
 
 
 class NoiseData:
-    """Latents, noise and conditions of rows; a row is its number of pixels per side."""
+    """Latents, noise and conditions of rows. Each row is given as its number of pixels per side."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._channels, self._words = int(config.get("in_channels", 4)), int(config["cross_attention_dim"])

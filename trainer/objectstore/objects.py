@@ -22,7 +22,7 @@ CHUNK = 4 << 20
 
 
 class ObjectStoreError(Exception):
-    """The store did not do what was requested; it may or may not succeed later."""
+    """The store did not do what was requested; a later call may succeed."""
 
 
 class BadContent(Exception):
@@ -57,7 +57,7 @@ class Objects:
         self._reader = reader or store
         self._prefix = f"{installation}/"
         self._root: Path | None = None
-        """Folder of a store that must exist: writing into a removed one would start a second, empty store."""
+        """Folder that must exist: a write into a removed folder would start a second, empty store. None: a bucket."""
         self.answered_at = time.monotonic()
         self.sent_bytes = 0
         """Bytes of content sent; failed uploads count too, because they are billed."""

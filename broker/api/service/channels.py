@@ -138,7 +138,7 @@ class ChannelService:
             raise Conflict(f"a channel of the kind {channel.kind} has no secret of ours; remove and add it instead")
         secrets, shown = notifier.fresh(json.loads(self._box.open(channel.sealed)))
         if shown is None:
-            raise Conflict(f"the secrets of a channel of the kind {channel.kind} are its receiver's; add it anew")
+            raise Conflict(f"the secrets of a channel of the kind {channel.kind} are its receiver's; add it again")
         to = replace(channel, sealed=self._box.seal(json.dumps(dict(secrets))))
         await self._write(caller, to)
         return to, shown

@@ -155,7 +155,7 @@ class Slack:
     async def accept(self, body: bytes, timestamp: str | None, signature: str | None) -> None:
         """Accept a request that Slack signed; it is carried out after this returns.
 
-        Raises Unauthenticated for an invalid signature, Conflict for a repeated request, InvalidInput.
+        Raises InvalidInput, Unauthenticated for an invalid signature, and Conflict for a repeated request.
         """
         signers = self._required_adapter.signers(await self.channels(), body, timestamp, signature)
         if not signers:

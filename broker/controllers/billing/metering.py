@@ -39,7 +39,7 @@ class Billing:
     name = "billing"
 
     def __init__(self, context: ControllerContext, inventory: Inventory, caches: Sequence[MeteringCache] = ()) -> None:
-        """`caches`: caches from which attempts are evicted that are no longer live."""
+        """`caches`: caches that evict attempts once the attempts are no longer live."""
         self._context = context
         self._inventory = inventory
         self._caches = caches
@@ -78,7 +78,7 @@ class Billing:
         attempt, context, inventory = row.attempt, self._context, self._inventory
         provider, stopped_by = attempt.line.offer.provider, None
         prices = moved_prices(context, inventory, attempt)
-        if attempt.booted_at is None:  # it may not be listed yet; this call starts to follow its name
+        if attempt.booted_at is None:  # its machine may not be listed yet; this call starts to follow the name
             missing_at = inventory.latest_possible_end(attempt)
         else:
             missing_at = inventory.missing_twice_at(provider, attempt.name, born_by=attempt.booted_at)
@@ -104,7 +104,7 @@ class Billing:
         self._stepped = now
 
     def _lacks_listings(self, provider: str) -> bool:
-        """Return True if this process has not listed a cloud twice since its start.
+        """Return True while this process is new and has not listed a cloud twice since its start.
 
         A machine that vanished while no broker ran would otherwise be charged until now.
         """

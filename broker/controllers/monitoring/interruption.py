@@ -1,7 +1,7 @@
 """Interruption: drains attempts for a stop, a limit or a preemption notice, and then ends them.
 
-Steps: decide on attempts with a signal by `interrupt`. For draining ones, ask the agent to save, gather `DrainFacts`,
-and call `decide_drain`. Apply all changes at once.
+Steps: decide on attempts with a signal by `interrupt`. For draining attempts, ask the agent to save, gather
+`DrainFacts`, and call `decide_drain`. Apply all changes at once.
 Facts: signals, heartbeats, final report, listings, money and time left.
 Decisions: start to drain or end, and for a drain: wait, FINAL, GONE or GRACE_OVER.
 """

@@ -1,7 +1,7 @@
 """Outbox: delivers the notifications of every channel, at least once, in order for each job.
 
-Steps: drop deliveries that are too old, claim the due streams, start a `ChannelRound` for each of their channels, and
-write the result of a round in one step. A slow or broken channel delays no other.
+Steps: drop deliveries that are too old, claim the due streams, and start a `ChannelRound` for each of their channels.
+Write the result of each round in one step. A slow or broken channel delays no other channel.
 Facts: due deliveries, the answers of receivers, the number of consecutive failures of a channel.
 Decisions: see `broker.reporting.delivery_round`; repeat, give up, pause, or disable the channel.
 """

@@ -41,7 +41,7 @@ class ListingPoller:
 
     @property
     def refusals(self) -> Mapping[str, str]:
-        """Clouds that refuse to list machines, so nothing is bought there: the reason by the key that blocks them."""
+        """Return the reason for each cloud that refuses to list machines, by the key that blocks purchases there."""
         return {
             provider_key(name): f"{name} refuses to list its machines: {error}"
             for name, error in self._errors.items()
@@ -69,7 +69,7 @@ class ListingPoller:
     async def refresh_all(self, providers: Iterable[str], max_age_s: Mapping[str, float] = {}) -> set[str]:
         """List clouds concurrently, and return those that did not answer.
 
-        `max_age_s`: maximum age, by cloud, of a latest listing that is not repeated. Default: `list_s`.
+        `max_age_s`: seconds, by cloud, for which the latest listing is used instead of a new one. Default: `list_s`.
         """
 
         async def has_failed(provider: str) -> bool:

@@ -87,7 +87,7 @@ class Launch:
     # ------------------------------------------------------------------------------------------------------ planned
 
     async def _send(self, leased: list[Leased]) -> None:
-        """Commit `create_sent_at` and then send the creates. From the commit on a machine may exist, and is charged."""
+        """Commit `create_sent_at` and then send the creates. After the commit, machines may exist and are charged."""
         decided = await decide_batch(self._context, self.name, leased, self._intents.decide)
         sending = [row for row, decision in decided if decision.outcome is IntentOutcome.SEND]
         for row in sending:

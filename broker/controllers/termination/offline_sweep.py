@@ -25,13 +25,13 @@ ABSENT_S = 180.0
 
 @dataclass(frozen=True, kw_only=True)
 class FoundMachine:
-    """One machine of the installation. `orphan`: why it is an orphan; empty: it is none, or that is unknown."""
+    """One machine of the installation. `orphan`: why it is an orphan; empty: it is no orphan, or that is unknown."""
 
     provider: str
     observed: Observed
     orphan: str
     spared: str = ""
-    """Reason why the daemon's sweep would only report it; empty: it would destroy it."""
+    """Reason why the daemon's sweep would only report the machine; empty: the sweep would destroy the machine."""
     since: datetime | None = None
     """Creation time by the cloud, otherwise the time of its create; None: unknown."""
 

@@ -90,8 +90,9 @@ def adapted_modules(
     As in peft, some names of a list may match no module. Raise InvalidEstimate if none matches.
     """
     names = family_spec(shape).names
-    if shape.experts and not (version or "").startswith("4."):  # later ones hold all experts in one tensor, which is no
-        names = {role: name for role, name in names.items() if role in ATTENTION_ROLES}  # linear module
+    # From transformers 5 on all experts are one tensor, which is not a linear module.
+    if shape.experts and not (version or "").startswith("4."):
+        names = {role: name for role, name in names.items() if role in ATTENTION_ROLES}
     written = targets if isinstance(targets, str) else ",".join(targets)
     try:
         chosen = choose(shape, targets, tuple(names.items()))

@@ -89,7 +89,7 @@ def adapter_bytes(shape: ModelShape, numerics: Numerics) -> float:
 
 
 def weight_bytes(numerics: Numerics, products: float) -> float:
-    """Return the bytes per weight of the layers and micro-batch, read for that many products each."""
+    """Return the bytes per weight of the layers in a micro-batch. `products`: matrix products that read each weight."""
     if numerics.bits:
         return products * (numerics.bits / 8 + 2 * numerics.compute)
     cast = numerics.weight + numerics.compute if numerics.weight > numerics.compute else 0

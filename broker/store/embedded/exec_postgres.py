@@ -2,11 +2,11 @@
 
     python -I -S exec_postgres.py PARENT_PID FOLDER BINARY [ARGUMENT...]
 
-The process gives up root, because PostgreSQL refuses to run as root. It requests SIGINT for the death of its parent.
-Then it executes the binary in its place, so its PID is the postmaster's. There are two ways to give up root. The first
-is a user namespace that shows root as `nobody`; files still belong to root. Container runtimes commonly forbid
-namespaces. Then the process becomes uid `nobody` and keeps the capability CAP_DAC_OVERRIDE only. Neither way changes
-the mode of a parent folder or copies a binary.
+The process gives up root, because PostgreSQL refuses to run as root. It asks the kernel for SIGINT when its parent
+dies. Then it executes the binary, so the postmaster has its PID. There are two ways to give up root. The first is a
+user namespace that shows root as `nobody`; files still belong to root. Where a container runtime forbids namespaces,
+the process becomes uid `nobody` and keeps only the capability CAP_DAC_OVERRIDE. Neither way changes the mode of a
+parent folder or copies a binary.
 """
 
 import ctypes
@@ -92,7 +92,7 @@ def leave_root(folder: str, binary: str) -> None:
 
 
 def main() -> None:
-    """Give up root, request SIGINT for the death of the parent, and execute the binary."""
+    """Give up root, ask the kernel for SIGINT when the parent dies, and execute the binary."""
     parent, folder, binary, *arguments = sys.argv[1:]
     try:
         if os.geteuid() == 0:

@@ -330,7 +330,7 @@ async def test_a_commit_whose_reply_was_lost_is_found_by_the_next_try(objects: O
     ]
     assert keys_and_manifests[0] == keys_and_manifests[1]
     (mine / "a.json").write_text("another")
-    with pytest.raises(BadContent, match="written by somebody else"):
+    with pytest.raises(BadContent, match="written by another process"):
         await checkpoint.commit_parts(
             objects, ORIGIN, mine, step=5, complete=False, taken_s=1.0, part=alone, should_give_up=lambda: False
         )

@@ -106,7 +106,7 @@ async def read_grant(objects: Objects, env: Environment, url: str | None = None)
 
 
 def _download(url: str) -> bytes | None:
-    """Return the content of a signed URL, or None if that fails too."""
+    """Return the content of a signed URL, or None if the download fails."""
     try:
         with urllib.request.urlopen(url, timeout=SMALL_TIMEOUT_S) as answer:
             return bytes(answer.read())
@@ -167,7 +167,7 @@ async def restore(
 ) -> tuple[str, Manifest] | None:
     """Restore the newest checkpoint that verifies into `folder`; `furthest` defines the order.
 
-    Row skips in `jumps` must be applied in it.
+    A checkpoint verifies only if it has applied the row skips in `jumps` that were due.
 
     Raises: ObjectStoreError.
     """
@@ -178,10 +178,10 @@ async def restore(
 async def furthest(objects: Objects, spec: AttemptSpec, origin: Origin, load: Load) -> tuple[str, Manifest] | None:
     """Return the result of `load` for the first usable candidates, or None if none is usable.
 
-    The order is: checkpoints of this attempt (after a restart of the agent), then those of its job that the spec
-    names. For a start from another job: the first checkpoint that the spec names, then all that the other job stores
-    now, newest first, then the rest that the spec names. A running job deletes old checkpoints, except some far older
-    ones. Each machine searches on its own.
+    The order is: checkpoints of this attempt (after a restart of the agent), then the checkpoints of its job that the
+    spec names. For a start from another job: the first that the spec names, then all that the other job stores now,
+    newest first, then the rest that the spec names. The rest matters because a running job deletes recent checkpoints
+    but keeps some far older ones. Each machine searches on its own.
     """
     others = [n for n, key in enumerate(spec.resume_from, 1) if key.split("/")[1] != spec.job]
     candidates = [*await protocol.own_manifests(objects, origin), *spec.resume_from[: min(others, default=None)]]

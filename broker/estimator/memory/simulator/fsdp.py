@@ -60,7 +60,7 @@ class Unit:
 
 
 class Sharded(NoSharding):
-    """FSDP 2 over that many devices, on a tape."""
+    """FSDP 2 over `shards` devices, on a tape."""
 
     def __init__(self, tape: Tape, root: Unit, layer: Unit, shards: int, *, keeps: bool) -> None:
         """Prepare the tape. `keeps`: reduced gradients stay allocated, instead of being added to earlier ones."""
@@ -151,7 +151,7 @@ def sharding_of(shape: ModelShape, step: Step, trained: int, tape: Tape) -> NoSh
 
 
 def units(shape: ModelShape, n: Numerics, trained: int, shards: int, *, offload: bool) -> tuple[Unit, Unit]:
-    """Return (the root, a layer) for that many trained weights. `offload`: the shards are in host memory."""
+    """Return (the root, a layer) for `trained` trained weights. `offload`: the shards are in host memory."""
     ends = root_parameters(shape)
     layer = (shape.parameters - ends) // shape.layers
     extra = trained_parameters(shape, n) - adapter_parameters(shape, n.rank, n.adapted)

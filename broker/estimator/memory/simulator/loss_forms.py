@@ -15,7 +15,7 @@ class LossForm(ABC):
     """The model computes the loss itself, so its variable of the last hidden states exists until the loss does."""
 
     def loss(self, tape: Tape, logits: Tensor, *, length: int, autocast: bool) -> Tensor:
-        """Return the loss of rows of that many tokens; consumes the logits.
+        """Return the loss of rows of `length` tokens; consumes the logits.
 
         All tensors in variables of the loss function live until it returns.
         """

@@ -270,7 +270,7 @@ class Tape:
         return self._record([x], x.count, width, derivative)
 
     def layer_norm(self, x: Tensor, weight: Weight, rows: int) -> Tensor:
-        """Normalise that many rows. Saves `x`, and the mean and deviation of each row in float32."""
+        """Normalise `rows` rows. Saves `x`, and the mean and deviation of each row in float32."""
         with self.scope(self.new(rows * 2, 4)) as variables:
             saved = [x, *variables.tensors]
             trained = Derivative(saved=saved, weights=_trained(weight, weight.grad_width), saves_statistics=True)
@@ -299,8 +299,8 @@ class Tape:
     def fused_attention(self, heads: Sequence[Tensor], masks: Sequence[Tensor], sums: int, back: int) -> Tensor:
         """Apply a fused attention kernel to queries, keys and values.
 
-        Saves them, the masks, the result and that many `sums`, the softmax's in float32. `back`: temporary bytes of
-        the backward pass.
+        Saves queries, keys, values, the masks, the result, and the softmax's sums in float32. `sums`: number of sums.
+        `back`: temporary bytes of the backward pass.
         """
         inputs, (q, *_) = [*heads, *masks], heads
         with self.scope(self.new(sums, 4)) as variables:

@@ -44,7 +44,7 @@ class Step:
     """Shards of weights, gradients and states are in host memory, and the optimizer steps there."""
 
     def share(self, size: int) -> int:
-        """Return the part of that many bytes that one device keeps."""
+        """Return the bytes that one device keeps of `size` bytes."""
         return 0 if self.offload else size // self.shards
 
     @property

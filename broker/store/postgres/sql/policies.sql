@@ -53,7 +53,7 @@ SELECT *, clock_timestamp() AS now FROM policies WHERE COALESCE(team, '') = COAL
 FOR NO KEY UPDATE;
 
 -- name: put_policy
--- A row that somebody else made meanwhile is waited for and written over: the last one is the policy.
+-- A row that another transaction inserts meanwhile is waited for and overwritten: the last write is the policy.
 INSERT INTO policies AS p (team, person, name, version, document, changed_by) VALUES ($1, $2, $3, 1, $4, $5)
 ON CONFLICT (COALESCE(team, ''), name) DO UPDATE
 SET person = excluded.person, version = p.version + 1, document = excluded.document, changed_at = clock_timestamp(),

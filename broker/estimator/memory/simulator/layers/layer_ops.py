@@ -117,7 +117,7 @@ class LayerOps:
         return (gemma_norm if self.build.norm == "gemma" else rms_norm)(self.tape, x, weight, rows)
 
     def norm_weight(self, count: int) -> Weight:
-        """Return the weight of a norm over that many elements."""
+        """Return the weight of a norm over `count` elements."""
         n = self.numerics
         return Weight(count, 4 if n.norms_float32 else n.weight, trained=n.full, grad_width=n.trained)
 
