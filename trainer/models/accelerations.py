@@ -96,7 +96,7 @@ def _layers_reason(layers: Iterable[torch.nn.Module]) -> str:
     weights = (m.weight for layer in layers for m in layer.modules() if type(m) is torch.nn.Linear)
     if any(isinstance(weight, DTensor) for weight in weights):
         return "the weights are divided among the processes (FSDP or tensor parallelism), and fp8 needs whole weights"
-    return "no linear module both is trained whole and has dimensions that are multiples of 16"
+    return "no linear module is trained whole and has dimensions that are multiples of 16"
 
 
 def _suits_fp8(module: torch.nn.Module) -> bool:
