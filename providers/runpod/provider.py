@@ -9,8 +9,6 @@ from decimal import Decimal
 from pathlib import Path
 from urllib.parse import quote
 
-from pydantic import Field
-
 from broker.domain.errors import Gone, OutcomeUnknown, ProviderError, Rejected, Throttled
 from broker.domain.ids import Installation
 from broker.domain.instance import BootSpec, Caps, Observed
@@ -27,7 +25,7 @@ from providers.runpod import pods
 from providers.runpod.api import ENDPOINT, GRAPHQL, REST, ApiRetired, PodNotFound, RunpodApi
 from providers.runpod.market import RunpodMarket
 from providers.skypilot.plugin.shared import SKY_VERSION
-from trainer.contract.base import Config
+from trainer.contract.base import Config, matching
 
 __all__ = ["ENDPOINT", "RunpodCloud", "RunpodConfig"]
 
@@ -68,7 +66,7 @@ class RunpodConfig(Config):
     """Also use private hosts: they are cheaper, but their owners can read the machine's data."""
     gpu_counts: tuple[int, ...] = (1, 2, 4, 8)
     """Allowed numbers of GPUs per machine."""
-    cuda_min: str = Field(default="12.4", pattern=r"^\d+\.\d+$")
+    cuda_min: str = matching(r"^\d+\.\d+$", "must be a CUDA version such as 12.4", default="12.4")
     """CUDA version that the image needs, e.g. `12.4`; hosts with an older driver are excluded."""
     restart_s: float = 600.0
     """Seconds that an eviction costs: the next boot and the work since the last checkpoint. Bids depend on it."""
