@@ -94,6 +94,6 @@ def test_it_is_a_number_that_a_job_may_have(task: str, rows: int, share: float, 
 
 
 def test_no_step_is_counted_before_it_is_settled() -> None:
-    with pytest.raises(ValueError, match="not settled"):
+    with pytest.raises(ValueError, match="has no number yet"):
         _ = train().micro_batch_rows
     assert train(micro_batch=3).micro_batch_rows == 3
