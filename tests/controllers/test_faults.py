@@ -355,7 +355,11 @@ async def test_people_hear_of_a_launcher_that_cannot_be_proven_dead(
 async def test_a_launcher_whose_create_has_answered_need_not_be_proven_dead(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The host of the broker that launched may be lost, and with it every proof; the machine is not."""
+    """The host of the broker that launched may be lost, and with it every proof; the machine is not.
+
+    Launches are polled rarely, so that the answer of the create arrives before a listing shows its machine.
+    """
+    monkeypatch.setattr("broker.lifecycle.decisions.launch_decision.CREATE_POLL_S", 5.0)
     rig = build_rig(virtual=LONG)
 
     async def unknown(launched_by: str, name: str) -> Liveness:
