@@ -207,7 +207,7 @@ async def test_whoever_lost_an_answer_gives_back_what_it_may_hold(store: Store) 
 
 
 async def test_rows_leased_under_a_clock_that_was_ahead_are_freed(store: Store) -> None:
-    """As after the database's clock was set back. Short leases stay, and writes under the freed ones are fenced."""
+    """A clock that is set back leaves leases far ahead. Short leases stay; writes under the freed ones are fenced."""
     await running(store)
     (far,) = await store.claim_attempts(Lane.LIVENESS, owner="a", lease_s=24 * HOUR, limit=1)
     await running(store)

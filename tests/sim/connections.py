@@ -127,7 +127,7 @@ class NoHints(Hints):
     """Every hint is lost: no NOTIFY comes through."""
 
     def hint(self, topic: str) -> None:
-        """Nobody is woken."""
+        """Wake no waiting call."""
 
 
 class StoreConnection:

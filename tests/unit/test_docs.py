@@ -66,7 +66,7 @@ def test_a_page_begins_with_its_purpose(page: Path) -> None:
 
 
 def test_the_pages_are_few_enough_to_read() -> None:
-    """Reports are not counted: each is a diary of one day, which nobody reads as a whole."""
+    """Reports are not counted: each holds the measurements of one day, and is not read as a whole."""
     lasting = [page for page in PAGES if page.parent.name != "reports"]
     assert sum(len(page.read_text().splitlines()) for page in lasting) < MOST_LINES
 

@@ -27,7 +27,7 @@ def test_the_first_reading_is_trusted() -> None:
 
 @pytest.mark.parametrize("off_s", [0.0, 0.4, -0.4, MAX_STEP_S, -MAX_STEP_S])
 def test_a_small_difference_is_followed(off_s: float) -> None:
-    """As after a failover to another server."""
+    """A failover to another server causes such a difference."""
     assert judge_reading(reading(0, 100), reading(15 + off_s, 115)) == TrustedTime(anchor=reading(15 + off_s, 115))
 
 

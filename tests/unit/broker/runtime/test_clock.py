@@ -127,7 +127,7 @@ async def test_a_wrong_clock_is_told_of_once_and_when_it_is_right_again(caplog: 
 
 @pytest.mark.parametrize("step_s", [3600.0, -3600.0, 86_400.0, -86_400.0])
 async def test_a_step_of_the_database_moves_no_time(step_s: float) -> None:
-    """People are told once, rows with wrong times are made due, and the time goes on when the clock is right again."""
+    """One notice is posted, rows with wrong times become due, and the time continues when the clock is right again."""
     clock, database = clock_of(Host())
     await clock.start()
     database.ahead_s = step_s
