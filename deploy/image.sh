@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the trainer's image and pushes it, with whichever of podman, docker and buildah is here.
-#   deploy/image.sh [REGISTRY/NAME[:TAG]]      without a name it is built only: no cloud can pull it from this machine
+# Builds the trainer's image and pushes it, with the first installed of podman, docker and buildah.
+#   deploy/image.sh [REGISTRY/NAME[:TAG]]      without a name the image is only built, and no cloud can pull it
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -33,5 +33,5 @@ case $engine in
         ;;
 esac
 digest=$(head -n 1 "$digest_file")
-[[ $digest == sha256:* ]] || { echo "image.sh: $engine did not tell the digest of $name" >&2; exit 1; }
+[[ $digest == sha256:* ]] || { echo "image.sh: $engine did not report the digest of $name" >&2; exit 1; }
 printf 'For gpubroker.yaml:\ntrainer:\n  image: %s@%s\n' "$repository" "$digest"

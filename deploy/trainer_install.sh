@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The one recipe that makes a machine or an image able to run `python -m trainer`; the same lines serve both.
+# Installs what `python -m trainer` needs, on a machine or in an image.
 #   deploy/trainer_install.sh [FOLDER]      FOLDER: where the virtual environment goes (default ~/.gpubroker-trainer)
-# GPUBROKER_EXTRAS: more of pyproject.toml's extras, with spaces between them (trackers, fp8).
-# Needs Python 3.11+ with venv, or uv to get one. Run it again to bring an installation up to date. A Python that has
-# the trainer's torch already is built upon, and where nothing is missing nothing is fetched.
+# GPUBROKER_EXTRAS: further extras of pyproject.toml, separated by spaces (trackers, fp8).
+# Needs Python 3.11+ with venv, or uv to get one. Run it again to bring an installation up to date. A Python that
+# already has the trainer's torch is the base of the environment. If no package is missing, nothing is downloaded.
 set -euo pipefail
 umask 022
 
@@ -39,11 +39,11 @@ make_venv() {
     python=$(choose)
     if [ -z "$python" ]; then
         uv=$(command -v uv || command -v "$HOME/.local/bin/uv") ||
-            { echo "trainer_install.sh: no Python of 3.11 or newer here: install one, or set PYTHON to it" >&2; exit 1; }
+            { echo "trainer_install.sh: no Python 3.11 or newer found; install one, or set PYTHON to its path" >&2; exit 1; }
         "$uv" venv --quiet --clear --seed --python 3.12 "$venv"
     elif has_torch "$python"; then
         "$python" -m venv --clear --without-pip --system-site-packages "$venv"
-        # Of a virtual environment only its own Python would be inherited, so its packages are named.
+        # If that Python is in a virtual environment, --system-site-packages misses the environment's packages: add their path.
         "$python" -c 'import sys, sysconfig
 if sys.prefix != sys.base_prefix: print(sysconfig.get_path("purelib"))' >"$(purelib)/below.pth"
         "$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$venv/bin/python" -m ensurepip >/dev/null
@@ -71,7 +71,7 @@ torch_index() {
 read -ra extras <<<"${GPUBROKER_EXTRAS:-}"
 requirements=$("$venv/bin/python" "$source/deploy/trainer_requirements.py" "${extras[@]}")
 if ! pip --quiet --no-index --requirement /dev/stdin <<<"$requirements" 2>/dev/null; then
-    # CUDA's own packages belong to the torch that is there, or to the driver.
+    # CUDA's packages must fit the installed torch or the driver, so they are not constrained.
     constraints=$(grep -v -e '^nvidia-' -e '^cuda-' -e '^triton=' "$source/constraints-trainer.txt")
     index=$(torch_index)
     if [ -z "$index" ] && ! has_torch "$venv/bin/python"; then

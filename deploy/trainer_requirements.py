@@ -1,5 +1,4 @@
-"""Print the `trainer` extra of pyproject.toml and those named as arguments, one requirement a line: a trainer's needs,
-nothing of the broker."""
+"""Print the requirements of pyproject.toml's extra `trainer` and of the extras named as arguments, one a line."""
 
 from __future__ import annotations
 
