@@ -1,4 +1,4 @@
-"""The main job from end to end on this machine: `make demo`, or `python -m examples.demo`.
+"""Run the example job from end to end on this machine: `make demo`, or `python -m examples.demo`.
 
 Starts a daemon with a simulated market, submits examples/devils-dictionary.yaml through the command line's own code,
 and shows the job through a preemption to its end. Writes `<home>/summary.json`, also as the last line of output.
@@ -39,9 +39,9 @@ from broker.paths import CLIENT_FILE, CONFIG_FILE
 
 SPEC = Path(__file__).with_name("devils-dictionary.yaml")
 KEPT = frozenset({"models"})
-"""Entries of the home that an earlier demo leaves for this one."""
+"""Entries of the home that `empty` keeps."""
 MARK = ".demo"
-"""Only a folder with this file in it is ever emptied; it goes last."""
+"""File that marks a demo's home. Only a home with this file is emptied, and the file is removed last."""
 START_S = 60.0
 STOP_S = 30.0
 LONG_S = 30 * 86_400.0
@@ -49,7 +49,7 @@ PREFERRED_PORT = 7070
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when the job succeeded."""
+    """Run the demo. Return 0 if the job succeeded."""
     parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__.splitlines()[0])
     parser.add_argument("--home", type=Path, default=Path(".demo"), help="state folder; emptied but for models/")
     parser.add_argument("--spec", type=Path, default=SPEC)
@@ -87,7 +87,7 @@ def running(home: Path, lifetime_s: float, out: Output | None = None) -> Iterato
 
 
 def empty(home: Path) -> None:
-    """Forgets an earlier demo. Raises CliError while anything of it still runs, and for a folder that is no demo's."""
+    """Delete an earlier demo's files. Raises CliError if a process of it still runs, or if `home` is no demo's."""
     running = [p.pid for p in psutil.process_iter(["pid"]) if p.pid != os.getpid() and _below(p, home)]
     if running:
         pids = " ".join(map(str, running))
@@ -104,7 +104,7 @@ def empty(home: Path) -> None:
 
 
 def _below(process: psutil.Process, home: Path) -> bool:
-    """A daemon of this home, its database, or a machine of it."""
+    """Return True for a daemon of this home, its database, and its machines."""
     try:
         ours = process.environ().get("GPUBROKER_HOME") == str(home) and "broker" in " ".join(process.cmdline())
         return ours or Path(process.cwd()).is_relative_to(home)
@@ -113,7 +113,7 @@ def _below(process: psutil.Process, home: Path) -> bool:
 
 
 def configure(home: Path, lifetime_s: float) -> None:
-    """A market whose first spot machine is taken after `lifetime_s`; intervals for minutes, not for days."""
+    """Write a configuration: short intervals, and a market that preempts the first spot machine after `lifetime_s`."""
     config: dict[str, Any] = {
         "port": free_port(),
         "providers": {
@@ -128,7 +128,7 @@ def configure(home: Path, lifetime_s: float) -> None:
 
 
 def free_port() -> int:
-    """Fixed for the whole demo, so that a daemon which is started again is found at the same place."""
+    """Return a port for the whole demo, so that a restarted daemon has the same address."""
     for wanted in (PREFERRED_PORT, 0):
         with socket.socket() as probe:
             try:
@@ -141,7 +141,7 @@ def free_port() -> int:
 
 @contextmanager
 def daemon(home: Path, out: Output) -> Iterator[None]:
-    """`gpubroker serve` in a session of its own, so that Ctrl-C reaches the demo alone; stopped at the end."""
+    """Run `gpubroker serve` in a session of its own, so that Ctrl-C reaches the demo only; stop it at the end."""
     log = home / "daemon.log"
     command = [sys.executable, "-m", "broker.cli", "serve"]
     with log.open("ab") as file:
@@ -169,12 +169,12 @@ def _wait_until_ready(process: subprocess.Popen[bytes], home: Path, log: Path) -
 
 def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "its log is empty"
 
 
 def _stop(process: subprocess.Popen[bytes], out: Output) -> None:
     if process.poll() is not None:
-        out.say("the demo's own daemon was stopped meanwhile; one that you started goes on: stop it with Ctrl-C")
+        out.say("the demo's own daemon had ended; a daemon that you started keeps running: stop it with Ctrl-C")
         return
     process.send_signal(signal.SIGTERM)
     try:
@@ -185,7 +185,7 @@ def _stop(process: subprocess.Popen[bytes], out: Output) -> None:
 
 
 async def job(spec: Path, settings: tuple[str, ...], home: Path, out: Output) -> Summary:
-    """Submits and follows the job to its end; on Ctrl-C it is cancelled first."""
+    """Submit the job and follow it to its end; on Ctrl-C cancel the job first."""
     async with client(patience_s=PATIENCE_S) as c:
         prepared = await submission.prepare(c, load(spec, settings))
         submission.show(out, prepared)
@@ -201,7 +201,7 @@ async def job(spec: Path, settings: tuple[str, ...], home: Path, out: Output) ->
 
 
 async def _cancel(c: AsyncClient, job_id: str, out: Output) -> None:
-    out.say("cancelling the job, so that nothing stays behind")
+    out.say("cancelling the job, so that no machine is left")
     await c.cancel(job_id)
     async for _ in c.events(job_id):
         pass

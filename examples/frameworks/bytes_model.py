@@ -1,4 +1,4 @@
-"""A small model that foretells the next byte of a text, for the examples that bring a model of their own."""
+"""A small model that predicts the next byte of a text, for the examples that need no Hub model."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ LENGTH, WIDTH = 32, 64
 
 
 class NextByte(nn.Module):
-    """(batch, LENGTH) bytes to (batch, LENGTH, 256) logits."""
+    """Transformer from (batch, LENGTH) bytes to (batch, LENGTH, 256) logits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,13 +25,13 @@ class NextByte(nn.Module):
 
 
 def loss(model: nn.Module, windows: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy in nats of the byte that follows each."""
+    """Return the mean cross-entropy in nats of each next byte."""
     logits = model(windows[:, :-1])
     return nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 
 
 def windows(path: Path = Path("definitions.csv")) -> torch.Tensor:
-    """All of a text as rows of LENGTH + 1 bytes."""
+    """Return a text as rows of LENGTH + 1 bytes, without the incomplete last row."""
     text = torch.tensor(list(path.read_bytes()))
     rows = text[: len(text) // (LENGTH + 1) * (LENGTH + 1)].reshape(-1, LENGTH + 1)
     return rows

@@ -17,7 +17,7 @@ EVERY, BATCH, SEED = 20, 16, 7
 
 
 def rows_of(step: int, count: int) -> torch.Tensor:
-    """The rows of a step, by its number alone: nothing about the order needs to be saved."""
+    """Return the rows of a step. They depend on the step's number only, so the order need not be saved."""
     each = count // BATCH
     order = torch.randperm(count, generator=torch.Generator().manual_seed(SEED + step // each))
     return order[step % each * BATCH :][:BATCH]

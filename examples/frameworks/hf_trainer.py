@@ -1,4 +1,4 @@
-"""Hugging Face Trainer: goes on with the last checkpoint that was committed, and saves when it is asked to stop.
+"""Hugging Face Trainer: resumes from the last committed checkpoint, and saves before it stops.
 
 python hf_trainer.py MODEL STEPS
 """
@@ -15,7 +15,7 @@ CHECKPOINTS = "checkpoint-*"
 
 
 class Publish(TrainerCallback):
-    """The Trainer writes its checkpoints in place; each is moved to where it is committed once it is complete."""
+    """Callback that moves each complete checkpoint of the Trainer into the folder that the agent commits."""
 
     def __init__(self, stop: Stop) -> None:
         self.stop = stop
@@ -36,17 +36,17 @@ class Publish(TrainerCallback):
 
 
 def rows(tokenizer: Any) -> list[dict[str, Any]]:
-    """Token ids; the model learns all of each text."""
+    """Return token ids and labels; the loss covers each whole text."""
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     with Path("definitions.csv").open(newline="") as file:
         texts = [f"{row['word']}: {row['definition']}{tokenizer.eos_token}" for row in csv.DictReader(file)]
-    made = [tokenizer(text, truncation=True, max_length=64, padding="max_length") for text in texts]
-    return [{**row, "labels": labels(row["input_ids"], row["attention_mask"])} for row in made]
+    encoded = [tokenizer(text, truncation=True, max_length=64, padding="max_length") for text in texts]
+    return [{**row, "labels": labels(row["input_ids"], row["attention_mask"])} for row in encoded]
 
 
 def labels(ids: list[int], mask: list[int]) -> list[int]:
-    """Padding is not learned."""
-    return [token if seen else -100 for token, seen in zip(ids, mask, strict=True)]
+    """Return the token ids with -100, which the loss ignores, in place of padding."""
+    return [token if is_text else -100 for token, is_text in zip(ids, mask, strict=True)]
 
 
 def main(name: str, steps: int) -> None:

@@ -1,8 +1,8 @@
 """Checkpoint handling that all programs of this folder share.
 
 The contents of $GPUBROKER_CHECKPOINT_DIR are committed at every interval, on a drain and at the end, and are restored
-before the next start. So the folder must never hold half-written files: they are written elsewhere, and moved to their
-final name at once.
+before the next start. So the folder must never hold half-written files: the programs write files elsewhere and
+then rename them into the folder.
 """
 
 import os
@@ -12,11 +12,11 @@ from pathlib import Path
 
 KEPT = Path(os.environ["GPUBROKER_CHECKPOINT_DIR"])
 ASIDE = Path("aside")
-"""Folder next to the program, on the same disk: a move there and back is one rename, and it is not committed."""
+"""Folder for unfinished files, on the same disk so that a move into `KEPT` is one rename. The agent ignores it."""
 
 
 class Stop:
-    """True once the machine is to be given back: save, and end with exit code 0."""
+    """True once the program was asked to stop (SIGTERM): it then saves and ends with exit code 0."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -30,7 +30,7 @@ class Stop:
 
 
 def publish(made: Path, name: str) -> None:
-    """Moves a finished file or folder into the kept folder.
+    """Move a finished file or folder into the kept folder.
 
     A file of that name is replaced by one rename; folders get a new name each time.
     """
@@ -38,13 +38,13 @@ def publish(made: Path, name: str) -> None:
 
 
 def retire(pattern: str, keep: int = 2) -> None:
-    """Removes all but the newest folders of a pattern, after their successor is there."""
+    """Remove all but the newest `keep` folders that match `pattern`."""
     for old in numbered(pattern)[:-keep]:
-        gone = ASIDE / f"gone-{old.name}"
-        old.replace(gone)  # A reader finds it whole or not at all.
-        shutil.rmtree(gone)
+        removed = ASIDE / f"removed-{old.name}"
+        old.replace(removed)  # the agent never sees a half-removed folder
+        shutil.rmtree(removed)
 
 
 def numbered(pattern: str) -> list[Path]:
-    """Folders such as checkpoint-20, by their number."""
+    """Return folders such as checkpoint-20, sorted by their number."""
     return sorted(KEPT.glob(pattern), key=lambda folder: int(folder.name.rpartition("-")[2]))

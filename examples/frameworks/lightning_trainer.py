@@ -1,4 +1,4 @@
-"""PyTorch Lightning: one checkpoint file, replaced every few steps; a new start goes on with it.
+"""PyTorch Lightning: one checkpoint file, replaced every few steps, from which a new start resumes.
 
 python lightning_trainer.py STEPS
 """
@@ -31,7 +31,7 @@ class Model(pl.LightningModule):
 
 
 class Publish(pl.Callback):
-    """Saves every few steps, and when it is asked to stop."""
+    """Callback that saves every few steps, and before the program stops."""
 
     def __init__(self, stop: Stop) -> None:
         self.stop = stop
@@ -51,7 +51,7 @@ class Publish(pl.Callback):
 
 
 def main(steps: int) -> None:
-    stop = Stop()  # Lightning leaves a handler alone that is there before it.
+    stop = Stop()  # before Lightning's own handlers: Lightning keeps a SIGTERM handler that already exists
     rows: Any = windows()
     loader = DataLoader[torch.Tensor](rows, batch_size=16, shuffle=True)
     trainer = pl.Trainer(

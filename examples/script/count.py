@@ -1,6 +1,6 @@
-"""A program that counts, and goes on counting where it was stopped.
+"""Program that counts, and continues from the last committed count after a restart.
 
-What lies in $GPUBROKER_CHECKPOINT_DIR is committed every few seconds and put back before the next start.
+The contents of $GPUBROKER_CHECKPOINT_DIR are committed every few seconds and restored before the next start.
 """
 
 import os
@@ -17,9 +17,9 @@ def main() -> None:
     while count < goal:
         time.sleep(1)
         count += 1
-        beside = file.with_suffix(".new")
-        beside.write_text(str(count))
-        beside.replace(file)  # never half-written
+        draft = file.with_suffix(".new")
+        draft.write_text(str(count))
+        draft.replace(file)  # atomic: the file is never half-written
         print(f"counted to {count}", flush=True)
 
 
