@@ -15,6 +15,8 @@ from broker.domain.ids import ID_LENGTH, AttemptId, Installation, JobId, base32
 
 @dataclass(frozen=True, kw_only=True)
 class BucketCheck:
+    """Result of one check of a store."""
+
     name: str
     ok: bool
     detail: str = ""
@@ -23,6 +25,8 @@ class BucketCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class BucketReport:
+    """Results of all checks of a store, and the rights that the broker needs."""
+
     url: str
     checks: tuple[BucketCheck, ...]
     policy: str
@@ -89,7 +93,7 @@ async def _conditional_put(blobs: ObstoreBlobs) -> BucketCheck:
     except BlobError as e:
         return BucketCheck(name=name, ok=False, detail=str(e))
     return BucketCheck(
-        name=name, ok=False, detail="a second put-if-absent replaced the first: use a store with If-None-Match"
+        name=name, ok=False, detail="a second put-if-absent replaced the first: use a store that supports If-None-Match"
     )
 
 
@@ -109,7 +113,7 @@ async def _list_after_put(blobs: ObstoreBlobs) -> BucketCheck:
         )
     changed = before["probe/listed"] != after.get("probe/listed")
     return BucketCheck(
-        name=name, ok=changed, detail="" if changed else "the e_tag did not change with the object: use another store"
+        name=name, ok=changed, detail="" if changed else "the ETag did not change with the object: use another store"
     )
 
 
@@ -121,9 +125,8 @@ async def _clean_up(blobs: ObstoreBlobs) -> BucketCheck:
         left = await blobs.list("")
     except BlobError as e:
         return BucketCheck(name=name, ok=False, detail=str(e))
-    return BucketCheck(
-        name=name, ok=not left, detail=f"{len(left)} probes could not be deleted: allow deletion" if left else ""
-    )
+    detail = f"{len(left)} test objects could not be deleted: grant the right to delete" if left else ""
+    return BucketCheck(name=name, ok=not left, detail=detail)
 
 
 def policy(url: str) -> str:
@@ -144,9 +147,9 @@ def policy(url: str) -> str:
                 "(read, list, write, delete); no anonymous access."
             )
         case "file":
-            return f"Folder {parts.path}: owned by the daemon's user, mode 0700; only machines that see it can use it."
+            return f"Folder {parts.path}: owned by the daemon's user, mode 0700; only machines of this host can use it."
         case _:
-            return "memory://: ends with the process, for tests and simulation only."
+            return "memory://: objects are lost when the process ends; for tests and simulation only."
 
 
 def _s3_policy(bucket: str, prefix: str) -> str:

@@ -15,7 +15,7 @@ from broker.model_catalog import catalog, parameter_count
 FILE = files(__package__) / "trace_tables.json"
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
 """Modules of a UNet that get LoRA adapters in the examples of diffusers."""
-SHRUNK = 8
+LATENT_SCALE = 8
 """Pixels of an image's side per pixel of the latent's side."""
 FRAMES = 1500
 """Tokens of Whisper's encoder for 30 s of sound."""
@@ -109,6 +109,6 @@ def _ends_of_unet(config: Mapping[str, Any]) -> int:
 def load_of(config: Mapping[str, Any], rows: int, size: int, rank: int) -> TracedStep:
     """Return the step whose memory the tables give. `size`: tokens that are generated, or pixels of an image's side."""
     if kind_of(config) == "unet":
-        latents = (size // SHRUNK) ** 2
+        latents = (size // LATENT_SCALE) ** 2
         return TracedStep(rows=rows, size=latents, spread=latents, rank=rank)
     return TracedStep(rows=rows, size=size, spread=FRAMES + size, rank=rank)

@@ -1,6 +1,7 @@
 """Columnar index of all offers, built once per market poll and shared by all quotes.
 
-Every quote reads tens of thousands of offers, and fetching objects from all over memory would take most of its time.
+Every quote reads tens of thousands of offers. Reading the objects, which are scattered over memory, would take most of
+the quote's time.
 """
 
 from array import array
@@ -13,9 +14,9 @@ from broker.domain.offer import Offer
 from broker.estimator.preemption_rate import History, preemptions_per_s
 from broker.quote.machine_cost import line_key
 
-UNTRUE = -1.0
-"""Price of an offer whose spot price is above on-demand."""
-_HERE = attrgetter("emulated_on", "emulated_vcpus", "vcpus", "reaches_local_files")
+IMPLAUSIBLE = -1.0
+"""Marks in `OfferGroup.prices` an offer whose spot price is above its on-demand price."""
+_OPTIONAL_PARTS = attrgetter("emulated_on", "emulated_vcpus", "vcpus", "reaches_local_files")
 
 
 class OfferGroup:
@@ -24,18 +25,18 @@ class OfferGroup:
     __slots__ = ("cores", "disk", "gone", "like", "number", "numbers", "prices", "ram", "rates")
 
     def __init__(self, like: Offer, number: int) -> None:
-        """Start a group with its first offer; the others differ only in price, place, host and hazard."""
+        """Start a group with its first offer. Other offers differ in price, region, host and preemption rate only."""
         self.like, self.number = like, number
         self.cores, self.ram, self.disk = like.vcpus, like.ram_bytes, like.disk_bytes
-        """Smallest values of any offer of the group."""
+        """Smallest vCPUs, RAM and disk of the group's offers."""
         self.numbers = array("l")
-        """Numbers of the offers."""
+        """Number of each offer: its position in `OfferIndex.offers`. The other columns have the same order."""
         self.prices = array("d")
-        """Dollars an hour of one machine."""
+        """Dollars an hour of one machine, or `IMPLAUSIBLE`."""
         self.rates = array("d")
         """Expected preemptions a second of one machine."""
         self.gone = bytearray()
-        """1: the cloud reports that the offer is sold out."""
+        """1 if the cloud reports that the offer is sold out, otherwise 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -46,13 +47,13 @@ class OfferIndex:
     spots: History
     machines: Sequence[OfferGroup]
     which: Sequence[int]
-    """Position in `machines` for each offer number."""
+    """Position in `machines` of each offer's group, by offer number."""
 
 
 def offer_index(offers: Sequence[Offer], spots: History) -> OfferIndex:
     """Return the index of a market.
 
-    The latest one is cached if `offers` is a tuple, because it is used until the clouds are polled again.
+    The latest index is cached if `offers` is a tuple, because all quotes until the next poll of the clouds share it.
     """
     cached = _latest.get("index")
     if cached is not None and cached.offers is offers and cached.spots is spots:
@@ -67,7 +68,7 @@ _latest: dict[str, OfferIndex] = {}
 
 
 def _build(offers: Sequence[Offer], spots: History) -> OfferIndex:
-    """Return the index, built in one pass in memory order, since reading the offers takes most of the time."""
+    """Build the index in one pass in memory order, because reading the offers takes most of the time."""
     kinds: dict[object, OfferGroup] = {}
     which = array("l")
     for number, offer in enumerate(offers):
@@ -84,16 +85,16 @@ def _build(offers: Sequence[Offer], spots: History) -> OfferIndex:
         if offer.disk_bytes < kind.disk:
             kind.disk = offer.disk_bytes
         price, on_demand = offer.usd_per_hour, offer.on_demand_usd_per_hour
-        untrue = offer.spot and on_demand is not None and price > on_demand
-        kind.prices.append(UNTRUE if untrue else float(price))
+        is_implausible = offer.spot and on_demand is not None and price > on_demand
+        kind.prices.append(IMPLAUSIBLE if is_implausible else float(price))
         kind.rates.append(preemptions_per_s(offer, spots))
         kind.gone.append(offer.available is False)
     return OfferIndex(offers=offers, spots=spots, machines=tuple(kinds.values()), which=which)
 
 
 def _key(offer: Offer) -> object:
-    """Return the key of a kind of machine; offers with the same key differ only in price, place, host and hazard."""
-    # Direct attribute access is faster than an `attrgetter`. Few offers have the optional parts.
+    """Return the key of the offer's group: offers with the same key differ in price, region, host and hazard only."""
+    # Direct attribute access is faster than an `attrgetter`, which serves only the few offers with optional parts.
     key: object = (
         offer.provider, offer.accelerator, offer.gpus, offer.gpu_memory_bytes,
         offer.spot, offer.trust, offer.billing_quantum_s, offer.billing_minimum_s,
@@ -101,12 +102,12 @@ def _key(offer: Offer) -> object:
     if offer.facts is not None:
         key = (key, line_key(offer.facts))
     if offer.emulated_on is not None or offer.reaches_local_files or not offer.gpus:
-        key = (key, _HERE(offer))
+        key = (key, _OPTIONAL_PARTS(offer))
     return key
 
 
 def rank(numbers: list[int], keys: Sequence[float], offers: Sequence[Offer]) -> list[int]:
-    """Return offer numbers by key, ties by offer id; sorting the numbers first and the few ties after is fastest."""
+    """Return `numbers` sorted by key, then by offer id. It is fastest to sort by key first, then the few ties by id."""
     ranked = sorted(numbers, key=keys.__getitem__)
     costs = list(map(keys.__getitem__, ranked))
     ties = compress(range(len(costs)), map(eq, costs, islice(costs, 1, None)))

@@ -1,7 +1,7 @@
-"""Threads for computations on users' input, so that none holds the event loop; fair between teams.
+"""Threads for computations on users' input, so that no computation blocks the event loop; fair between teams.
 
-A thread cannot be ended, so the input must be bounded too. A computation past the deadline is answered with an error,
-and keeps its team's place until it ends.
+A thread cannot be ended, so the input must be bounded too. Past the deadline the caller gets an error, but the
+computation continues, and its team's next computation waits until it ends.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from broker.domain.errors import Busy
 
 T = TypeVar("T")
 THREADS = 2
-"""Computations at once. More would only slow the event loop down, because they share the interpreter's lock."""
+"""Number of threads. More would only slow the event loop down, because they share the interpreter's lock."""
 DEADLINE_S = 10.0
-"""Seconds from the request for a computation to its result, the wait for a thread included."""
+"""Seconds from the call to the result, including the wait for a thread."""
 
 
 class RunCpu(Protocol):
-    """Runs one computation. Raises Busy past a deadline, and the computation's own errors."""
+    """Function that runs one computation. Raises Busy past a deadline, and the computation's own errors."""
 
     async def __call__(self, compute: Callable[[], T]) -> T: ...
 
@@ -32,7 +32,7 @@ async def run_inline(compute: Callable[[], T]) -> T:
 
 
 class CpuThreads:
-    """A pool of threads. A team has one computation at a time; its others wait, in order."""
+    """Pool of threads. Each team runs one computation at a time; the team's further computations wait in order."""
 
     def __init__(self, threads: int = THREADS, deadline_s: float = DEADLINE_S) -> None:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="check")
@@ -41,7 +41,7 @@ class CpuThreads:
         self._deadline_s = deadline_s
 
     def of_team(self, team: str) -> RunCpu:
-        """Return the function that runs computations in the team's place."""
+        """Return the function that runs computations of `team`."""
         return partial(self._run, team)
 
     async def _run(self, team: str, compute: Callable[[], T]) -> T:
@@ -63,7 +63,7 @@ class CpuThreads:
             raise Busy(f"the checks took more than {self._deadline_s:g} s; try again, or send less") from None
 
     def _ended(self, turn: asyncio.Semaphore, done: "asyncio.Future[T]") -> None:
-        """Free the places of a computation. Its error is read, because the caller may have left."""
+        """Release the thread and the team's turn. Read the error: asyncio logs an error that no caller reads."""
         if not done.cancelled():
             done.exception()
         self._free.release()

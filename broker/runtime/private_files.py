@@ -12,7 +12,8 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 def private_folder(folder: Path) -> None:
     """Create the folder and its missing parents with mode 0700; an existing folder keeps its mode.
 
-    `Path.mkdir` applies its mode to the last folder only, and a parent may be the daemon's home. Raises OSError.
+    `Path.mkdir(parents=True)` applies the mode to the last folder only, but a parent may be the daemon's home, which
+    must be private too. Raises OSError.
     """
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -22,7 +23,10 @@ def private_folder(folder: Path) -> None:
 
 
 def is_locked(file: Path) -> bool:
-    """Return True if a process holds this lock. The check takes a shared lock, so that two checks do not collide."""
+    """Return True if a process holds an exclusive flock on `file`; False also if `file` does not exist.
+
+    The check takes a shared lock, so that two simultaneous checks both return False.
+    """
     try:
         lock = os.open(file, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -37,9 +41,9 @@ def is_locked(file: Path) -> bool:
 
 
 def write_private(path: Path, content: bytes, *, durable: bool = False) -> None:
-    """Write a file with mode 0600 by renaming a draft; missing folders get mode 0700.
+    """Write a file with mode 0600 atomically, by renaming a temporary file; missing folders get mode 0700.
 
-    `durable`: the file survives a power cut. Raises OSError, and then leaves no file.
+    `durable`: the file survives a power cut. Raises OSError, and then leaves no temporary file.
     """
     private_folder(path.parent)
     fresh = path.with_name(f"{path.name}.{os.urandom(4).hex()}")

@@ -37,10 +37,10 @@ def sized(config: Config, ask: EstimateOptions, resolution: int | None) -> Estim
         return replace(ask, length=size, target=size)
     if ask.target is not None:
         raise InvalidEstimate(f"--target-seq {ask.target}: a UNet writes no tokens; give --resolution")
-    size = trace_tables.SHRUNK * _positive(config, "sample_size", 64) if resolution is None else resolution
-    if not SMALLEST <= size <= LARGEST or size % trace_tables.SHRUNK:
+    size = trace_tables.LATENT_SCALE * _positive(config, "sample_size", 64) if resolution is None else resolution
+    if not SMALLEST <= size <= LARGEST or size % trace_tables.LATENT_SCALE:
         raise InvalidEstimate(
-            f"--resolution {size}: must be from {SMALLEST} to {LARGEST} and divisible by {trace_tables.SHRUNK}"
+            f"--resolution {size}: must be from {SMALLEST} to {LARGEST} and divisible by {trace_tables.LATENT_SCALE}"
         )
     return replace(ask, length=size)
 

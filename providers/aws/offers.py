@@ -38,7 +38,7 @@ class _Region:
     scores: Mapping[str, Mapping[str, int]]
     """Spot placement scores by zone id, by instance type."""
     disk_usd_per_gib_month: Decimal | None
-    """Dollars per GiB and month of gp3; None: the price is not known, and offers contain no price of the disk."""
+    """Dollars per GiB and month of gp3; None: the price is not known, and prices of offers exclude the disk."""
     egress_usd_per_gib: Decimal | None
     """Dollars per GiB to the internet; None: the price is not known."""
 

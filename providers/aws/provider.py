@@ -59,7 +59,7 @@ class AwsConfig(Config):
     endpoint: str | None = None
     """`http://host:port` of an emulator of all services; `AWS_ENDPOINT_URL_<SERVICE>` has priority. Default: AWS."""
     emulated: bool = False
-    """True: the endpoint is an emulator whose machines compute on a CPU and cost nothing."""
+    """true: the endpoint is an emulator whose machines compute on a CPU and cost nothing."""
     regions: tuple[str, ...] = ()
     """Regions to buy in; empty: us-east-1, us-east-2, us-west-2, eu-north-1.
 

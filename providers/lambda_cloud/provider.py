@@ -71,7 +71,7 @@ class LambdaConfig(Config):
     endpoint: str | None = None
     """`http://host:port` of a proxy or an emulator. Default: https://cloud.lambda.ai."""
     emulated: bool = False
-    """True: the endpoint is an emulator whose machines compute on a CPU and cost nothing."""
+    """true: the endpoint is an emulator whose machines compute on a CPU and cost nothing."""
     regions: tuple[str, ...] = ()
     """Regions to buy in; empty: all."""
 

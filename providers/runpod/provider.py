@@ -59,7 +59,7 @@ class RunpodConfig(Config):
     endpoint: str | None = None
     """`http://host:port` of a proxy or an emulator. Default: https://api.runpod.io."""
     emulated: bool = False
-    """True: the endpoint is an emulator whose machines compute on a CPU and cost nothing."""
+    """true: the endpoint is an emulator whose machines compute on a CPU and cost nothing."""
     regions: tuple[str, ...] = ()
     """Country codes, e.g. `US`; empty: all."""
     community: bool = False

@@ -52,10 +52,10 @@ class SimulatedConfig(Config):
     """A seeded market of several clouds. Nothing is bought, and prices are plausible but not current."""
 
     body: Literal["real", "virtual"] = "real"
+    """real: machines are processes of this host, preempted by SIGKILL; virtual: machines in memory, for simulation."""
     trusted: bool = False
     """true: real machines run the jobs of every user as the daemon's user; false: as providers.local
     allows."""
-    """`real`: processes of this machine, preempted by SIGKILL; `virtual`: machines in memory, for simulation."""
     seed: int = 0
     """Seed of prices, faults and lifetimes."""
     price_bucket_s: Annotated[float, Field(gt=0)] = 60.0

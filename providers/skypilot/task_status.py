@@ -31,7 +31,7 @@ _STATUS_LINE = re.compile(rb"([A-Z_]+) (-?\d+)")
 _FAILED = frozenset({"FAILED", "FAILED_SETUP"})
 _ENDED = re.compile(r"gpubroker-run: the trainer ended with (\d+)")
 _TRAINER_EXIT_CODES = frozenset({0, 64, 65, 70, 71, 75})
-"""Exit codes of a trainer that ran, as in machine/run.sh. Its final.json contains the result."""
+"""Exit codes of a trainer that ran, as in machine/run.sh. The trainer's final.json contains the result."""
 _SCRIPT_PREFIXES = ("gpubroker-setup: ", "gpubroker-run: ")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[a-zA-Z]")
 

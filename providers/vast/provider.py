@@ -60,7 +60,7 @@ class VastConfig(Config):
     endpoint: str | None = None
     """`http://host:port` of a proxy or an emulator. Default: https://console.vast.ai."""
     emulated: bool = False
-    """True: the endpoint is an emulator whose machines compute on a CPU and cost nothing."""
+    """true: the endpoint is an emulator whose machines compute on a CPU and cost nothing."""
     regions: tuple[str, ...] = ()
     """Country codes, e.g. `DE`; empty: all."""
     community: bool = True

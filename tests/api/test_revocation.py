@@ -27,6 +27,6 @@ async def test_an_open_stream_ends_within_five_seconds_of_a_revocation() -> None
     await store.delete_token(token_id)
     clock.time += timedelta(seconds=STREAM_CACHE_S)
     with pytest.raises(Unauthenticated):
-        await auth.still(f"Bearer {text}")
+        await auth.recheck(f"Bearer {text}")
     assert STREAM_CACHE_S + StreamLimits().recheck_s < PROMISED_S
     assert CACHE_S <= PROMISED_S

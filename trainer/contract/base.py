@@ -1,4 +1,4 @@
-"""Base classes of all documents and configurations."""
+"""Base classes and field types of all documents and configurations."""
 
 from typing import Annotated, Any
 
@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from trainer.contract.descriptions import Described
 
 PATTERN_MESSAGES: dict[str, str] = {}
-"""Requirement in words for each pattern of a text, as error messages show it."""
+"""Error message for each regular expression of `matching`."""
 
 
 def _plain_text(text: str) -> str:
@@ -21,7 +21,7 @@ Text = Annotated[str, AfterValidator(_plain_text)]
 
 
 MAX_MESSAGE = 4000
-"""Characters of a message for users that are kept."""
+"""Largest number of characters of a message for users."""
 
 
 def _shortened(text: Any) -> Any:
@@ -35,11 +35,11 @@ Name = Annotated[str, Field(max_length=256)]
 ObjectPath = Annotated[str, Field(max_length=4096)]
 """Path or object key in a document."""
 Number = Annotated[int, Field(ge=-(2**53), le=2**53)]
-"""Whole number in a document, in the range that databases and all JSON parsers can hold."""
+"""Whole number in a document, in the range that every database and JSON parser can represent exactly."""
 
 
 def matching(pattern: str, words: str, **rules: Any) -> Any:
-    """Return a field that must match `pattern`; `words` is the error shown otherwise, as in `must be …`."""
+    """Return a field that must match `pattern`; `words`: error message otherwise, such as `must be …`."""
     PATTERN_MESSAGES[pattern] = words
     return Field(pattern=pattern, **rules)
 
@@ -47,7 +47,7 @@ def matching(pattern: str, words: str, **rules: Any) -> Any:
 class Config(Described):
     """Base of models that users write: frozen, with attribute notes as published descriptions.
 
-    Unknown keys are errors, and so are numbers that JSON does not have.
+    Unknown keys are errors; so are NaN and infinite numbers, which JSON cannot represent.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)

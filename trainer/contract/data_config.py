@@ -77,7 +77,7 @@ class DataConfig(Config):
 
 
 Use = tuple[tuple[str, ...], tuple[str, ...]]
-"""Settings of `data` that a task needs, and settings that it may have."""
+"""Names of `data` settings that a task requires, then those that are optional."""
 USES: dict[str, tuple[Use, ...]] = {
     "causal_lm": ((("completion",), ("prompt",)), (("messages",), ())),
     "text_classification": ((("prompt", "label"), ("labels",)),),
@@ -89,8 +89,8 @@ USES: dict[str, tuple[Use, ...]] = {
     "image_classification": ((("image", "label"), ("labels",)),),
     "text_to_image": ((("image", "prompt"), ()),),
 }
-"""Combinations of `data` settings that each task accepts."""
-CHOICES = ("prompt", "completion", "chosen", "rejected", "messages", "words", "image", "label", "labels")
+"""Alternative sets of `data` settings by task; the first whose required settings are given applies."""
+COLUMN_SETTINGS = ("prompt", "completion", "chosen", "rejected", "messages", "words", "image", "label", "labels")
 MODEL_FILES = ("config.json", "*.safetensors", "tokenizer*")
 """Files in the folder of a language model."""
 IMAGE_MODEL_FILES = ("config.json", "*.safetensors", "preprocessor_config.json")
@@ -113,12 +113,12 @@ def model_files(task: TaskName) -> tuple[str, ...]:
 
 
 def data_misuse_message(task: TaskName, data: DataConfig) -> str | None:
-    """Return one line on settings of `data` that the task lacks or does not use, or None if they fit."""
-    chosen = {name for name in CHOICES if getattr(data, name)}
+    """Return one line on `data` settings that are missing or that the task does not use; None if there are none."""
+    chosen = {name for name in COLUMN_SETTINGS if getattr(data, name)}
     use = next((use for use in USES[task] if chosen.issuperset(use[0])), None)
     if use is None:
         needs = ", or ".join(" and ".join(f"data.{name}" for name in needed) for needed, _ in USES[task])
         return f"task {task} needs {needs}"
     needed, may = use
-    extra = next((name for name in CHOICES if name in chosen - {*needed, *may}), None)
+    extra = next((name for name in COLUMN_SETTINGS if name in chosen - {*needed, *may}), None)
     return extra and f"data.{extra}: task {task} with {' and '.join(needed)} has no use for it; remove it"

@@ -1,4 +1,4 @@
-"""Keys of all objects, below `<installation>/`; docs/reference/objects.md lists who writes each."""
+"""Keys of all objects in the blob store, below `<installation>/`; docs/reference/objects.md names the writers."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -7,7 +7,7 @@ JOB_DATA = "data/"
 
 
 def job_data(job: str, sha256: str) -> str:
-    """Return the key of an upload's content-addressed copy, for the job's attempts only.
+    """Return the key of a job's own copy of an upload, which only the job's attempts read.
 
     All copies of a job start with `data/<job>.`. The layout is flat because two new directories for each job would
     dominate the cost of a submit in a folder store.
@@ -16,7 +16,7 @@ def job_data(job: str, sha256: str) -> str:
 
 
 def upload(sha256: str) -> str:
-    """Return the key of an upload that no job owns yet; only the broker reads it."""
+    """Return the key of an upload that is not part of a job; only the broker reads the object."""
     return f"uploads/{sha256}"
 
 
@@ -49,7 +49,7 @@ def attempt_of_heartbeat(key: str) -> str:
 
 
 def node_of_heartbeat(key: str) -> int | None:
-    """Return the number of the machine within its attempt, from 0, or None if the key is not a heartbeat's."""
+    """Return the number of the machine within its attempt, from 0, or None if the key is not that of a heartbeat."""
     node = key.rpartition("/")[2]
     return (
         int(node)
@@ -71,15 +71,15 @@ def checkpoints(job: str) -> str:
     return f"checkpoints/{job}/"
 
 
-COMPLETE = "results-"
-"""Prefix of the nonce of final results. Other nonces are hexadecimal and sort before it, so results sort as the newest
-checkpoint of their step.
+RESULTS_PREFIX = "results-"
+"""Prefix of the nonce of a complete checkpoint. Other nonces are hexadecimal and sort before this prefix, so a complete
+checkpoint sorts as the newest of its step.
 """
 
 
 def checkpoint(job: str, attempt: str, step: int, nonce: str, *, complete: bool = False) -> str:
-    """Return the folder of one checkpoint; the nonce ensures that an uncommitted folder is never used again."""
-    return f"checkpoints/{job}/{attempt}/{step:010d}-{COMPLETE if complete else ''}{nonce}/"
+    """Return the folder of one checkpoint; the nonce ensures that no save reuses an uncommitted folder."""
+    return f"checkpoints/{job}/{attempt}/{step:010d}-{RESULTS_PREFIX if complete else ''}{nonce}/"
 
 
 MANIFEST = "manifest.json"
@@ -87,7 +87,7 @@ _MANIFEST = re.compile(rf"checkpoints/[^/]+/[^/]+/\d{{1,18}}-[^/]+/{re.escape(MA
 
 
 FILES = "files/"
-"""Folder of a checkpoint's files. It keeps user files apart, so that no file name collides with the protocol's own."""
+"""Folder of the files within a checkpoint, so that no user file can have the name of the manifest."""
 
 
 def is_manifest(key: str) -> bool:
@@ -96,7 +96,7 @@ def is_manifest(key: str) -> bool:
 
 
 def manifests(listed: Iterable[str]) -> Iterator[str]:
-    """Return the keys of manifests. A machine may write other objects below `checkpoints/`; those are left out."""
+    """Return the keys of manifests. A machine may write other objects below `checkpoints/`; the result omits them."""
     return filter(is_manifest, listed)
 
 
@@ -113,8 +113,8 @@ def step_of(manifest: str) -> int:
 def token_cache(job: str, attempt: str, identity: str, nonce: str) -> str:
     """Return the folder of an attempt's token cache.
 
-    `identity` is a hash of everything that the tokens depend on. The folder lies among the attempt's checkpoints,
-    shares their permissions and retention, and never matches a checkpoint's key.
+    `identity` is a hash of everything that the tokens depend on. The folder is in the folder of the attempt's
+    checkpoints, so it has their permissions and retention; its name never matches the name of a checkpoint.
     """
     return f"{checkpoints(job)}{attempt}/token-cache-{identity}-{nonce}/"
 
@@ -140,4 +140,4 @@ def token_cache_identity(manifest: str) -> str:
 
 BROKER_LEASE = "broker/lease"
 BLOB_STORE = "broker/store"
-"""Id of the blob store; only brokers read it."""
+"""Key of the object with the blob store's id; only brokers read this object."""

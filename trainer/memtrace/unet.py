@@ -1,6 +1,6 @@
-"""Model, inputs and segments of the tracer for Stable Diffusion's UNet: the step of diffusers' own examples.
+"""Model, inputs and segments of the tracer for Stable Diffusion's UNet, trained as in diffusers' own examples.
 
-Latents and the outputs of the text encoders are given. The model predicts the noise, and the loss is its mean square
+Latents and the outputs of the text encoders are inputs. The model predicts the noise, and the loss is its mean square
 error. The autoencoder and the text encoders are not part of the step.
 """
 
@@ -15,15 +15,15 @@ from trainer.memtrace.storage_tracker import Storages, in_backward
 from trainer.tasks.common.task_data import Batch
 
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
-"""Modules that get LoRA adapters in the examples of diffusers."""
+"""Modules that get LoRA adapters in diffusers' examples."""
 WORDS = 77
-"""Tokens of CLIP's text encoders; the number is fixed."""
-SHRUNK = 8
-"""Pixels of an image's side per pixel of the latent's side."""
+"""Fixed sequence length of CLIP's text encoders, in tokens."""
+LATENT_SCALE = 8
+"""Ratio of an image's side to its latent's side, in pixels."""
 
 
 class NoiseData:
-    """Latents, noise and conditions of rows. Each row is given as its number of pixels per side."""
+    """Batches of zero latents, noise and text embeddings. A row is the side of its image in pixels."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._channels, self._words = int(config.get("in_channels", 4)), int(config["cross_attention_dim"])
@@ -32,7 +32,7 @@ class NoiseData:
         self._pooled = int(config["projection_class_embeddings_input_dim"]) - times if more else 0
 
     def collate(self, rows: Sequence[Any], device: torch.device) -> Batch:
-        many, side = len(rows), int(rows[0]) // SHRUNK
+        many, side = len(rows), int(rows[0]) // LATENT_SCALE
         batch = {
             "latents": torch.zeros((many, self._channels, side, side), device=device),
             "noise": torch.zeros((many, self._channels, side, side), device=device),
@@ -57,7 +57,7 @@ class NoiseData:
 
 
 class NoiseModel:
-    """Prediction of noise. The loss is the squared error of each value."""
+    """Noise prediction. The loss is the sum of the squared errors of all values."""
 
     architecture, peft_type = "UNet2DConditionModel", None
 
@@ -72,11 +72,11 @@ class NoiseModel:
 
 
 def built(config: Mapping[str, Any], train: TrainConfig, dtype: torch.dtype, targets: Sequence[str]) -> Any:
-    """Return the UNet with its adapters, on the default device. Raise ValueError without diffusers."""
+    """Return the UNet, with adapters for LoRA, on the default device. Raise ValueError if diffusers is missing."""
     try:
         from diffusers import UNet2DConditionModel
     except ImportError:
-        raise ValueError("a UNet is traced by diffusers, which is not installed: pip install diffusers") from None
+        raise ValueError("tracing a UNet needs diffusers, which is not installed: pip install diffusers") from None
     model = UNet2DConditionModel.from_config(dict(config)).to(dtype)
     if train.recomputes:
         model.enable_gradient_checkpointing()
@@ -95,7 +95,7 @@ def built(config: Mapping[str, Any], train: TrainConfig, dtype: torch.dtype, tar
 
 
 def mark(model: Any, storages: Storages) -> None:
-    """Name the segments of the step when the blocks begin and end, forward and backward."""
+    """Add hooks that start a named segment of `storages` when a block begins or ends, forward and backward."""
     unet = getattr(model, "base_model", model)
     unet = getattr(unet, "model", unet)
     blocks = [(f"down {i}", b) for i, b in enumerate(unet.down_blocks)]

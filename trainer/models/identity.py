@@ -54,7 +54,7 @@ def _config(config: TrainConfig) -> str:
 
     try:
         fields, _ = PreTrainedConfig.get_config_dict(config.model, revision=config.revision or "main")
-    except loading.UNREAD as e:
+    except loading.LOAD_ERRORS as e:
         raise loading.unloadable(config, e) from None
     return _hash(sorted((n, v) for n, v in fields.items() if n not in IGNORED_FIELDS and not n.startswith("_")))
 

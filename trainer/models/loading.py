@@ -21,7 +21,7 @@ from trainer.models.missing_weights import check_missing_weights
 # torch logs a deprecated registration of enums by torchao.
 for _noisy in ("bitsandbytes", "torchao", "torch.utils._pytree"):
     logging.getLogger(_noisy).setLevel(logging.ERROR)
-UNREAD = (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError)
+LOAD_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError)
 """Exceptions of transformers for a model that it cannot read; its configs raise the last three for a wrong type."""
 UNQUANTISED = r"(.*\.)?(classifier|pre_classifier|score|pooler|sequence_summary)(\.|$)"
 """Pattern of head modules that may be new; they are trained whole and therefore not quantised."""
@@ -72,7 +72,7 @@ def config_of(config: TrainConfig) -> Any:
 
     try:
         return AutoConfig.from_pretrained(config.model, **remote_code.load_options(config))
-    except UNREAD as e:
+    except LOAD_ERRORS as e:
         raise unloadable(config, e) from None
 
 
@@ -102,7 +102,7 @@ def tokenizer_of(config: TrainConfig, **options: Any) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(config.model, **remote_code.load_options(config), **options)
-    except UNREAD as e:
+    except LOAD_ERRORS as e:
         raise unloadable(config, e) from None
 
 
@@ -138,7 +138,7 @@ def image_processor_of(config: TrainConfig) -> Any:
 
     try:
         return AutoImageProcessor.from_pretrained(config.model, backend="pil", **remote_code.load_options(config))
-    except UNREAD as e:
+    except LOAD_ERRORS as e:
         raise unloadable(config, e) from None
 
 
@@ -171,7 +171,7 @@ def load(
             **remote_code.load_options(config),
             **{"ignore_mismatched_sizes": True, **options},  # check_missing_weights refuses them below.
         )
-    except UNREAD as e:
+    except LOAD_ERRORS as e:
         raise unloadable(config, e) from None
     new = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
     check_missing_weights(config, model, new, headed=architecture not in WITH_TOKENS)

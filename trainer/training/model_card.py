@@ -15,11 +15,11 @@ from trainer.contract.train import FullConfig
 from trainer.core.ipc import WorkerJob
 from trainer.models import remote_code
 
-MADE_WITH = ("torch", "transformers", "peft", "accelerate", "safetensors")
+PACKAGES = ("torch", "transformers", "peft", "accelerate", "safetensors")
 
 
 def text(job: WorkerJob, *, metrics: Path, scores: Mapping[str, Any], made_on: str, rate: Rate) -> str:
-    """Return README.md; a model in a local folder is named by the folder's name only."""
+    """Return the text of README.md. A base model in a local folder is shown by the folder's name, not its path."""
     config = job.train
     base = Path(config.model).name if Path(config.model).is_dir() else config.model
     full = isinstance(config.method, FullConfig)
@@ -34,11 +34,11 @@ def text(job: WorkerJob, *, metrics: Path, scores: Mapping[str, Any], made_on: s
         _table("Scores", ("", "before", "after"), _scores(scores)),
         _table("Attempts", ("attempt", "steps"), _lineage(metrics)),
         _table(
-            "Made of",
-            ("what", "which"),
+            "Inputs and cost",
+            ("input", "value"),
             [("base model", base), *_revision(job), *_made_of(job, rate)],
         ),
-        _table("Made with", ("what", "version"), [("processes", made_on), *_versions()]),
+        _table("Environment", ("part", "version"), [("processes", made_on), *_versions()]),
         f"## Configuration\n\n```yaml\n{yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)}```\n",
     ]
     return "\n".join(parts)
@@ -46,20 +46,21 @@ def text(job: WorkerJob, *, metrics: Path, scores: Mapping[str, Any], made_on: s
 
 def _revision(job: WorkerJob) -> list[tuple[str, ...]]:
     commit, code = remote_code.commit(job.train), remote_code.remote_code_fingerprint(job.train)
-    return [(what, which) for what, which in (("of commit", commit), ("its own code", code)) if which]
+    rows = (("base model's commit", commit), ("base model's own code", code))
+    return [(name, value) for name, value in rows if value]
 
 
 def _made_of(job: WorkerJob, rate: Rate) -> list[tuple[str, ...]]:
     return [
         ("data, sha256", job.data_sha256 or "unknown"),
         ("job", job.job or "unknown"),
-        ("learning rate", f"{rate.lr:.3g}, {rate.source or 'as the job says'}"),
+        ("learning rate", f"{rate.lr:.3g}, {rate.source or 'set by the job'}"),
         ("cost", _cost(job)),
     ]
 
 
 def _cost(job: WorkerJob) -> str:
-    """Return costs as known when the results are written; the final bill adds the machine's start and end."""
+    """Return the cost at the time of writing. The final bill also covers boot and teardown of the last machine."""
     if job.cost is None:
         return "unknown"
     hours = Decimal(max(0.0, time.time() - job.began)) / 3600
@@ -83,7 +84,7 @@ def _number(value: float | None) -> str:
 
 
 def _lineage(metrics: Path) -> list[tuple[str, ...]]:
-    """Return which attempt computed which steps of the final run."""
+    """Return (attempt, range of steps) for each attempt whose steps are part of the final run."""
     spans: dict[int, list[int]] = {}
     for line in metrics.read_text().splitlines():
         row = json.loads(line)
@@ -92,4 +93,4 @@ def _lineage(metrics: Path) -> list[tuple[str, ...]]:
 
 
 def _versions() -> list[tuple[str, ...]]:
-    return [(name, importlib.metadata.version(name)) for name in MADE_WITH]
+    return [(name, importlib.metadata.version(name)) for name in PACKAGES]

@@ -16,9 +16,11 @@ from broker.runtime.token_bucket import Bucket, TokenBucketRate, take
 
 FORM = re.compile(r"Bearer (gb_[a-z2-7]{8}_[a-z2-7]{32})", re.IGNORECASE)
 CACHE_S = 5.0
+"""Seconds for which a cached token is valid for a new call."""
 STREAM_CACHE_S = 2.0
-"""Maximum age of a cached token that an open stream is checked by, so that a stream ends within 5 s."""
+"""Seconds for which a cached token is valid for an open stream, so that a stream of a deleted token ends within 5 s."""
 CACHED = 4096
+"""Largest number of cached tokens, and of rate-limit buckets."""
 
 
 class Unauthenticated(GpubrokerError):
@@ -31,7 +33,7 @@ class Forbidden(GpubrokerError):
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """Identity and rights behind one request."""
+    """Team, owner and scopes of the token that came with a request."""
 
     team: str
     owner: str
@@ -83,7 +85,7 @@ class Authenticator:
             raise Forbidden(f"this token lacks the scope {scope!r}; use one that has it")
         return caller
 
-    async def still(self, authorization: str | None) -> None:
+    async def recheck(self, authorization: str | None) -> None:
         """Check the token of an open stream again. Raises Unauthenticated if it has expired or was deleted."""
         await self._valid(authorization, STREAM_CACHE_S)
 

@@ -96,7 +96,7 @@ class Streams:
             await self._clock.sleep(min(left_s, self._limits.recheck_s))
             try:
                 async with asyncio.timeout(ANSWER_S):
-                    await self._auth.still(authorization)
+                    await self._auth.recheck(authorization)
             except (StoreUnavailable, TimeoutError):
                 continue
             except Unauthenticated:

@@ -125,7 +125,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         """
         try:
             async with asyncio.timeout(ANSWER_S):
-                await self._auth.still(authorization)
+                await self._auth.recheck(authorization)
         except (StoreUnavailable, TimeoutError):
             return perf_counter() + OUTAGE_S
         return 0.0
@@ -142,7 +142,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         caller = await self._auth.caller(authorization, method.needed)
         async with self._streams.slot(caller, authorization) if method.is_streaming else nullcontext():
             request = await method.request(requests, context, asyncio.timeout(MESSAGE_S))
-            await self._auth.still(authorization)  # the token may have ended before the message arrived
+            await self._auth.recheck(authorization)  # the token may have ended before the message arrived
             yield request, GrpcCall(caller=caller)
 
 

@@ -71,7 +71,7 @@ async def _send(
         await response.write(b": hello\n\n")
         try:
             async for message in messages:
-                await auth.still(call.authorization)
+                await auth.recheck(call.authorization)
                 if message is None and clock.monotonic() - sent_at < heartbeat_s:
                     continue
                 await response.write(b": alive\n\n" if message is None else message.encode())

@@ -23,10 +23,11 @@ from aiohttp import WSMsgType, web
 OUT, ERR = b"\x01", b"\x02"
 CHUNK = 65536
 HANG_UP_S = 5.0
+"""Seconds from SIGHUP to SIGKILL for a program that does not end."""
 
 
 async def serve(argv: Sequence[str], socket: web.WebSocketResponse, *, tty: bool) -> None:
-    """Run the program until it ends or the client disconnects; then the program gets SIGHUP."""
+    """Run the program until it ends. If the client disconnects first, send SIGHUP to the program."""
     session = await (_Terminal.start(argv) if tty else _Pipes.start(argv))
     pump = asyncio.create_task(session.pump(socket.send_bytes))
     listen = asyncio.create_task(_listen(socket, session))
@@ -55,22 +56,22 @@ async def _listen(socket: web.WebSocketResponse, session: "_Session") -> None:
 
 
 class _Session(ABC):
-    """One program in a process session of its own."""
+    """One running program, in a process session of its own."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
 
     @abstractmethod
     async def pump(self, send: Callable[[bytes], Any]) -> None:
-        """Send the program's output; see the frames above."""
+        """Send frames with the program's output until the program ends."""
 
     @abstractmethod
     async def write(self, data: bytes) -> None:
-        """Write input; see the frames above."""
+        """Write input to the program."""
 
     @abstractmethod
     def eof(self) -> None:
-        """Close the input; see the frames above."""
+        """Close the program's input."""
 
     @abstractmethod
     def resize(self, rows: int, columns: int) -> None:
@@ -129,7 +130,7 @@ class _Terminal(_Session):
         master, slave = pty.openpty()
         os.set_blocking(master, False)
         try:
-            # `setsid --ctty` makes the terminal the program's own, so that Ctrl-C and job control work.
+            # `setsid --ctty` makes this the program's controlling terminal, so that Ctrl-C and job control work.
             process = await asyncio.create_subprocess_exec(
                 "setsid", "--ctty", "--wait", *argv, stdin=slave, stdout=slave, stderr=slave, process_group=0
             )

@@ -1,4 +1,4 @@
-"""Interface of issuers, which create credentials for one attempt, and the parser of their answers."""
+"""Interface of issuers, which create credentials for one attempt, and the HTTP call and the error that they share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,10 +11,13 @@ from broker.blobs.credentials.scope import Scope
 from broker.domain.errors import BlobsUnavailable
 
 CALL_S = 10.0
+"""Timeout of one HTTP call in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Issued:
+    """Credentials of one attempt."""
+
     options: Mapping[str, str] = field(repr=False)
     """Options that replace the daemon's credentials; they are added to the other options of the store."""
     expires_at: datetime
@@ -25,7 +28,7 @@ class Issuer(Protocol):
 
     @property
     def scoped(self) -> bool:
-        """True if the credentials reach the attempt's own objects only."""
+        """True if the credentials reach only the attempt's own objects."""
         ...
 
     async def issue(self, scope: Scope) -> Issued:
@@ -47,7 +50,7 @@ async def post(who: str, url: str, *, headers: Mapping[str, str], body: bytes) -
 
 
 def refused(who: str, why: str, fix: str = "") -> BlobsUnavailable:
-    """Return the error in one line. `why`: the service's message, which must contain no secret."""
+    """Return the error in one line. `who`: name of the service; `why`: its message, which must contain no secret."""
     return BlobsUnavailable(
         f"{who}: no credentials for the attempt: {' '.join(why.split())[:300]}" + (fix and f"; {fix}")
     )

@@ -16,12 +16,12 @@ from broker.estimator.memory.device_overhead import Estimate
 from broker.estimator.memory.evidence import FORMULA, MEASURED, SHOWN_MORE, TRACED_OPTIMIZERS, Tier, evidence_of
 from broker.estimator.memory.simulator import simulate
 from broker.estimator.memory.simulator.library_versions import (
-    READ_WORDS,
-    UNREAD,
+    CHECKED_MESSAGE,
+    UNCHECKED_MARGIN,
     attention_of,
-    is_fourth,
+    is_checked,
     is_quantised,
-    is_read,
+    is_version_4,
     keeps_presents,
     loss_of,
     release_of,
@@ -194,7 +194,7 @@ def recompute(ask: EstimateOptions) -> Literal["early", "whole"]:
     `early` stops at the last saved tensor; `whole` recomputes all of the block, as the reentrant form does, which is
     the default of transformers 4. Raise InvalidEstimate for an invalid version.
     """
-    return "whole" if is_fourth(_release(ask)) else "early"
+    return "whole" if is_version_4(_release(ask)) else "early"
 
 
 def _release(ask: EstimateOptions) -> tuple[int, int] | None:
@@ -237,7 +237,7 @@ def numerics(shape: ModelShape, ask: EstimateOptions) -> tuple[Numerics, tuple[s
         attention=attention,
         rank=1 if ask.method == "adapter" else ask.rank,
         dropout=ask.dropout > 0,
-        experts_in_turn=is_fourth(release),
+        experts_in_turn=is_version_4(release),
         repeated_keys=repeats_keys(shape.family, release, attention),
         presents=keeps_presents(shape.family, release, checkpointing=ask.checkpointing),
         adapted=adapted,
@@ -247,12 +247,12 @@ def numerics(shape: ModelShape, ask: EstimateOptions) -> tuple[Numerics, tuple[s
 def _evidence(shape: ModelShape, ask: EstimateOptions) -> tuple[Tier, str, float]:
     """Return the evidence of `_evidence_read`, with more margin if this transformers version was never checked."""
     tier, words, margin = _evidence_read(shape, ask)
-    if is_read(_release(ask)) or tier == "unchecked":
+    if is_checked(_release(ask)) or tier == "unchecked":
         return tier, words, margin
     return (
         tier if tier == "formula" else "traced",
-        f"{words}; transformers {ask.transformers} was not checked: {READ_WORDS}",
-        margin + UNREAD,
+        f"{words}; transformers {ask.transformers} was not checked: {CHECKED_MESSAGE}",
+        margin + UNCHECKED_MARGIN,
     )
 
 
@@ -339,7 +339,7 @@ def _step(shape: ModelShape, ask: EstimateOptions, model_numerics: Numerics) -> 
         length=ask.length,
         target=(ask.target or ask.length) if shape.decoder_layers else 0,
         checkpointing=ask.checkpointing,
-        reentrant=is_fourth(release),  # the default of transformers 4, not the trainer's
+        reentrant=is_version_4(release),  # the default of transformers 4, not the trainer's
         accumulated=ask.accumulated,
         optimizer=ask.optimizer,
         # as HF's Trainer configures bitsandbytes

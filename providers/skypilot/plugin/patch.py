@@ -44,7 +44,8 @@ class Patch:
             parameters = " ".join(inspect.signature(original).parameters)
             if parameters != self._parameters:
                 raise RuntimeError(
-                    f"gpubroker: {self.module}.{self.attribute}({parameters}) is not SkyPilot {SKY_VERSION}'s"
+                    f"gpubroker: {self.module}.{self.attribute}({parameters}) has other parameters in this SkyPilot: "
+                    f"install {SKY_VERSION}"
                 )
         replacement = self._make(original)
         if callable(replacement):

@@ -20,7 +20,7 @@ import psutil
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _WAKE = {signal.SIGCHLD, signal.SIGTERM}
 MAX_LOG_BYTES = 16 * 1024**2
-"""Bytes above which the log is moved to LOG.1, which replaces the previous LOG.1."""
+"""Size above which the log is copied to LOG.1, which replaces the previous LOG.1, and then emptied."""
 LOG_CHECK_S = 60.0
 """Seconds between two checks of the log's size."""
 _LIBC = ctypes.CDLL(None, use_errno=True)

@@ -44,7 +44,7 @@ def test_a_disk_that_takes_nothing_is_found(tmp_path: Path, monkeypatch: pytest.
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(host.HostNotUsable, match="host: its disk does not take 4 MiB: No space left") as e:
+    with pytest.raises(host.HostNotUsable, match="host: its disk cannot store 4 MiB: No space left") as e:
         host.disk(tmp_path)
     assert e.value.outcome is Outcome.INFRASTRUCTURE
     assert list(tmp_path.iterdir()) == []

@@ -161,7 +161,7 @@ def test_code_that_is_allowed_trains_and_resumes_exactly(tiny: Path, tmp_path: P
         assert tensors(whole) == tensors(resumed)
         assert [r["loss"] for r in calm.metrics(one)] == [r["loss"] for r in rough.metrics(other)]
         assert "model/own.py" in {f.path for f in resumed.files}, "the result can be loaded as its base can"
-        assert "| its own code | sha256:" in (rough.files(other) / "README.md").read_text()
+        assert "| base model's own code | sha256:" in (rough.files(other) / "README.md").read_text()
     finally:
         calm.close()
         rough.close()

@@ -56,7 +56,7 @@ def test_fresh_model_has_the_requested_shape_and_replaces_nothing(
     before = (models["pretrain"] / "model.safetensors").read_bytes()
     with pytest.raises(SystemExit):
         fresh_model.main([str(models["continue"]), "--out", str(models["pretrain"])])
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert (models["pretrain"] / "model.safetensors").read_bytes() == before
     other = models["pretrain"].parent / "other"
     with pytest.raises(SystemExit, match=r"--set nmu_layers: the config of .* has no such key"):

@@ -75,7 +75,7 @@ def test_template_that_refuses_a_lone_turn_is_found_before_step_one(
     train: dict[str, Any] = {"model": str(folder), "data": {"messages": "chat", "eval_share": 0}}
     assert told(spec(tmp_path, text, "chats.jsonl", **train), capsys)[0] == 0
     code, _, err = told(spec(tmp_path, text, "chats.jsonl", **train, samples={"prompts": ["w1"]}), capsys)
-    assert (code, "refuses a lone turn of the user (begin with system); remove them" in err) == (64, True)
+    assert (code, "refuses a chat of one user turn (begin with system); remove the prompts" in err) == (64, True)
 
 
 def test_samples_that_fail_all_the_same_end_no_training() -> None:

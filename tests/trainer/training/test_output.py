@@ -193,7 +193,7 @@ def test_the_card_has_the_cost_so_far(tmp_path: Path) -> None:
     told = card.text(job, metrics=metrics, scores={}, made_on="1 x cpu", rate=Rate(lr=1e-4))
     assert "| cost | about 2.50" in told
     assert "USD, 1.5000 of it before the last attempt |" in told
-    assert "| learning rate | 0.0001, as the job says |" in told
+    assert "| learning rate | 0.0001, set by the job |" in told
 
 
 def test_a_rate_that_was_chosen_stays_through_a_resume(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from trainer.contract.documents import Outcome
 BLOCK = 4 << 20
 """Bytes that are written and read back."""
 LIMIT_S = 10.0
+"""Longest time in seconds for the disk test, and for the answer of nvidia-smi."""
 REAP_S = 1.0
-"""Longest wait for the end of a killed nvidia-smi; a hung driver can hold it for ever."""
+"""Longest wait in seconds for the end of a killed nvidia-smi, because a hung driver can keep the process for ever."""
 XID = re.compile(r"NVRM: Xid \((?P<where>[^)]*)\): (?P<number>\d+)")
 FATAL = {
     48: "a memory error of two bits",
@@ -47,7 +48,7 @@ async def check(folder: Path, *, gpus: int) -> str:
             raise HostNotUsable(problem)
         if problem := uncorrected(await _ecc()):
             raise HostNotUsable(problem)
-        words.append("no errors of the GPUs known")
+        words.append("no GPU errors recorded")
     return f"host: {', '.join(words)}"
 
 
@@ -62,20 +63,20 @@ def disk(folder: Path) -> float:
             os.fsync(file.fileno())
         same = hashlib.sha256(path.read_bytes()).digest() == hashlib.sha256(data).digest()
     except OSError as e:
-        raise HostNotUsable(f"its disk does not take {BLOCK >> 20} MiB: {e.strerror}") from None
+        raise HostNotUsable(f"its disk cannot store {BLOCK >> 20} MiB: {e.strerror}") from None
     finally:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
     took = time.monotonic() - started
     if not same:
-        raise HostNotUsable("its disk gives back other bytes than were written")
+        raise HostNotUsable("its disk returned bytes other than those written")
     if took > LIMIT_S:
-        raise HostNotUsable(f"its disk takes {took:.0f} s for {BLOCK >> 20} MiB")
+        raise HostNotUsable(f"its disk took {took:.0f} s to write and read {BLOCK >> 20} MiB")
     return BLOCK / took
 
 
 def kernel_log() -> str:
-    """Return the readable part of the kernel's messages; empty without permission."""
+    """Return the kernel's messages, as far as this user may read them; empty without permission."""
     log = b""
     with contextlib.suppress(OSError):
         messages = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
@@ -107,7 +108,7 @@ def uncorrected(counts: str) -> str:
 
 
 async def _ecc() -> str:
-    """Return the counts for `uncorrected`; empty if nvidia-smi is absent or does not answer."""
+    """Return the error counts that `uncorrected` takes; empty if nvidia-smi is absent or does not answer."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ""

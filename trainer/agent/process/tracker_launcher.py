@@ -14,15 +14,15 @@ from trainer.contract.documents import AttemptSpec
 from trainer.core.ipc import RunFolder, replace
 
 LIMIT_S = 30.0
-"""Seconds for the last figures at the end."""
-WANTED = ("wandb", "mlflow")
+"""Longest time in seconds in which trackers may send the last figures at the end of the attempt."""
+KINDS = ("wandb", "mlflow")
 
 
 class Trackers:
     """Tracker processes of one attempt, on its first machine."""
 
     def __init__(self, run: RunFolder, folder: Path, *, report: Callable[[str, str], None]) -> None:
-        """Create without starting; `folder` holds files of the trackers."""
+        """Prepare without starting a process. `folder`: where the trackers keep their files."""
         self._run, self._folder, self._report = run, folder, report
         self._processes: list[asyncio.subprocess.Process] = []
 
@@ -36,7 +36,7 @@ class Trackers:
         """Start the trackers of `train.metrics`; each sees only the secrets that are assigned to it by name."""
         assert spec.train is not None
         metrics = spec.train.metrics
-        wanted = [kind for kind in WANTED if getattr(metrics, kind) is not None]
+        wanted = [kind for kind in KINDS if getattr(metrics, kind) is not None]
         if not wanted:
             return
         shown = spec.train.model_dump(mode="json", exclude={"data": {"path"}, "output": True, "metrics": True})
@@ -55,7 +55,7 @@ class Trackers:
             )
 
     async def finish(self, outcome: str, left_s: float) -> None:
-        """Let the trackers send the rest, then end them."""
+        """Wait until the trackers have sent the last figures, `left_s` seconds at most, then end the trackers."""
         if not self._processes:
             return
         with contextlib.suppress(OSError):
@@ -67,8 +67,10 @@ class Trackers:
                     await process.wait()
         for process in self._processes:
             if process.returncode:
-                self._report("tracker_failed", f"a tracker ended with {process.returncode} before it had all figures")
+                self._report(
+                    "tracker_failed", f"a tracker ended with exit code {process.returncode} before it sent all figures"
+                )
             if process.returncode is None:
-                self._report("tracker_failed", f"a tracker did not take the last figures within {LIMIT_S:.0f} s")
+                self._report("tracker_failed", f"a tracker did not send the last figures within {LIMIT_S:.0f} s")
                 kill_descendants()
                 await process.wait()

@@ -19,7 +19,7 @@ class ContinuationSamples(TaskSamples[D]):
 
     @abstractmethod
     def _has_chats(self) -> bool:
-        """Return True if the rows are chats. Requires `TaskData.read` before."""
+        """Return True if the rows are chats. Call `TaskData.read` first."""
 
     def check(self) -> None:
         check_prompts(self.config, self._data.tokenizer, chat=self._has_chats())
@@ -31,7 +31,7 @@ class ContinuationSamples(TaskSamples[D]):
 
 
 def rendered(tokenizer: Any, samples: SamplesConfig, *, chat: bool) -> tuple[str, ...]:
-    """Return the prompts as the model reads them. `chat`: each is one turn of the user. Raises UserFault."""
+    """Return the prompts as the model receives them. `chat`: each prompt is one user turn. Raises UserFault."""
     if not chat:
         return samples.prompts
     try:
@@ -39,7 +39,7 @@ def rendered(tokenizer: Any, samples: SamplesConfig, *, chat: bool) -> tuple[str
     except chat_template.REFUSALS as e:
         reason = chat_template.first_line(e)
         raise UserFault(
-            f"samples.prompts: the model's chat template refuses a lone turn of the user ({reason}); remove them"
+            f"samples.prompts: the model's chat template refuses a chat of one user turn ({reason}); remove the prompts"
         ) from None
 
 
@@ -53,13 +53,14 @@ def check_prompts(config: TrainConfig, tokenizer: Any, *, chat: bool = False) ->
         if limit is not None and length + samples.max_new_tokens - 1 > limit:
             raise UserFault(
                 f"samples.prompts: {prompt[:40]!r} has {length} tokens, with max_new_tokens {samples.max_new_tokens} "
-                f"more than the {limit} positions of {config.model!r}; lower samples.max_new_tokens, or shorten it"
+                f"more than the {limit} positions of {config.model!r}; lower samples.max_new_tokens, or shorten the "
+                "prompt"
             )
 
 
 def empty_prompt_message(prompt: str) -> str:
     """Return the error for a prompt without tokens, and the fix."""
-    return f"samples.prompts: the tokenizer makes no token of {prompt[:40]!r}; give it a word, or remove it"
+    return f"samples.prompts: the tokenizer makes no token of {prompt[:40]!r}; add a word, or remove the prompt"
 
 
 def continuations(
@@ -73,7 +74,7 @@ def continuations(
 ) -> list[str]:
     """Return the continuation of each prompt, generated in one left-padded batch.
 
-    `special`: True if the tokenizer adds its special tokens; a chat template has already written them.
+    `special`: the tokenizer adds its special tokens; False for chats, whose template has already added them.
     """
     side, pad = tokenizer.padding_side, tokenizer.pad_token
     with evaluation_mode(model):

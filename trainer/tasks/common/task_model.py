@@ -59,7 +59,7 @@ class TaskModel(ABC, Generic[D]):
         try:
             with torch.device("meta"):
                 return getattr(transformers, self.architecture).from_config(config, **options)
-        except loading.UNREAD as e:
+        except loading.LOAD_ERRORS as e:
             raise loading.unloadable(self.config, e) from None
 
     def check_targets(self, model: Any) -> None:

@@ -1,4 +1,4 @@
-"""Regression of whole texts: one number for a text."""
+"""Regression: one number for each text."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from trainer.tasks.text.labelled_text import Labelled, LabelledTextData, Labelle
 
 
 class TextNumberData(LabelledTextData[float]):
-    """Texts with a number."""
+    """Token ids of each text, and the number to predict."""
 
     def _label_cell(self, row: Row, number: int) -> float:
         value: float = cells.required("number", row, self.config.data.label, self.where, number)
@@ -23,7 +23,7 @@ class TextNumberData(LabelledTextData[float]):
 
 
 class TextNumberModel(LabelledTextModel[TextNumberData]):
-    """Model with one output. A loss is the squared error of a row's number, in the square of the label's unit."""
+    """Model with one output. The loss of a row is the squared error of its number."""
 
     def _head_options(self) -> dict[str, Any]:
         return {"num_labels": 1, "problem_type": "regression", "ignore_mismatched_sizes": True}

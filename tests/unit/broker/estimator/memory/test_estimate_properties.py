@@ -20,7 +20,7 @@ from broker.estimator.memory.estimate import (
     numerics,
 )
 from broker.estimator.memory.simulator import simulate
-from broker.estimator.memory.simulator.library_versions import is_fourth, loss_of, release_of
+from broker.estimator.memory.simulator.library_versions import is_version_4, loss_of, release_of
 from broker.estimator.memory.simulator.types import Step
 from tests.unit.broker.estimator.memory.test_estimate import of
 
@@ -113,7 +113,7 @@ def test_everything_that_a_step_allocates_is_freed_again(shape: ModelShape, ask:
         rows=ask.rows,
         length=ask.length,
         checkpointing=ask.checkpointing,
-        reentrant=is_fourth(release_of(ask.transformers)),
+        reentrant=is_version_4(release_of(ask.transformers)),
         loss=loss_of("x", release_of(ask.transformers)),
     )
     last = simulate(shape, step).segments["optimizer"]

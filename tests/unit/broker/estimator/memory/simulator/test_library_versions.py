@@ -10,7 +10,7 @@ from broker.estimator.memory.estimate import EstimateOptions, estimate, numerics
 from broker.estimator.memory.simulator import simulate
 from broker.estimator.memory.simulator.library_versions import (
     attention_of,
-    is_read,
+    is_checked,
     loss_of,
     release_of,
     repeats_keys,
@@ -97,7 +97,7 @@ def test_only_mixtral_before_4_48_holds_a_position_table_per_layer() -> None:
     ],
 )  # fmt: skip
 def test_a_version_that_nobody_read_is_said_with_more_margin(version: str | None, read: bool) -> None:
-    assert is_read(release_of(version)) == read
+    assert is_checked(release_of(version)) == read
     found = estimate(MISTRAL_7B, replace(QLORA, transformers=version))
     assert ("was not checked" in found.evidence) != read
     assert (found.margin > 0.1) != read
