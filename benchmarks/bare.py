@@ -1,4 +1,4 @@
-"""SkyPilot's launch without the broker, by the same API server and of the same purchase and task."""
+"""SkyPilot's launch without the broker: the same API server, purchase and task."""
 
 import asyncio
 import json
@@ -26,6 +26,7 @@ from tests.clouds.scenarios.scene import IMAGE, Scene
 BARE = Installation("bare")
 """Installation in the names of bare launches; the daemon sweeps only its own."""
 QUIET_S = 3.0
+"""Seconds without a running `sky.down` after which the server counts as idle."""
 FIELDS = ("request_id", "name", "status", "cluster_name", "created_at", "finished_at")
 UNFINISHED = frozenset({"PENDING", "WAITING", "RUNNING"})
 
@@ -34,9 +35,9 @@ class Server:
     """The API server that the scene's daemon has started."""
 
     def __init__(self, scene: Scene) -> None:
-        told = json.loads((scene.home / "providers" / "sky" / "server.json").read_text())
+        address = json.loads((scene.home / "providers" / "sky" / "server.json").read_text())
         self.installation = Installation((scene.home / "installation").read_text().strip())
-        self.config = SkyConfig(url=f"http://127.0.0.1:{told['port']}", token=told["token"])
+        self.config = SkyConfig(url=f"http://127.0.0.1:{address['port']}", token=address["token"])
 
     @asynccontextmanager
     async def api(self) -> AsyncIterator[SkyApi]:
@@ -54,23 +55,23 @@ class Server:
 
 
 async def request_s(scene: Scene, name: InstanceName) -> float:
-    """Seconds that the server took for the launch of that name, by its own record."""
-    asked = await Server(scene).requests()
-    [mine] = [one for one in asked if one["name"] == "sky.launch" and one["cluster_name"] == name]
-    return float(mine["finished_at"]) - float(mine["created_at"])
+    """Return the seconds of the launch of `name`, by the server's own record."""
+    requests = await Server(scene).requests()
+    [launch] = [row for row in requests if row["name"] == "sky.launch" and row["cluster_name"] == name]
+    return float(launch["finished_at"]) - float(launch["created_at"])
 
 
 async def wait_until_idle(scene: Scene) -> None:
     """Wait until SkyPilot has dropped its records of ended machines, which keeps a worker busy for seconds."""
     server, since = Server(scene), time.monotonic()
     while time.monotonic() - since < QUIET_S:
-        if any(one["name"] == "sky.down" and one["status"] in UNFINISHED for one in await server.requests()):
+        if any(row["name"] == "sky.down" and row["status"] in UNFINISHED for row in await server.requests()):
             since = time.monotonic()
         await asyncio.sleep(0.5)
 
 
 async def launch(scene: Scene, name: str, bought: str) -> float:
-    """Seconds of the launch alone. `bought`: id of the daemon's offer."""
+    """Launch once without the broker; return the seconds. `bought`: id of the offer that the daemon bought."""
     await wait_until_idle(scene)
     server, boot = Server(scene), _boot(scene)
     sky = SkyLauncher(server.config, installation=server.installation, state=scene.home / "bare")
@@ -92,7 +93,7 @@ async def launch(scene: Scene, name: str, bought: str) -> float:
 
 
 def _boot(scene: Scene) -> BootSpec:
-    """Return the boot spec as the daemon makes it. The trainer finds no such attempt and ends after the launch."""
+    """Return a boot spec like the daemon's. Its attempt does not exist, so the trainer ends after the launch."""
     env = {"GPUBROKER_BLOBS": scene.configuration()["blobs"], "GPUBROKER_INSTALLATION": BARE}
     env |= {"GPUBROKER_ATTEMPT": "a" * 13, "GPUBROKER_SELF_STOP": "none", "GPUBROKER_NOTICES": "off"}
     secret = {"GPUBROKER_ATTEMPT_KEY": "0" * 44, "GPUBROKER_STORE_OPTIONS": "{}"}
@@ -100,7 +101,7 @@ def _boot(scene: Scene) -> BootSpec:
 
 
 async def _offer(cloud: Cloud, bought: str) -> Offer:
-    """The same once more; where it is sold, the cheapest one."""
+    """Return the same offer again, or the cheapest offer if it is sold."""
     offer_filter = OfferFilter(GpuAsk())
     await cloud.rows(offer_filter)
     same = [offer for offer in offer_filter.offers if offer.id == bought]

@@ -102,7 +102,7 @@ async def race(dsn: str, own: str, connections: int, batch: int) -> None:
 
 
 async def watch(dsn: str, done: asyncio.Event) -> Decimal:
-    """The most that was committed at any look."""
+    """Return the most that was committed at any look."""
     connection, most = await asyncpg.connect(dsn), ZERO
     while not done.is_set():
         most = max(most, await connection.fetchval(COMMITTED))
@@ -125,7 +125,7 @@ async def told(process: asyncio.subprocess.Process) -> str:
 
 
 async def fill(store: PostgresStore, reservations: int) -> Decimal:
-    """Jobs in the queue and one budget above them; its limit."""
+    """Queue jobs under one budget, and return the budget's limit."""
     chance = random.Random(1)
     jobs = [job(number, USD * chance.randint(1, MOST)) for number in range(reservations)]
     for start in range(0, reservations, 500):

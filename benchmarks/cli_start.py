@@ -1,9 +1,9 @@
 """CPU seconds of short commands, and the size of the base installation: `python -m benchmarks.cli_start`.
 
-Each figure is the median of a command's user and system time. `gpubroker` and `sky` run from this environment, or sky
-from the one that `make venv` makes for it. `ls` asks a local daemon with 20 queued jobs. The base installation (a wheel
-of this checkout) and dstack are installed from pip's index into temporary environments. The last line is JSON. A figure
-that cannot be measured is null, and a line above has the reason.
+Each figure is the median of a command's user and system time. `gpubroker` runs from this environment, `sky` from this
+one or from the one that `make venv` creates for it. `ls` asks a local daemon with 20 queued jobs. The base installation
+(a wheel of this checkout) and dstack are installed from pip's index into temporary environments. The last line is JSON.
+A figure that cannot be measured is null, and an earlier line gives the reason.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def median_cpu_s(name: str, command: Sequence[str | Path], runs: int, environmen
 
 @contextmanager
 def daemon(home: Path) -> Iterator[dict[str, str]]:
-    """Run a daemon with queued jobs; the value is the environment of its clients. Raises Unmeasured."""
+    """Run a daemon with queued jobs, and yield the environment of its clients. Raises Unmeasured."""
     environment = {**os.environ, "GPUBROKER_HOME": str(home)}
     for name in ("GPUBROKER_URL", "GPUBROKER_TOKEN"):
         environment.pop(name, None)
@@ -70,7 +70,7 @@ def daemon(home: Path) -> Iterator[dict[str, str]]:
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
         if process.stdout is None or not process.stdout.readline():
-            raise Unmeasured("`gpubroker serve` does not start here")
+            raise Unmeasured("`gpubroker serve` did not start")
         asyncio.run(submit_jobs(json.loads((home / "client.json").read_text())))
         yield environment
     finally:

@@ -33,7 +33,7 @@ PARTS = ("daemon", "database", "skypilot")
 
 
 async def submit_idle(scene: Scene, cloud: str) -> str:
-    """A job that does nothing for an hour."""
+    """Submit a job that does nothing for an hour."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         tar.addfile(tarfile.TarInfo("empty"))
@@ -44,7 +44,7 @@ async def submit_idle(scene: Scene, cloud: str) -> str:
 
 
 async def end(scene: Scene, *jobs: str) -> None:
-    """Cancels what still runs, and waits until its machines are gone."""
+    """Cancel the job if it still runs, and wait until its machines are gone."""
     async with scene.client() as client:
         for job in jobs:
             if (await client.job(job)).state not in RESTING_JOB_STATES:
@@ -53,7 +53,7 @@ async def end(scene: Scene, *jobs: str) -> None:
 
 
 def memory(scene: Scene) -> Counter[str]:
-    """Bytes of PSS by part, and how many processes SkyPilot has."""
+    """Return bytes of PSS by part, and how many processes SkyPilot has."""
     found: Counter[str] = Counter()
     for process in _all(scene):
         try:
@@ -81,14 +81,14 @@ def _part(words: str) -> str:
 
 
 def under_way(scene: Scene) -> int:
-    """Launches that a worker of SkyPilot acts on: each holds a lock on a file of its own, which is not touched here."""
+    """Return the number of launches in progress: a worker of SkyPilot holds a lock on a file for each."""
     files = {path.stat().st_ino for path in (scene.home / "providers" / "sky" / LAUNCHING).iterdir()}
     held = {int(line.split()[-3].rpartition(":")[2]) for line in Path("/proc/locks").read_text().splitlines()}
     return len(files & held)
 
 
 async def highest(scene: Scene, until: asyncio.Event) -> Counter[str]:
-    """The sample of `memory` with the most bytes, and the most launches that were under way."""
+    """Return the sample of `memory` with the most bytes, and the most launches that were under way."""
     worst: Counter[str] = Counter()
     most = 0
     while not until.is_set():
@@ -105,7 +105,7 @@ async def highest(scene: Scene, until: asyncio.Event) -> Counter[str]:
 
 
 async def beating(scene: Scene, jobs: list[str]) -> list[JobDetail]:
-    """The jobs once each of them has beaten."""
+    """Wait for the first heartbeat of each job, and return the jobs."""
     waiting = (scene.until(job, "a beat", _beats, within_s=PATIENCE_S + EACH_S * len(jobs)) for job in jobs)
     return list(await asyncio.gather(*waiting))
 
@@ -115,7 +115,7 @@ def _beats(detail: JobDetail) -> bool:
 
 
 async def measure(launches: int) -> dict[str, Any]:
-    """A daemon and an API server of their own, so that nothing of an earlier crowd is left in them."""
+    """Measure with a new daemon and API server, so that no state of an earlier crowd is left."""
     async with Scene(clouds=("runpod",), providers={"sky": {"launches": launches}}) as scene:
         for pool in scene.clouds.runpod.pools:
             pool.free = max(pool.free, 8 * launches)

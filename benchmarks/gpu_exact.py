@@ -70,7 +70,7 @@ def gradients(probe: Probe) -> list[torch.Tensor]:
 
 
 def measured(model: str, way: Mapping[str, Any], lasts_s: float) -> dict[str, Any]:
-    """Tokens/s, peak and sameness of each mode."""
+    """Return tokens/s, peak and sameness of each mode."""
     published = catalogue.find(model)
     assert published is not None
     probe = memtrace.on_gpu(published.config, ask_of(way))
@@ -89,7 +89,7 @@ def measured(model: str, way: Mapping[str, Any], lasts_s: float) -> dict[str, An
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """The table for people."""
+    """Print the table."""
     table = Table("model", "way", *(f"{name}: {what}" for name in MODES for what in ("tokens/s", "same")))
     for row in rows:
         way = row["way"]

@@ -70,7 +70,7 @@ class JobOutput:
 
 
 def build_model(folder: Path) -> Path:
-    """A decoder of 60 million random weights whose tokens are the words of the data."""
+    """Write a decoder of 60 million random weights whose tokens are the words of the data."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -137,7 +137,7 @@ def run_once(config: Path, output: Path, told: JobOutput, kill_after: int | None
 
 
 def run(config: Path, output: Path, kills: int, draw: random.Random) -> JobOutput:
-    """All lives of one run."""
+    """Run all lives of one run."""
     told, until = JobOutput(), time.monotonic() + PATIENCE_S
     for _ in range(LIVES):
         if time.monotonic() > until:
@@ -160,7 +160,7 @@ def left(output: Path) -> tuple[list[list[Any]], dict[str, str]]:
 
 
 def difference(calm: JobOutput, killed: JobOutput) -> str:
-    """Empty: there is none."""
+    """Return the first difference as text; empty: there is none."""
     if calm.error or killed.error:
         return calm.error or killed.error
     if len(calm.rows) != len(killed.rows) or not calm.files:
@@ -171,7 +171,7 @@ def difference(calm: JobOutput, killed: JobOutput) -> str:
 
 
 def judged(name: str, config: Path, folder: Path, kills: int) -> dict[str, Any]:
-    """A job's row."""
+    """Return the row of one job."""
     started = time.monotonic()
     calm = run(config, folder / f"{name} calm", 0, random.Random())
     killed = run(config, folder / f"{name} killed", kills, random.Random(name))
@@ -184,7 +184,7 @@ def judged(name: str, config: Path, folder: Path, kills: int) -> dict[str, Any]:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """The table for people."""
+    """Print the table."""
     table = Table("job", "steps", "kills", "resumed", "exact", "said")
     for row in rows:
         said = "; ".join(filter(None, (row["wrong"], *row["notices"])))
@@ -194,7 +194,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """1 where a run is not exact."""
+    """Run all jobs. Return 1 if a run is not exact."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--kills", type=int, default=2)
     parser.add_argument("--at-once", type=int, default=3, help="jobs that share the GPU")

@@ -65,7 +65,7 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def frozen(gpu: str) -> dict[str, Any]:
-    """All predictions for that GPU, with the moment and a digest that `measure` checks. Raises ValueError."""
+    """Return all predictions for that GPU, with the moment and a digest that `measure` checks. Raises ValueError."""
     rows = []
     for model, way in cases():
         found = estimate(model, gpu=gpu, **way)
@@ -81,7 +81,7 @@ def digest(rows: list[dict[str, Any]]) -> str:
 
 
 def ask_of(way: Mapping[str, Any]) -> Any:
-    """The tracer's question for a case."""
+    """Return the tracer's question for a case."""
     from trainer.memtrace import __main__ as memtrace_main
 
     words = {"bf16-autocast": "bf16", "bf16": "bf16-pure"}
@@ -95,7 +95,7 @@ def ask_of(way: Mapping[str, Any]) -> Any:
 
 
 def run_here(model: str, way: Mapping[str, Any]) -> dict[str, Any]:
-    """Measures one case on this machine's GPU; `on`: what it ran on."""
+    """Measure one case on this machine's GPU; `on`: what it ran on."""
     import torch
     import transformers
 
@@ -109,7 +109,7 @@ def run_here(model: str, way: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_process(model: str, way: Mapping[str, Any]) -> dict[str, Any]:
-    """The same in a process of its own; `error` where it gave no figures."""
+    """Run a case in a process of its own; the result has `error` if there are no figures."""
     command, asked = [sys.executable, "-m", "benchmarks.gpu_steps", "run"], json.dumps([model, way])
     env = worker_defaults(dict(os.environ))
     try:
@@ -125,7 +125,7 @@ def in_process(model: str, way: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compared(row: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """One row of the table: errors in percent, negative where too little was predicted."""
+    """Return one row of the table: errors in percent, negative if the prediction was too low."""
     if "error" in found:
         return {**row, "error": found["error"]}
     errors = {f"{key}_error_pct": round(100 * (row[key] / found[key] - 1), 2) for key in (*KEYS, SPEED)}
@@ -158,7 +158,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """The table for people."""
+    """Print the table."""
     table = Table("model", "way", "peak GiB", "error", "used GiB", "error", "tokens/s", "error", "interval")
     for row in rows:
         way = row["way"]
@@ -200,7 +200,7 @@ def measured(predictions: Path, budget_s: float) -> None:
 
 
 def main() -> int:
-    """2 with one line on stderr for what cannot be done."""
+    """Run the command. Return 2, with one line on stderr, if a case cannot run."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("what", choices=("freeze", "measure", "run", "show"))
     parser.add_argument("predictions", type=Path, nargs="?")

@@ -1,9 +1,9 @@
-"""A price that users know, by `gpubroker quote`: Mistral-7B, 1,500 samples, QLoRA, one L40S at $2.75 an hour takes
-about 10 minutes and $0.45. The source does not state the samples' length, so several lengths are shown.
+"""Compare `gpubroker quote` with a published price: Mistral-7B, QLoRA, 1,500 samples, 10 minutes, $0.45.
 
-The application runs on a socket with an emulated S3 behind it and one offer in its market. The command line is a
-process of its own. The spec has defaults for all that the source does not state, except for the length of its rows.
-Prints the quote as a user sees it, a line for each length, and one JSON line.
+The published run used one L40S at $2.75 an hour. The source does not state the samples' length, so several lengths are
+quoted; other settings that the source does not state have their defaults. The API runs on a socket, with an emulated S3
+and one offer in its market, and the command line in a process of its own. Prints the quote as a user sees it, a line
+for each length, and one JSON line.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from tests.support.memory_store.store import MemoryStore
 MINUTES, USD, USD_PER_HOUR = 10.0, 0.45, "2.75"
 SAMPLES = 1500
 TOKENS = 512
-"""Tokens of a row [assumed]: `train.max_length`'s default, which every row fills."""
+"""Assumed tokens of a row: the default of `train.max_length`, which every row fills."""
 LENGTHS = (128, 256, 384, 512, 640, 768)
 SPEC = """\
 name: known-price
@@ -68,8 +68,8 @@ class OneMachine(FixedMarket):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
-    """Minutes and dollars of the quote's only line, P50 and P90, set-up included."""
+class QuotedFigures:
+    """(P50, P90) of minutes and dollars of the quote's only line, set-up included."""
 
     minutes: tuple[float, float]
     usd: tuple[float, float]
@@ -77,23 +77,23 @@ class Known:
 
     @property
     def contains(self) -> bool:
-        """The known figures lie in the interval as the quote prints it."""
+        """Return True if the interval that the quote prints contains the published figures."""
         spans = ((self.minutes, MINUTES), (self.usd, USD))
-        return all(p50 <= known <= p90 for (p50, p90), known in spans)
+        return all(p50 <= published <= p90 for (p50, p90), published in spans)
 
 
 @asynccontextmanager
 async def application_environment(folder: Path) -> AsyncIterator[dict[str, str]]:
-    """The environment of a command line that reaches the application."""
-    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line for each request
+    """Yield the environment of a command line that reaches the application."""
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # otherwise it logs a line for each request
     moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     moto.start()
     store = MemoryStore(SystemClock())
     try:
         host, port = moto.get_host_and_port()
         options = {"aws_endpoint": f"http://{host}:{port}", "aws_access_key_id": "a", "aws_secret_access_key": "b"}
-        async with aiohttp.ClientSession() as client, client.put(f"{options['aws_endpoint']}/bucket") as made:
-            made.raise_for_status()
+        async with aiohttp.ClientSession() as client, client.put(f"{options['aws_endpoint']}/bucket") as answer:
+            answer.raise_for_status()
         options["aws_region"] = "us-east-1"
         blobs = ObstoreBlobs.open("s3://bucket", Installation("known"), options=options)
         async with serving(store, blobs, settings=Settings(spool=folder / "spool")) as api:
@@ -116,7 +116,7 @@ def spec(folder: Path, tokens: int) -> Path:
     return path
 
 
-async def asked(environment: dict[str, str], *words: str) -> str:
+async def quote_output(environment: dict[str, str], *words: str) -> str:
     """Return the output of `gpubroker quote`."""
     command = (sys.executable, "-m", "broker.cli", "quote", *words)
     pipe = asyncio.subprocess.PIPE
@@ -127,35 +127,38 @@ async def asked(environment: dict[str, str], *words: str) -> str:
     return out.decode()
 
 
-async def known(environment: dict[str, str], folder: Path, tokens: int = TOKENS) -> Known:
-    """The job with rows of so many tokens."""
-    found = json.loads(await asked(environment, str(spec(folder, tokens)), "--json"))
-    (line,) = found["lines"]
+async def quoted(environment: dict[str, str], folder: Path, tokens: int = TOKENS) -> QuotedFigures:
+    """Quote the job with rows of `tokens` tokens."""
+    document = json.loads(await quote_output(environment, str(spec(folder, tokens)), "--json"))
+    (line,) = document["lines"]
     if line["verdict"] != "kept":
         raise SystemExit(f"the L40S was dropped: {line['reason']}")
-    return Known(
+    return QuotedFigures(
         minutes=(60 * line["hours_p50"], 60 * line["hours_p90"]),
         usd=(float(line["usd_p50"]), float(line["usd_p90"])),
-        document=found,
+        document=document,
     )
 
 
-async def shown(folder: Path) -> None:
+async def show(folder: Path) -> None:
+    """Print the quote, a line for each length of rows, and the figures as JSON."""
     async with application_environment(folder) as environment:
-        print(await asked(environment, str(spec(folder, TOKENS)), "--explain"))
+        print(await quote_output(environment, str(spec(folder, TOKENS)), "--explain"))
         for tokens in LENGTHS:
-            found = await known(environment, folder, tokens)
-            (m50, m90), (u50, u90) = found.minutes, found.usd
-            inside = "contains" if found.contains else "does not contain"
+            figures = await quoted(environment, folder, tokens)
+            (m50, m90), (u50, u90) = figures.minutes, figures.usd
+            inside = "contains" if figures.contains else "does not contain"
             span = f"{m50:5.1f} – {m90:4.1f} min, ${u50:.2f} – ${u90:.2f}"
             print(f"{tokens:5} tokens a row: {span}; {inside} {MINUTES:g} min, ${USD}")
-        found = await known(environment, folder)
-        print(json.dumps({"tokens": TOKENS, "minutes": found.minutes, "usd": found.usd, "contains": found.contains}))
+        figures = await quoted(environment, folder)
+        print(
+            json.dumps({"tokens": TOKENS, "minutes": figures.minutes, "usd": figures.usd, "contains": figures.contains})
+        )
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
-        asyncio.run(shown(Path(name)))
+        asyncio.run(show(Path(name)))
 
 
 if __name__ == "__main__":

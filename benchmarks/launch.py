@@ -1,12 +1,12 @@
-"""Time of a job from submit to its first step on each emulated cloud, and from an eviction to the next new step.
+"""Measure a job from submit to its first step on each emulated cloud, and from an eviction to the next new step.
 
     python -m benchmarks.launch [--cloud aws] [--rounds 3] [--quick] [--memory]
 
 A real daemon, SkyPilot's real API server and the real trainer (SmolLM2-135M on the CPU) run on machines of emulated
-clouds. These share this host's cores; the daemon's intervals are its defaults. Then the same API server launches the
-same purchase and task without the broker, which shows the broker's overhead. First of all, the daemon's cost of polling
-the prices of all clouds is measured; last, with `--memory`, the cost of many launches at once. `--quick`: one round of
-one cloud only. A failed part is reported and the others continue. The last line is JSON.
+clouds. All machines share this host's cores; the daemon's intervals are its defaults. Then the same API server launches
+the same purchase and task without the broker, which shows the broker's overhead. The first measurement is the daemon's
+cost of polling all prices; the last, with `--memory`, is the cost of many launches at once. `--quick`: one round of one
+cloud only. A failed part is reported and the others continue. The last line is JSON.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from tests.clouds.state import Rented
 
 DATA = Path("examples/devils-dictionary.csv")
 ROWS, STEPS = 80, 2000
-"""The job is cancelled once it has been measured."""
+"""Rows and steps of the job, which is cancelled after its measurement."""
 NOTICE_S = 120.0
 
 
@@ -61,24 +61,24 @@ class Measured:
     bare_s: list[float] = field(default_factory=list)
 
     def document(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"rounds": len(self.rounds)}
+        document: dict[str, Any] = {"rounds": len(self.rounds)}
         for way in ("launch", "resume"):
-            runs = [getattr(one, way) for one in self.rounds]
-            found[way] = medians(runs) | {
+            runs = [getattr(round_, way) for round_ in self.rounds]
+            document[way] = medians(runs) | {
                 "all_s": round(statistics.median(sum(run.values()) for run in runs), 2),
                 "after_boot_s": round(statistics.median(sum(run[name] for name in AFTER_BOOT) for run in runs), 2),
             }
-        return found | {"overhead": self.overhead()}
+        return document | {"overhead": self.overhead()}
 
     def overhead(self) -> dict[str, float]:
-        """Return the broker's overhead on SkyPilot's launch: before its request, and around the request itself.
+        """Return the seconds that the broker adds to SkyPilot's launch, before its request and around the request.
 
-        A bare launch is the cross-check: SkyPilot's own time varies by more than the overhead.
+        `added_by_bare_s` is a cross-check by bare launches. It is noisy, because SkyPilot's time varies by more.
         """
-        before = statistics.median(one.launch["quote"] + one.launch["intent"] for one in self.rounds)
-        around = statistics.median(one.daemon_s - one.sky_s for one in self.rounds)
+        before = statistics.median(round_.launch["quote"] + round_.launch["intent"] for round_ in self.rounds)
+        around = statistics.median(round_.daemon_s - round_.sky_s for round_ in self.rounds)
         figures = {"quote_and_intent_s": before, "around_request_s": around, "added_s": before + around}
-        figures["daemon_s"] = statistics.median(one.daemon_s for one in self.rounds)
+        figures["daemon_s"] = statistics.median(round_.daemon_s for round_ in self.rounds)
         if self.bare_s:
             figures["bare_s"] = statistics.median(self.bare_s)
             figures["added_by_bare_s"] = before + figures["daemon_s"] - figures["bare_s"]
@@ -89,7 +89,7 @@ class Measured:
 
 
 async def one_round(scene: Scene, cloud: str) -> Round:
-    """A job to its first step, its machine taken away, the job to its next step."""
+    """Run a job to its first step, evict its machine, and run the job to its next step."""
     await bare.wait_until_idle(scene)
     rows = DATA.read_bytes().splitlines(keepends=True)[:ROWS]
     begun = scene.clouds.world.now().timestamp()
@@ -102,9 +102,9 @@ async def one_round(scene: Scene, cloud: str) -> Round:
         await evict(scene, machine)
         other, again_at = await first_step(scene, job, after=before)
         detail = await scene.job(job)
-        run, told = detail.runs[before - 1], await scene.events(job)
-        booting = next(e.at for e in told if e.kind == "attempt.booting" and e.attempt_id == run.id)
-        noticed = next(e.at for e in told if e.attempt_id == run.id and seconds(e.at) >= taken_at)
+        run, events = detail.runs[before - 1], await scene.events(job)
+        booting = next(e.at for e in events if e.kind == "attempt.booting" and e.attempt_id == run.id)
+        noticed = next(e.at for e in events if e.attempt_id == run.id and seconds(e.at) >= taken_at)
         lost = [("noticed", seconds(noticed)), ("ended", seconds(run.ended_at))]
         return Round(
             launch=split(begun, launched(scene, run, machine, step_at)),
@@ -157,21 +157,21 @@ class Report:
 async def clouds(report: Report, names: list[str], rounds: int) -> None:
     """Run every round of every cloud in one installation."""
     intervals, limits = IntervalsConfig().model_dump(), LimitsConfig().model_dump()
-    found = {name: Measured() for name in names}
+    measured = {name: Measured() for name in names}
     async with Scene(clouds=tuple(names), intervals=intervals, limits=limits) as scene:
         await report.part("a first launch, which starts the server", partial(_warm, scene, names[0], report))
-        for name, into in found.items():
+        for name, into in measured.items():
             for number in range(1, rounds + 1):
                 await report.part(f"{name}, round {number}", partial(_round, scene, name, into))
             for number in range(1, rounds + 1):
                 await report.part(f"{name} without the broker, round {number}", partial(_bare, scene, name, into))
-    measured = {name: one for name, one in found.items() if one.rounds}
-    report.document["clouds"] = {name: one.document() for name, one in measured.items()}
+    measured = {name: cloud for name, cloud in measured.items() if cloud.rounds}
+    report.document["clouds"] = {name: cloud.document() for name, cloud in measured.items()}
     for way, title in (("launch", "submit → first step"), ("resume", "eviction → first new step")):
-        columns = {name: medians([getattr(r, way) for r in one.rounds]) for name, one in measured.items()}
+        columns = {name: medians([getattr(r, way) for r in cloud.rounds]) for name, cloud in measured.items()}
         print(table(f"{title}, seconds", columns))
-    for name, one in measured.items():
-        print(f"{name}: what the broker adds: {one.overhead()}")
+    for name, cloud in measured.items():
+        print(f"{name}: seconds that the broker adds: {cloud.overhead()}")
 
 
 async def _warm(scene: Scene, cloud: str, report: Report) -> None:
@@ -190,7 +190,7 @@ async def _round(scene: Scene, cloud: str, into: Measured) -> None:
 
 async def _bare(scene: Scene, cloud: str, into: Measured) -> None:
     if not into.rounds:
-        raise RuntimeError("no round of the broker's to compare with")
+        raise RuntimeError("no round with the broker succeeded, so there is no offer to launch")
     into.bare_s.append(await bare.launch(scene, cloud, into.rounds[-1].offer))
 
 
@@ -205,7 +205,7 @@ async def crowds(report: Report) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Return the place and the time of the measurement."""
+    """Return the machine and the time of the measurement."""
     cpu = next(
         (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), ""
     )
@@ -243,13 +243,14 @@ async def run(given: argparse.Namespace) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--cloud", action="append", choices=list(CLOUD_CLASSES), help="again for another; without it all four"
+        "--cloud",
+        action="append",
+        choices=list(CLOUD_CLASSES),
+        help="a cloud to measure; repeat for more; default: all four",
     )
-    parser.add_argument("--rounds", type=int, default=1, help="of each cloud; figures are medians")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds of each cloud; figures are medians")
     parser.add_argument("--memory", action="store_true", help="also 1, 4 and 20 launches at once (20 minutes more)")
-    parser.add_argument(
-        "--quick", action="store_true", help="one round of one cloud (runpod unless --cloud says another)"
-    )
+    parser.add_argument("--quick", action="store_true", help="one round of one cloud (the first --cloud)")
     raise SystemExit(asyncio.run(run(parser.parse_args())))
 
 

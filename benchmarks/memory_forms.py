@@ -30,7 +30,7 @@ WINDOWS: Mapping[str, Mapping[str, Any]] = {
 
 
 def shaped(family: str, pick: random.Random) -> dict[str, Any]:
-    """A small config of that family, of the kind that published ones are."""
+    """Return a small config of that family with the fields of published configs."""
     heads = pick.choice([4, 6, 8, 12])
     width = pick.choice([32, 48, 64, 80])
     hidden = heads * width
@@ -67,7 +67,7 @@ def shaped(family: str, pick: random.Random) -> dict[str, Any]:
 
 
 def pair(family: str, heads: int, width: int, pick: random.Random) -> dict[str, Any]:
-    """The fields of an encoder-decoder of that size."""
+    """Return the fields of an encoder-decoder of that size."""
     hidden, depths = heads * width, [pick.choice([1, 2, 3, 4, 6, 9]) for _ in range(2)]
     inner, rate = pick.choice([2, 3, 4]) * hidden + pick.choice([0, 16, 40]), pick.choice([0.0, 0.1, 0.1])
     if family == "t5":
@@ -85,7 +85,7 @@ def pair(family: str, heads: int, width: int, pick: random.Random) -> dict[str, 
 
 
 def encoder(family: str, hidden: int, heads: int, layers: int, words: int, pick: random.Random) -> dict[str, Any]:
-    """The fields of an encoder of that size."""
+    """Return the fields of an encoder of that size."""
     inner, rate = pick.choice([2, 3, 4]) * hidden + pick.choice([0, 16, 40]), pick.choice([0.0, 0.1, 0.1])
     labels = {"num_labels": pick.choice([2, 3, 20, 1000])}
     if family == "distilbert":
@@ -172,7 +172,7 @@ def _p90(errors: Collection[float]) -> float:
 
 
 def main() -> None:
-    """Prints each family's errors and the worst cases, then one JSON line."""
+    """Print each family's errors and the worst cases, then one JSON line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--n", type=int, default=520)
     parser.add_argument("--seed", type=int, default=6)

@@ -169,7 +169,7 @@ def peft() -> Iterator[Compared | Refused]:
 
 
 def traced() -> Iterator[Compared | Refused]:
-    """The trainer's own step on a GPU: closed form against the tracer."""
+    """Yield the trainer's own step on a GPU: closed form against the tracer."""
     from accelerate.state import AcceleratorState
 
     from trainer.memtrace import __main__ as memtrace_main
@@ -204,7 +204,7 @@ def traced() -> Iterator[Compared | Refused]:
 
 
 def summary(rows: list[Compared]) -> dict[str, float | int]:
-    """Errors of some rows, percent."""
+    """Return errors of some rows, percent."""
     errors = [abs(r.error) for r in rows]
     return {
         "n": len(rows),
@@ -232,7 +232,7 @@ def _groups(compared: list[Compared]) -> dict[str, list[Compared]]:
 
 
 def main() -> None:
-    """Prints every row, then one JSON line."""
+    """Print every row, then one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--no-trace", action="store_true", help="leave out the comparison with the tracer")
     args = parser.parse_args()

@@ -41,7 +41,7 @@ def models() -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def traced(config: Mapping[str, Any], key: str, rows: int, size: int, rank: int) -> dict[str, dict[str, int]]:
-    """Bytes of every segment by category. `size`: tokens to write, or pixels of a side."""
+    """Return bytes of every segment by category. `size`: tokens to write, or pixels of a side."""
     from accelerate.state import AcceleratorState
 
     from trainer.memtrace import __main__ as memtrace_main
@@ -59,7 +59,7 @@ def traced(config: Mapping[str, Any], key: str, rows: int, size: int, rank: int)
 
 
 def lines(config: Mapping[str, Any], key: str) -> Segments:
-    """The coefficients of every segment."""
+    """Return the coefficients of every segment."""
     sizes = SIZES[kind_of(config)]
     at = [(load_of(config, rows, size, RANKS[0]), traced(config, key, rows, size, RANKS[0])) for rows, size in sizes]
     if key.startswith("lora"):
@@ -86,7 +86,7 @@ def _line(at: Sequence[tuple[TracedStep, Mapping[str, Mapping[str, int]]]], name
 
 
 def pruned(config: Mapping[str, Any], found: Segments) -> Segments:
-    """The segments that are the worst anywhere."""
+    """Return the segments that are the worst anywhere."""
     usual = SIZES[kind_of(config)][1][1]
     worst = set()
     for rows, share, rank in GRID:
@@ -97,7 +97,7 @@ def pruned(config: Mapping[str, Any], found: Segments) -> Segments:
 
 
 def checked(number: int) -> None:
-    """Prints the errors at sizes off the traced ones, then one JSON line."""
+    """Print the errors at sizes off the traced ones, then one JSON line."""
     from broker.sizing.estimate import estimate
 
     pick, every = random.Random(8), sorted(models())
@@ -125,7 +125,7 @@ def checked(number: int) -> None:
 
 
 def main() -> None:
-    """Writes the file, or compares with it."""
+    """Write the file, or compare with it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--check", type=int, default=0, metavar="N")
     parser.add_argument("--only", default="", help="models whose name has this; the others stay as they are")

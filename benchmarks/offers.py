@@ -51,7 +51,7 @@ class HastyClock(SystemClock):
 
 
 async def serve(count: int) -> None:
-    """Emulated clouds with `count` offers at Vast; prints where they are as JSON, and serves until stdin closes."""
+    """Start emulated clouds with `count` offers at Vast, print their addresses as JSON, serve until stdin closes."""
     from tests.clouds.aws import Aws
     from tests.clouds.emulator import Clouds
     from tests.clouds.vast_market import many_offers
@@ -85,7 +85,7 @@ def _price(aws: Any) -> None:
 
 @asynccontextmanager
 async def elsewhere(count: int) -> AsyncIterator[dict[str, str]]:
-    """`serve` in a process of its own; where its clouds are."""
+    """Run `serve` in a process of its own, and yield the addresses of its clouds."""
     emulator = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "benchmarks.offers", "--serve", "--offers", str(count),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
@@ -117,7 +117,7 @@ def providers(at: dict[str, str], clock: HastyClock, home: Path) -> dict[str, Pr
 
 
 async def measure(offers: int, polls: int) -> dict[str, Any]:
-    """CPU and wall seconds of a poll: the first, and the median and the worst of those that follow."""
+    """Return CPU and wall seconds of a poll: the first, and the median and the worst of those that follow."""
     clock, every_s = HastyClock(), IntervalsConfig().market_s
     async with elsewhere(offers) as at:
         with tempfile.TemporaryDirectory(prefix="gb-") as home:

@@ -76,7 +76,7 @@ class Receiver(asyncio.Protocol):
 
 
 async def receive() -> None:
-    """Prints its port, serves until stdin closes, then prints what it counted."""
+    """Print the port, serve until stdin closes, then print the counts."""
     server = await asyncio.get_running_loop().create_server(Receiver, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
@@ -99,7 +99,7 @@ async def receiver() -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
 
 
 async def write(store: PostgresStore, jobs: int, events: int) -> None:
-    """`events` in all, evenly over the jobs."""
+    """Write `events` events, distributed evenly over the jobs."""
     made = [make_job() for _ in range(jobs)]
     await asyncio.gather(*(store.submit(job, key=None, body_sha256="", events=()) for job in made))
     for begin in range(0, events // jobs, 10):

@@ -1,10 +1,10 @@
-"""Submit to accepted, at the servers of others: `python -m benchmarks.peers_submit --skypilot --dstack-venv FOLDER`.
+"""Measure submits to other projects' servers: `python -m benchmarks.peers_submit --skypilot --dstack-venv FOLDER`.
 
 The last line is JSON. Each server runs on this machine as its package starts it, with its SQLite database, no cloud and
-no backend, in a folder that is removed. Clients are closed loops over aiohttp, as `benchmarks.submit --transport
-aiohttp` has them. What each does before it answers is not the same: see docs/reports/2026-11-27-benchmarks.md. Nothing
-is installed here: SkyPilot comes with the extra `clouds`, dstack is expected in a virtual environment of its own
-(`dstack[server]`).
+no backend, in a folder that is removed. Clients are closed loops over aiohttp, as in `benchmarks.submit --transport
+aiohttp`. The servers do different work before they answer: see docs/reports/2026-11-27-benchmarks.md. The benchmark
+installs nothing: SkyPilot comes with the extra `clouds`, and dstack (`dstack[server]`) must be in a virtual environment
+of its own.
 """
 
 import argparse
@@ -27,14 +27,14 @@ import aiohttp
 from benchmarks.submit import figures
 
 Submit = Callable[[aiohttp.ClientSession, str], Awaitable[None]]
-"""Submits one job of this name; returns when the server has accepted it."""
+"""Function that submits one job of this name and returns when the server has accepted the job."""
 START_S = 120.0
 TASK = "name: benchmark\nrun: 'true'\n"
 
 
 @asynccontextmanager
 async def server(argv: list[str], env: Mapping[str, str], folder: Path, health: str) -> AsyncIterator[None]:
-    """A process group of its own, until it answers at `health`; killed in the end with all its children."""
+    """Start a server in a process group of its own, wait until `health` answers, and kill the group at the end."""
     with (folder / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             *argv, cwd=folder, env={**os.environ, "HOME": str(folder), **env}, stdout=log, stderr=log,
@@ -59,7 +59,7 @@ async def server(argv: list[str], env: Mapping[str, str], folder: Path, health: 
 
 @asynccontextmanager
 async def dstack(venv: Path, folder: Path) -> AsyncIterator[Submit]:
-    """`POST /api/project/main/runs/apply` of a task without an image, so that no registry is asked."""
+    """Yield a submit by `POST /api/project/main/runs/apply`. The task has no image, so no registry is queried."""
     token, url = uuid.uuid4().hex, f"http://127.0.0.1:{free_port()}"
     env = {
         "DSTACK_SERVER_DIR": str(folder / "server"),
@@ -82,7 +82,7 @@ async def dstack(venv: Path, folder: Path) -> AsyncIterator[Submit]:
 
 @asynccontextmanager
 async def skypilot(folder: Path) -> AsyncIterator[Submit]:
-    """`POST /launch`, answered once the request is in its database; a worker takes it up later."""
+    """Yield a submit by `POST /launch`, which answers once the request is in the database, before a worker runs it."""
     port = str(free_port())
     url = f"http://127.0.0.1:{port}"
     env = {"SKYPILOT_API_SERVER_LOCAL_PORT": port, "SKYPILOT_DISABLE_USAGE_COLLECTION": "1", "SPT_NOENV": "1"}
@@ -113,9 +113,9 @@ async def accepted(answer: aiohttp.ClientResponse) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
         return port
 
 
@@ -132,8 +132,8 @@ async def measure(submit: Submit, clients: int, requests: int) -> dict[str, Any]
         return taken
 
     started = perf_counter()
-    found = await asyncio.gather(*(client() for _ in range(clients)))
-    return {"clients": clients, **figures([t for one in found for t in one], perf_counter() - started)}
+    latencies = await asyncio.gather(*(client() for _ in range(clients)))
+    return {"clients": clients, **figures([t for taken in latencies for t in taken], perf_counter() - started)}
 
 
 async def benchmark(given: argparse.Namespace) -> list[dict[str, Any]]:
@@ -153,9 +153,9 @@ async def benchmark(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--skypilot", action="store_true", help="SkyPilot's API server, of this environment")
-    parser.add_argument("--dstack-venv", type=Path, help="an environment that has dstack[server]")
-    parser.add_argument("--clients", default="1,10", help="a number, or several with commas")
+    parser.add_argument("--skypilot", action="store_true", help="measure SkyPilot's API server of this environment")
+    parser.add_argument("--dstack-venv", type=Path, help="virtual environment with dstack[server]")
+    parser.add_argument("--clients", default="1,10", help="numbers of clients, separated by commas")
     parser.add_argument("--requests", type=int, default=200, help="jobs for each number of clients")
     print(json.dumps({"runs": asyncio.run(benchmark(parser.parse_args()))}))
 

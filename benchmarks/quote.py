@@ -39,7 +39,7 @@ WORK = Workload(
 
 
 def market(count: int, now: datetime) -> tuple[Offer, ...]:
-    """A seeded market: every GPU type in 1 to 8 pieces, 8 clouds, 40 regions, spot and on-demand."""
+    """Return a seeded market: every GPU type in 1 to 8 pieces, 8 clouds, 40 regions, spot and on-demand."""
     rng = random.Random(17)
     gpus = [h for h in TABLE.values() if h.gpu]
     offers = []

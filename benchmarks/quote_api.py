@@ -33,7 +33,7 @@ Times = tuple[float, float]
 
 
 async def ask(api: Running, headers: dict[str, str], body: dict[str, Any]) -> Times:
-    """Milliseconds of one quote, by the clock and of CPU."""
+    """Return milliseconds of one quote, by the clock and of CPU."""
     start, cpu = time.perf_counter(), time.process_time()
     async with api.http.post(f"{api.url}/v1/quotes", json=body, headers=headers) as answer:
         found = await answer.json()

@@ -50,7 +50,7 @@ def ours(folder: Path, numbers: Iterable[int], seed: int, say: Say) -> dict[str,
 
 
 def rival(which: resume_rivals.Rival, folder: Path, numbers: Iterable[int], seed: int, say: Say) -> dict[str, Any]:
-    """A rival's part of the last line."""
+    """Return a rival's part of the last line."""
     made = resume_rivals.Schedules(rival=which, folder=folder)
     made.measure()
     found = made.found
@@ -67,7 +67,7 @@ def rival(which: resume_rivals.Rival, folder: Path, numbers: Iterable[int], seed
 
 
 def within(count: int, minutes: float) -> Iterator[int]:
-    """Numbers until so many, or until it is late."""
+    """Yield step numbers until `steps`, or until the deadline."""
     until = time.monotonic() + minutes * 60
     return itertools.takewhile(lambda _: time.monotonic() < until, range(count))
 

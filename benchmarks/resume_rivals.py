@@ -99,7 +99,7 @@ class Watch:
 
 
 def live(order: Order) -> None:
-    """One life of a rival's program, in a process of its own."""
+    """Run one life of a rival's program in a process of its own."""
     import torch
 
     log = os.open(order.output / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -237,7 +237,7 @@ def _noted(output: Path) -> list[Any]:
 
 
 def _loaded(accelerator: Any, folder: Path) -> int:
-    """The step of the newest checkpoint, which is loaded; the names go on from there, as the guide says."""
+    """Return the step of the newest checkpoint, which is loaded; the names go on from there, as the guide says."""
     numbers = [int(path.name.rsplit("_", 1)[1]) for path in folder.glob("checkpoint_*")]
     if not numbers:
         return 0
@@ -270,7 +270,7 @@ class Schedules:
         self._lasts_s = self._save_s = 0.0
 
     def measure(self) -> None:
-        """The undisturbed run, twice: it must be its own equal before anything is held against it."""
+        """Run undisturbed twice; both runs must be equal before any other run is compared."""
         runs = []
         for number in range(2):
             started = time.monotonic()

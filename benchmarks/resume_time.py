@@ -1,9 +1,9 @@
-"""Time of a start, and from a kill to new work.
+"""Measure a start, and the time from a kill to new work.
 
-`python -m benchmarks.resume_time`: `python -m trainer` as a process on SmolLM2-135M's shape, LoRA and full. `start_s`:
-from the start of the process to the end of its first optimizer step. The group is then SIGKILLed after a save and
-started again at once. `resume_s`: from the kill to the end of the first step beyond the last one that was finished
-before it. So it holds the restore and the repeated steps.
+`python -m benchmarks.resume_time` runs `python -m trainer` on SmolLM2-135M's shape, LoRA and full. `start_s` is the
+time from the start of the process to the end of its first optimizer step. The process group is then SIGKILLed after a
+save and started again at once. `resume_s` is the time from the kill to the end of the first step that was not finished
+before the kill; it includes the restore and the repeated steps.
 """
 
 import argparse
@@ -27,7 +27,7 @@ STEP = re.compile(r"\bstep (\d+)/")
 
 
 def config(model: Path, method: str) -> dict[str, Any]:
-    """Enough steps that it is killed before the end."""
+    """Return the trainer's configuration, with more steps than the benchmark lets run."""
     return {
         "model": str(model.resolve()),
         "data": {
@@ -53,25 +53,25 @@ class Run:
             argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
 
-    def until(self, wanted: str) -> re.Match[str]:
-        """Reads on to the line that holds the pattern."""
+    def until(self, pattern: str) -> re.Match[str]:
+        """Read the output up to a line that matches the pattern, and return the match."""
         assert self.process.stdout is not None
         read: list[str] = []
         for line in self.process.stdout:
             read.append(line)
-            if found := re.search(wanted, line):
-                return found
+            if match := re.search(pattern, line):
+                return match
         raise SystemExit("".join(read[-20:]))
 
     def kill(self) -> float:
-        """SIGKILL to all of it; the moment."""
+        """Send SIGKILL to the process group, and return the time."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         return time.monotonic()
 
 
 def measure(model: Path, method: str) -> dict[str, float]:
-    """One start, one kill, one resume."""
+    """Measure one start, one kill and one resume."""
     with tempfile.TemporaryDirectory(prefix="gpubroker-bench-") as scratch:
         spec, output = Path(scratch) / "train.yaml", Path(scratch) / "out"
         spec.write_text(yaml.safe_dump(config(model, method)))
@@ -91,7 +91,7 @@ def measure(model: Path, method: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Prints the median of each figure by method; the last line is JSON."""
+    """Print the median of each figure by method; the last line is JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()

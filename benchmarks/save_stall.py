@@ -1,9 +1,9 @@
-"""Cost of a checkpoint: time for which a save pauses training, and time of a restore.
+"""Measure the cost of a checkpoint: the time for which a save pauses training, and the time of a restore.
 
-`python -m benchmarks.save_stall`: the real agent trains a model of SmolLM2-135M's size over a folder as blob store,
+In `python -m benchmarks.save_stall` the real agent trains a model of SmolLM2-135M's size over a folder as blob store,
 saving every few seconds. `stall_share` is the loop's pause for a save over the time of a step, as the worker measured
-both. `slowdown_share` compares whole steps during which a save was copied, written and uploaded with those without, so
-it includes the cost of saving for the processor and the disk.
+both. `slowdown_share` compares steps during which a save was copied, written and uploaded with other steps, so it
+includes the load of the save on processor and disk.
 """
 
 import argparse
@@ -29,7 +29,7 @@ PROMPT = Path("examples/devils-dictionary.csv")
 
 
 def build_model(folder: Path) -> None:
-    """A model of the same shape with random weights, and a tokenizer that cuts at blanks."""
+    """Write a model of the same shape with random weights, and a tokenizer that splits at spaces."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -49,7 +49,7 @@ def build_model(folder: Path) -> None:
 
 
 async def measure(method: LoraConfig | FullConfig, model: Path, steps: int, every_s: float) -> dict[str, Any]:
-    """Trains once and restores what it saved."""
+    """Train once, restore the latest save, and return the figures."""
     with tempfile.TemporaryDirectory(prefix="gpubroker-bench-") as scratch:
         folder = Path(scratch)
         url = (folder / "store").as_uri()
@@ -89,22 +89,22 @@ async def _figures(objects: Objects, folder: Path, lines: list[str]) -> dict[str
     if not before:
         raise SystemExit("nothing was saved before the end; lower --every, or raise --steps")
     started = time.monotonic()
-    found = await checkpoint.restore(objects, before, folder / "back", kind="train", log=lines.append)
+    restored = await checkpoint.restore(objects, before, folder / "back", kind="train", log=lines.append)
     restore_s = time.monotonic() - started
-    assert found is not None
-    assert not found[1].complete, "the last one has the results as well, and no run goes on from it"
-    told = await objects.read(f"{keys.files_prefix(last)}metrics.jsonl")
-    rows = [json.loads(line) for line in (told or b"").decode().splitlines()][1:]
+    assert restored is not None
+    assert not restored[1].complete, "the complete checkpoint also has the results, and no run resumes from it"
+    metrics = await objects.read(f"{keys.files_prefix(last)}metrics.jsonl")
+    rows = [json.loads(line) for line in (metrics or b"").decode().splitlines()][1:]
     saved = [line for line in lines if "committed" in line]
     steps_saved = {int(line.split("step ")[1].split()[0]) + 1 for line in saved}
-    stalls = [float(line.rsplit(" ", 2)[1]) / 1e3 for line in saved[:-1]]  # nothing waits for the last one
+    stalls = [float(line.rsplit(" ", 2)[1]) / 1e3 for line in saved[:-1]]  # no training waits for the last save
     with_save = [r["seconds"] / r["tokens"] for r in rows if r["step"] in steps_saved]
     without = [r["seconds"] / r["tokens"] for r in rows if r["step"] not in steps_saved]
     step_s = statistics.median(r["seconds"] for r in rows)
     slower = statistics.median(with_save) / statistics.median(without) - 1 if with_save and without else None
     return {
         "saves": len(saved),
-        "megabytes": round(sum(f.bytes for f in found[1].files) / 1e6, 1),
+        "megabytes": round(sum(f.bytes for f in restored[1].files) / 1e6, 1),
         "step_s": round(step_s, 3),
         "stall_ms": round(statistics.mean(stalls) * 1e3, 2),
         "stall_ms_max": round(max(stalls) * 1e3, 2),
@@ -115,7 +115,7 @@ async def _figures(objects: Objects, folder: Path, lines: list[str]) -> dict[str
 
 
 async def main() -> None:
-    """Prints the figures of both methods; the last line is JSON."""
+    """Print the figures of both methods; the last line is JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--every", type=float, default=10.0, help="seconds between saves")

@@ -1,8 +1,7 @@
-"""Speed-up by more GPUs, against published results for 8 to 512 of them.
+"""Compare estimated speed-up by more GPUs with published results for 8 to 512 GPUs.
 
-Covers every row of llm-foundry and torchtitan that is not fp8. Prints the throughput by number of GPUs, by a fit
-without the row's model, and its change from the fewest measured GPUs. Prints also the plan that the planner would
-choose, with its estimated throughput and the best measured one. The last line is JSON.
+Covers every row of llm-foundry and torchtitan that is not fp8. Prints the error of the throughput by number of GPUs, of
+a fit without the row's model, and the error of its change from the fewest measured GPUs. The last line is JSON.
 """
 
 import argparse
@@ -22,36 +21,39 @@ SCALED = ("llm-foundry", "torchtitan")
 
 def devices(row: Row) -> int:
     """Return the number of GPUs of a row."""
-    found = re.search(r", (\d+) x ", row.name)
-    assert found is not None
-    return int(found[1])
+    match = re.search(r", (\d+) x ", row.name)
+    assert match is not None
+    return int(match[1])
 
 
-def alike(row: Row) -> str:
+def series(row: Row) -> str:
     """Return the row's name without the number of GPUs: rows with the same name show the effect of more GPUs."""
     return re.sub(r", \d+ x ", ", ", row.name)
 
 
 def efficiencies(left: Iterable[Left]) -> dict[int, list[float]]:
-    """Return ln of estimated over measured change of tokens/s and GPU since the fewest GPUs, by number of GPUs."""
+    """Return errors of the change of tokens/s per GPU from the fewest GPUs, by number of GPUs.
+
+    An error is the logarithm of the estimated over the measured change.
+    """
     groups: dict[str, list[Left]] = {}
-    for one in left:
-        groups.setdefault(f"{one.row.source} {alike(one.row)}", []).append(one)
-    found: dict[int, list[float]] = {}
+    for result in left:
+        groups.setdefault(f"{result.row.source} {series(result.row)}", []).append(result)
+    errors: dict[int, list[float]] = {}
     for same in groups.values():
-        fewest = min(same, key=lambda one: devices(one.row))
-        for one in same:
-            if devices(one.row) > devices(fewest.row):
-                found.setdefault(devices(one.row), []).append(one.surprise - fewest.surprise)
-    return found
+        fewest = min(same, key=lambda result: devices(result.row))
+        for result in same:
+            if devices(result.row) > devices(fewest.row):
+                errors.setdefault(devices(result.row), []).append(result.surprise - fewest.surprise)
+    return errors
 
 
 def by_count(left: Iterable[Left]) -> dict[str, list[float]]:
-    """Surprises by number of GPUs."""
-    found: dict[int, list[float]] = {}
-    for one in left:
-        found.setdefault(devices(one.row), []).append(one.surprise)
-    return {f"{n} GPUs": found[n] for n in sorted(found)}
+    """Return surprises by number of GPUs."""
+    surprises: dict[int, list[float]] = {}
+    for result in left:
+        surprises.setdefault(devices(result.row), []).append(result.surprise)
+    return {f"{n} GPUs": surprises[n] for n in sorted(surprises)}
 
 
 def _median(surprises: Sequence[float]) -> float:
@@ -59,11 +61,11 @@ def _median(surprises: Sequence[float]) -> float:
 
 
 def main() -> None:
-    """Prints the tables, then one JSON line."""
+    """Print the tables, then one JSON line."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     rows, _ = everything()
     used = [r for r in rows if r.source in SCALED or r.source == "fms"]
-    left = [one for one in left_out(used, lambda r: r.group) if one.row.source in SCALED]
+    left = [result for result in left_out(used, lambda r: r.group) if result.row.source in SCALED]
     for source in SCALED:
         table(
             f"{source}: its model left out of the fit, by number of GPUs",
@@ -72,7 +74,7 @@ def main() -> None:
     shipped = [Left(row=o.row, surprise=surprise(o.row, FITTED)) for o in left]
     table("both, as shipped (fitted on these rows)", by_count(shipped))
     changes = efficiencies(left)
-    table("change of tokens/s and GPU since the fewest GPUs", {f"{n} GPUs": changes[n] for n in sorted(changes)})
+    table("change of tokens/s per GPU from the fewest GPUs", {f"{n} GPUs": changes[n] for n in sorted(changes)})
     every = [s for group in changes.values() for s in group]
     print(
         json.dumps(

@@ -58,12 +58,12 @@ def others(given: Sequence[Row], group: tuple[str, str]) -> list[Row]:
 
 
 def left_out(given: Sequence[Row]) -> list[float]:
-    """Shortfalls of all rows, each group's by the share of the others."""
+    """Return shortfalls of all rows, each group's by the share of the others."""
     return [row.shortfall(share_of(others(given, row.group))) for row in given]
 
 
 def main() -> None:
-    """Prints shares, errors and coverage of one GPU and of several."""
+    """Print shares, errors and coverage of one GPU and of several."""
     document: dict[str, dict[str, float]] = {}
     found = rows()
     for name, several in (("one_gpu", False), ("several", True)):

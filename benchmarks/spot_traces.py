@@ -1,8 +1,8 @@
 """Spot traces of single zones, the accounting of a run over them, and the cheapest run in hindsight.
 
 A run needs `work` seconds of training within a deadline. Each start of a machine costs `changeover` seconds without
-progress. A spot machine is lost in the tick in which its zone has none. The setting is that of "Can't Be Late" (Wu et
-al., NSDI 2024).
+progress. A spot machine is lost in a tick in which its zone has no spot capacity. The setting is that of "Can't Be
+Late" (Wu et al., NSDI 2024).
 """
 
 import csv
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 Machine = Literal["none", "spot", "on-demand"]
 UNITS = 5
-"""Units of work in a tick, the resolution of the optimum."""
+"""Units of work in one tick: the resolution of `optimum_usd`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +76,14 @@ class Run:
     machine: Machine = "none"
     done_s: float = 0.0
     pending_s: float = 0.0
-    """Seconds of the changeover that are left."""
+    """Remaining seconds of the current changeover."""
     usd: float = 0.0
     preemptions: int = 0
     starts: int = 0
     waits: int = 0
     """Ticks without a machine."""
     spot_s: float = field(default=0.0)
-    """Seconds on spot machines, for the policy's own history."""
+    """Seconds on spot machines, which a policy may use as its history."""
 
     @property
     def tick_s(self) -> int:
@@ -148,11 +148,12 @@ def follow(policy: Policy, run: Run) -> bool:
 
 
 def on_demand(run: Run) -> Machine:
+    """Return on-demand in every tick."""
     return "on-demand"
 
 
 def greedy(run: Run) -> Machine:
-    """Take spot whenever there is some; wait while time allows it; otherwise buy on demand, and stay there."""
+    """Return spot whenever it is available, nothing while waiting is safe, and otherwise on-demand until the end."""
     if run.machine != "none":
         return run.machine
     if run.has_spot and run.may_try_spot():
@@ -179,7 +180,7 @@ def uniform_progress(run: Run) -> Machine:
 def optimum_usd(trace: Trace, work_s: float, changeover_s: float) -> float:
     """Return the dollars of the cheapest run in hindsight, by dynamic programming backwards over ticks.
 
-    State: machine, and units of work left including the changeover under way. Infinite if nothing finishes.
+    State: machine, and units of work left including the changeover under way. Infinite if no run finishes.
     """
     unit_s = trace.tick_s / UNITS
     work, changeover = round(work_s / unit_s), round(changeover_s / unit_s)
@@ -201,5 +202,5 @@ def optimum_usd(trace: Trace, work_s: float, changeover_s: float) -> float:
 
 
 def _shifted(column: NDArray[np.float64], by: int) -> NDArray[np.float64]:
-    """Return `column` read `by` units further on; beyond its end is infinite."""
+    """Return `column` shifted by `by` units to the front, with infinity at the end."""
     return np.concatenate([column[by:], np.full(by, np.inf)])

@@ -55,7 +55,7 @@ def seconds(at: datetime | None) -> float:
 
 
 def split(begin: float, reached: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Seconds of each stage from when each of them ended, in order."""
+    """Return seconds of each stage from when each of them ended, in order."""
     found = {}
     for name, at in reached:
         found[name] = at - begin
@@ -64,12 +64,12 @@ def split(begin: float, reached: Iterable[tuple[str, float]]) -> dict[str, float
 
 
 def medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Stage by stage, so that they need not add up to the median of the sums."""
+    """Return the median of each stage, so the values need not add up to the median of the sums."""
     return {name: round(statistics.median(run[name] for run in runs), 2) for name in runs[0]}
 
 
 async def first_step(scene: Scene, job: str, *, after: int = 0, within_s: float = 400.0) -> tuple[Rented, float]:
-    """Waits until an attempt later than the `after`-th has done a step; its machine, and when that was."""
+    """Wait until an attempt later than the `after`-th has done a step; return its machine and the time."""
     installation = Installation((scene.home / "installation").read_text().strip())
     names = {n: instance_name(installation, attempt_id(JobId(job), n)) for n in range(after + 1, after + ATTEMPTS)}
     try:
@@ -124,7 +124,7 @@ def _born(path: Path) -> float:
 
 
 def table(title: str, columns: Mapping[str, Mapping[str, float]]) -> str:
-    """Seconds by stage and cloud, the sum last."""
+    """Return seconds by stage and cloud, the sum last."""
     names = [name for name in MEANING if any(name in column for column in columns.values())]
     lines = [f"\n{title}", f"{'':9}" + "".join(f"{cloud:>8}" for cloud in columns)]
     for name in names:

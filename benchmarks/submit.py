@@ -47,7 +47,7 @@ WARM_UP = 200
 
 
 async def serve(dsn: str, folder: Path) -> None:
-    """Prints where the API is and a request's parts as one line of JSON, then serves until stdin closes."""
+    """Print where the API is and a request's parts as one line of JSON, then serve until stdin closes."""
     store = await PostgresStore.connect(dsn)
     blobs = ObstoreBlobs.open(folder.as_uri(), Installation("benc"))
     async with (
@@ -123,7 +123,7 @@ TRANSPORTS = {"http": by_http, "aiohttp": by_aiohttp, "grpc": by_grpc}
 
 
 async def drive(target: dict[str, Any], transport: str, clients: int, requests: int) -> None:
-    """Prints the latencies in seconds and the time of the whole as one line of JSON."""
+    """Print the latencies in seconds and the time of the whole as one line of JSON."""
     run = os.urandom(6).hex()
     left = iter(range(requests))
 

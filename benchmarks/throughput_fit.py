@@ -28,7 +28,7 @@ def seconds(row: Row, by: Calibration) -> float:
 
 
 def surprise(row: Row, by: Calibration) -> float:
-    """Logarithm of estimated over measured tokens/s."""
+    """Return the logarithm of estimated over measured tokens/s."""
     return math.log(row.tokens / seconds(row, by) / row.rate)
 
 
@@ -99,6 +99,6 @@ def fitted(rows: Sequence[Row]) -> Calibration:
 
 
 def quantile(surprises: Iterable[float], coverage: float) -> float:
-    """Split-conformal: a new surprise is at most so large, either way, with at least this probability."""
+    """Return the split-conformal bound of a new surprise's absolute value at this probability."""
     sizes = sorted(abs(s) for s in surprises)
     return sizes[min(len(sizes), math.ceil((len(sizes) + 1) * coverage)) - 1]

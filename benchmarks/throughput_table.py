@@ -45,7 +45,7 @@ class Left:
 
 
 def left_out(rows: Sequence[Row], key: Callable[[Row], str], *, per_gpu: bool = True) -> list[Left]:
-    """Each row by a fit on the rows of all other keys."""
+    """Return each row by a fit on the rows of all other keys."""
     found = []
     for value in sorted({key(r) for r in rows}):
         by = fit([r for r in rows if key(r) != value], per_gpu=per_gpu)
@@ -54,7 +54,7 @@ def left_out(rows: Sequence[Row], key: Callable[[Row], str], *, per_gpu: bool = 
 
 
 def unseen(rows: Sequence[Row], held: Sequence[Row]) -> list[Left]:
-    """Each row by a fit on GPUs of other architectures; `held` by one on all of `rows`."""
+    """Return each row by a fit on GPUs of other architectures; `held` by one on all of `rows`."""
     of = {gpu: name for name, gpus in ARCHITECTURES.items() for gpu in gpus}
     shared = fit(rows, per_gpu=False)
     return left_out(rows, lambda r: of[r.gpu], per_gpu=False) + [
@@ -96,7 +96,7 @@ def after_runs(left: Sequence[Left], runs: int) -> list[Corrected]:
 
 
 def covered(left: Sequence[Left], key: Callable[[Row], str], coverage: float = 0.9) -> float:
-    """Share of rows in an interval that was made from the surprises about all other keys."""
+    """Return the share of rows in an interval that was made from the surprises about all other keys."""
     hits = 0
     for value in {key(one.row) for one in left}:
         width = quantile((one.surprise for one in left if key(one.row) != value), coverage)
@@ -105,7 +105,7 @@ def covered(left: Sequence[Left], key: Callable[[Row], str], coverage: float = 0
 
 
 def words(surprises: Sequence[float]) -> str:
-    """Errors in percent of the measured speed."""
+    """Return errors in percent of the measured speed."""
     errors = sorted(100 * abs(math.expm1(s)) for s in surprises)
     p90 = errors[min(len(errors), math.ceil(0.9 * len(errors))) - 1]
     bias = 100 * math.expm1(statistics.median(surprises))
@@ -113,7 +113,7 @@ def words(surprises: Sequence[float]) -> str:
 
 
 def table(title: str, groups: Mapping[str, Sequence[float]]) -> None:
-    """One line a group."""
+    """Print one line for each group."""
     print(f"\n{title}\n{'':44} rows  median    p90    max    bias   (% of the measured tokens/s)")
     for name, surprises in groups.items():
         print(f"{name:44}{words(surprises)}")
@@ -203,7 +203,7 @@ def _after(rows: Sequence[Row], strange: Sequence[Left]) -> dict[int, list[Corre
 
 
 def main() -> None:
-    """Prints the tables, then one JSON line."""
+    """Print the tables, then one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fit", action="store_true", help="fit the shares anew and print them")
     parser.add_argument("--rows", action="store_true", help="print every row")

@@ -72,7 +72,7 @@ class Run:
 
 
 def install_peers() -> Path:
-    """The python of the environment that holds the other trainers."""
+    """Return the python of the environment that holds the other trainers."""
     python = PEERS / ".venv" / "bin" / "python"
     if not python.exists():
         PEERS.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def install_peers() -> Path:
 
 
 def ours(case: Case, folder: Path, model: Path) -> list[str]:
-    """The command that trains the case here."""
+    """Return the command that trains the case here."""
     config = {
         "model": str(model),
         "data": {
@@ -106,14 +106,14 @@ def ours(case: Case, folder: Path, model: Path) -> list[str]:
 
 
 def theirs(kind: str, case: Case, folder: Path, model: Path, python: Path) -> list[str]:
-    """The command that trains the case with another trainer."""
+    """Return the command that trains the case with another trainer."""
     told = asdict(case) | {"model": str(model), "data": str(DATA)}
     (folder / "case.json").write_text(json.dumps(told))
     return [str(python), str(ROOT / "benchmarks" / "peers" / "train.py"), kind, str(folder / "case.json")]
 
 
 def run(kind: str, case: Case, model: Path, python: Path) -> Run:
-    """Trains once. Raises RuntimeError with the last lines where the process fails."""
+    """Train once. Raises RuntimeError with the last lines where the process fails."""
     with tempfile.TemporaryDirectory(prefix="gpubroker-speed-") as scratch:
         folder = Path(scratch)
         command = ours(case, folder, model) if kind == "gpubroker" else theirs(kind, case, folder, model, python)
@@ -143,7 +143,7 @@ def run(kind: str, case: Case, model: Path, python: Path) -> Run:
 
 
 def summary(runs: list[Run]) -> dict[str, float]:
-    """The medians."""
+    """Return the medians."""
     return {
         "tokens_per_s": round(statistics.median(r.tokens_per_s for r in runs), 1),
         "peak_mb": round(statistics.median(r.peak_mb for r in runs)),
@@ -152,7 +152,7 @@ def summary(runs: list[Run]) -> dict[str, float]:
 
 
 def show(results: dict[str, dict[str, dict[str, float]]]) -> None:
-    """The table for people."""
+    """Print the table."""
     table = Table("case", "trainer", "tokens/s", "against it", "peak MB", "first step after s")
     for case, trainers in results.items():
         own = trainers["gpubroker"]["tokens_per_s"]
@@ -185,7 +185,7 @@ def model_folder() -> Iterator[Path]:
 def measure(
     cases: list[Case], runs: dict[str, dict[str, list[Run]]], model: Path, python: Path, rounds: int, until: float
 ) -> None:
-    """All rounds of all cases, by all trainers in turn."""
+    """Measure all rounds of all cases, by all trainers in turn."""
     for number in range(rounds):
         for case in cases:
             if number and time.monotonic() > until:
@@ -196,7 +196,7 @@ def measure(
 
 
 def main() -> None:
-    """Prints the table; the last line is JSON."""
+    """Print the table; the last line is JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10)

@@ -62,7 +62,7 @@ def patience() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
-    """A daemon that a test runs in this process logs to the stderr of that test, which is closed when it ends."""
+    """Restore the log handlers: a daemon in this process logs to the test's stderr, which is closed after the test."""
     root = logging.getLogger()
     level, before = root.level, set(root.handlers)
     yield
@@ -86,7 +86,7 @@ async def _administer(dsn: str, statement: str) -> None:
 
 @pytest.fixture(scope="session")
 async def postgres_server() -> AsyncIterator[str]:
-    """The dsn of a server without fsync, its migrated database TEMPLATE to be cloned."""
+    """Yield the dsn of a server without fsync, its migrated database TEMPLATE to be cloned."""
     folder = Path(tempfile.mkdtemp(prefix="gb-"))  # short: a socket's path has at most 107 bytes
     try:
         async with await EmbeddedPostgres.start(folder, durable=False) as server:
@@ -107,13 +107,13 @@ async def _fresh(server: str) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def postgres_dsn(postgres_server: str) -> AsyncIterator[str]:
-    """The dsn of a fresh, migrated database."""
+    """Yield the dsn of a fresh, migrated database."""
     async with _fresh(postgres_server) as dsn:
         yield dsn
 
 
 @pytest.fixture
 async def second_dsn(postgres_server: str) -> AsyncIterator[str]:
-    """Another one."""
+    """Yield the dsn of a second migrated database."""
     async with _fresh(postgres_server) as dsn:
         yield dsn

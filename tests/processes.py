@@ -7,7 +7,7 @@ import psutil
 
 
 def processes_of(home: Path) -> list[psutil.Process]:
-    """Everything alive that names the home in its arguments or environment."""
+    """Return everything alive that names the home in its arguments or environment."""
     found, name = [], str(home)
     for process in psutil.process_iter():
         try:

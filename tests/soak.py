@@ -100,7 +100,7 @@ def round_of(name: str, number: int, folder: Path) -> tuple[dict[str, Any], bool
 
 
 def end_with_parent() -> None:
-    """A round does not go on when this is killed: it is interrupted, and cleans up after itself."""
+    """Interrupt the round when its parent is killed, so that the round cleans up after itself."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)
 
 
@@ -123,7 +123,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def kept(file: Path, totals: Mapping[str, Any]) -> None:
-    """Whole or not at all."""
+    """Write the sums atomically."""
     draft = file.with_suffix(f".{os.getpid()}")
     draft.write_text(json.dumps(totals, indent=2) + "\n")
     draft.replace(file)
@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def soak(file: Path, parts: Sequence[str], until: float) -> int:
-    """Round after round, each added up as soon as it is over: one at least, and none begins later. Exit status."""
+    """Run rounds until the time is over, one at least, and add each up as it ends. Return the exit status."""
     totals = json.loads(file.read_text()) if file.exists() else {}
     failed = False
     while True:

@@ -1,8 +1,8 @@
 """Tiers of the tests: which are slow, and of which long parametrised tests a gate takes a sample.
 
 `make test` runs all tests but the slow ones, `make test-all` both, `make test-fast` the unit tests of broker and
-providers. With `--sample`, the commit chooses which parameters of the tests in SAMPLED run: the same ones for the same
-commit, and other ones for the next. tests/conftest.py applies both tables.
+providers. With `--sample`, the commit chooses which parameters of the tests in SAMPLED run; one
+commit always runs the same ones. tests/conftest.py applies both tables.
 """
 
 import hashlib

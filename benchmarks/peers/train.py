@@ -47,7 +47,7 @@ class Rows:
 
 
 def counting(collate: Any, told: Told) -> Any:
-    """The collator, which also counts what it hands out."""
+    """Return the collator, which also counts what it hands out."""
 
     def counted(rows: list[dict[str, Any]]) -> Any:
         batch = collate(rows)

@@ -13,7 +13,7 @@ from tests.support.memory_store.store import MemoryStore
 
 @pytest.fixture(params=["memory", "postgres"])
 def database(request: pytest.FixtureRequest) -> str | None:
-    """The dsn of the store under test; None for memory, for which no database is made."""
+    """Return the dsn of the store under test; None for memory, for which no database is made."""
     return None if request.param == "memory" else str(request.getfixturevalue("postgres_dsn"))
 
 

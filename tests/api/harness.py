@@ -70,7 +70,7 @@ def memory_blobs() -> ObstoreBlobs:
 
 
 def spec(ref: str, **changes: Any) -> dict[str, Any]:
-    """A good spec as JSON, with `changes` to its top-level keys."""
+    """Return a good spec as JSON, with `changes` to its top-level keys."""
     good = {
         "name": "cynic",
         "cap_usd": "5.00",
@@ -95,7 +95,7 @@ class Running:
     async def token(
         self, owner: str, *scopes: Scope, team: str = DEFAULT_TEAM, expires_at: datetime | None = None
     ) -> dict[str, str]:
-        """Headers with a new token. Any other team is made first."""
+        """Return headers with a new token. Any other team is made first."""
         await self.service.store.put_team(team, "")
         token_id, text = mint(os.urandom)
         given = scopes or ("read", "submit")

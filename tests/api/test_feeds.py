@@ -25,7 +25,7 @@ class Stream:
     response: aiohttp.ClientResponse
 
     async def next(self) -> dict[str, str]:
-        """The next message; empty at the end."""
+        """Return the next message; empty at the end."""
         fields: dict[str, str] = {}
         async with asyncio.timeout(300):
             async for raw in self.response.content:
@@ -56,7 +56,7 @@ async def submitted(api: Running, me: dict[str, str]) -> str:
 
 
 async def happens(api: Running, job: str, kind: str, *, end: JobState | None = None) -> None:
-    """A controller writes an event, and the job's end with it."""
+    """Write an event, and the job's end, as a controller does."""
     store = api.service.store
     row = await store.job(JobId(job))
     assert row is not None

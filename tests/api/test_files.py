@@ -35,7 +35,7 @@ from trainer.contract.documents import CheckpointRef, Final, Manifest, ManifestF
 
 
 async def admitted(api: Running, job_id: str, number: int = 1) -> AttemptId:
-    """A live attempt of a queued job, written as a controller does."""
+    """Return a live attempt of a queued job, written as a controller does."""
     store = api.service.store
     claimed = [j for j in await store.claim_jobs([JobState.QUEUED], owner="t", lease_s=60, limit=9) if j.id == job_id]
     job: Job = claimed[0]
@@ -82,7 +82,7 @@ async def test_an_upload_is_named_by_its_content_and_summarised(api: Running) ->
 
 
 async def dripping(api: Running, me: dict[str, str], until: asyncio.Event) -> tuple[int, str]:
-    """An upload whose end waits."""
+    """Yield an upload whose end waits."""
 
     async def body() -> AsyncIterator[bytes]:
         yield CSV.encode()

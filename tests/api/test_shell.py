@@ -95,7 +95,7 @@ def _hung_up_on_in_peace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def hung_up(tmp_path: Path) -> AsyncIterator[list[tuple[str, str]]]:
-    """A program that says `up`, and must have been hung up on by the end of the body."""
+    """Yield a program that says `up`, and must have been hung up on by the end of the body."""
     fifo = tmp_path / "held"
     os.mkfifo(fifo)
     held = os.open(fifo, os.O_RDWR)

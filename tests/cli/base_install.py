@@ -21,7 +21,7 @@ def normal(name: str) -> str:
 
 
 def installed(requirements: list[str], above: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Distributions that the requirements bring along, extras and other platforms' left out."""
+    """Yield distributions that the requirements bring along, extras and other platforms' left out."""
     for requirement in requirements:
         text, _, marker = requirement.partition(";")
         name = normal(re.split(r"[\s\[<>=!~(]", text.strip())[0])
@@ -46,7 +46,7 @@ class BaseFinder:
 
 
 def hidden() -> set[str]:
-    """Third-party packages of this environment that an installation without extras does not have."""
+    """Return third-party packages of this environment that an installation without extras does not have."""
     base = {*installed(tomllib.loads(PYPROJECT.read_text())["project"]["dependencies"])}
     tops = packages_distributions()
     return {top for top, names in tops.items() if not {normal(name) for name in names} & base} - {*OWN}

@@ -37,7 +37,7 @@ class Ran:
 
     @property
     def document(self) -> Any:
-        """Stdout as one JSON document."""
+        """Parse stdout as one JSON document."""
         return json.loads(self.out)
 
 

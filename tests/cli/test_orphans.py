@@ -48,7 +48,7 @@ def machine(attempt: AttemptId, cloud: str, id: str, **more: Any) -> Observed:
 
 @pytest.fixture
 def clouds(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Listed]:
-    """A home with an installation, and two clouds."""
+    """Return a home with an installation, and two clouds."""
     home = own_home / "home"
     home.mkdir()
     (home / "installation").write_text(f"{HERE}\n")

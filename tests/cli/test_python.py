@@ -77,7 +77,7 @@ async def test_a_client_of_nothing_says_so(own_home: Path) -> None:
 
 
 async def waiting(api: Running) -> Job:
-    """The job that `fit` has submitted."""
+    """Return the job that `fit` has submitted."""
     while True:
         jobs = await api.service.store.jobs(JobFilter())
         if jobs:

@@ -19,7 +19,7 @@ from tests.conformance.samples import HOUR, running
 
 
 async def paid(shell: Shell, usd: str, machine: str, **changes: object) -> Attempt:
-    """An attempt on `machine` that was charged."""
+    """Return an attempt on `machine` that was charged."""
     store = shell.api.service.store
     attempt, job = await running(store, AttemptState.TRAINING, **changes)
     (leased,) = await store.claim_attempts(Lane.LIVENESS, owner="test", lease_s=HOUR, limit=1)

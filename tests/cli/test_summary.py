@@ -25,7 +25,7 @@ OFFER: dict[str, Any] = {
 
 
 def attempt(number: int, start: int | None, end: int, why: Reason, usd: str = "0.10", spot: bool = True) -> AttemptView:
-    """An ended attempt that resumed at `start` and came to `end`; at $1 an hour on spot, $2 on demand."""
+    """Return an ended attempt that resumed at `start` and came to `end`; at $1 an hour on spot, $2 on demand."""
     price = Decimal(1 if spot else 2)
     offer = OfferView(**OFFER, spot=spot, usd_per_hour=price, on_demand_usd_per_hour=Decimal(2))
     beat = Heartbeat(attempt="a" * 13, boot="b", seq=1, step=end, total_steps=45, resumed_from=start)

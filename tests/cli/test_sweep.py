@@ -22,7 +22,7 @@ def sweep(*words: str) -> Ran:
 
 @pytest.fixture
 def theirs(own_home: Path) -> Path:
-    """A home that is not the default one."""
+    """Return a home that is not the default one."""
     home = own_home / "theirs"
     home.mkdir()
     (home / "installation").write_text(f"{HERE}\n")

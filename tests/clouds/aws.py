@@ -130,7 +130,7 @@ class Aws:
     # ---------------------------------------------------------------------------------------------------- the machines
 
     def client(self, region: str, service: str = "ec2") -> Any:
-        """A client of moto itself: the test's own hand in the account, past the front."""
+        """Return a client of moto itself: the test's own hand in the account, past the front."""
         key = f"{service} {region}"
         if key not in self._clients:
             self._clients[key] = boto3.client(
@@ -160,7 +160,7 @@ class Aws:
         )["ImageId"]  # fmt: skip
 
     async def _compare(self, region: str) -> None:
-        """Boots and ends machines until they are those that moto says there are. Under the lock."""
+        """Boot and end machines until they are those that moto lists. Requires the lock."""
         for one in await asyncio.to_thread(self._described, region):
             await self._follow(region, one)
             if rented := self.world.rented.get(one["InstanceId"]):  # a start brings another public address
@@ -239,7 +239,7 @@ class Aws:
             self.world.spawn(later())
 
     async def evict(self, machine: str) -> None:
-        """AWS takes the machine back at once."""
+        """Preempt the machine at once."""
         rented = self.world.rented[machine]
         async with self._lock:
             if rented.gone_at is None:
@@ -288,7 +288,7 @@ def _tags(one: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def _keys(user_data: str) -> tuple[str, ...]:
-    """The public keys that cloud-init would install."""
+    """Return the public keys that cloud-init would install."""
     config = yaml.safe_load(user_data) if user_data.startswith("#cloud-config") else {}
     found = [key for user in config.get("users", []) for key in user.get("ssh_authorized_keys", [])]
     return tuple(key.strip() for key in found)

@@ -53,7 +53,7 @@ def trainer_requirements() -> str:
 
 
 def recipe() -> str:
-    """Changes with all that decides what is baked."""
+    """Return a digest of everything that determines the baked root file system."""
     digest = hashlib.sha256(f"{EDITION} {SUITE} {BASE} {PACKAGES} {trainer_requirements()}".encode())
     for file in (PROVISION, CHECKOUT / "constraints-trainer.txt"):
         digest.update(file.read_bytes())
@@ -108,7 +108,7 @@ def local_indexes(settings: Mapping[str, str]) -> list[Path]:
 
 
 def enclosed(root: Path, argv: Sequence[str], env: Mapping[str, str], binds: Mapping[str, tuple[Path, bool]]) -> str:
-    """Runs `argv` in `root` with namespaces of its own, this host's network, and `binds` (inside: outside, read-only).
+    """Run `argv` in `root` with namespaces of its own, this host's network, and `binds` (inside: outside, read-only).
 
     Returns what it printed. Raises NoBake.
     """
@@ -142,7 +142,7 @@ def bootstrap(root: Path, debs: Path, packages: Sequence[str] = PACKAGES) -> Non
 
 
 def provision(root: Path) -> None:
-    """Makes the users, and installs what the trainer imports."""
+    """Create the users, and install what the trainer imports."""
     settings = index_settings()
     inputs = root / "bake"
     inputs.mkdir()
@@ -184,7 +184,7 @@ def _drop_mount_points(root: Path, folders: Sequence[Path]) -> None:
 
 
 def shift_owners(root: Path) -> int:
-    """Gives every file to its owner's number plus BASE; returns the bytes on disk."""
+    """Change every file's owner to the owner's number plus BASE; return the bytes on disk."""
     size, seen = 0, set()
     for folder, folders, files in os.walk(root):
         for path in [folder, *(os.path.join(folder, n) for n in (*folders, *files))]:
@@ -208,7 +208,7 @@ def locked(path: Path, mode: int) -> Iterator[None]:
 
 
 def drop_old(cache: Path, keep: str) -> None:
-    """Removes unfinished bakes, and other recipes' root file systems that no process uses."""
+    """Remove unfinished bakes, and other recipes' root file systems that no process uses."""
     for folder in cache.glob("*.partial"):
         shutil.rmtree(folder)
     for folder in cache.glob("????????????????"):
@@ -222,7 +222,7 @@ def drop_old(cache: Path, keep: str) -> None:
 
 
 def bake(*, force: bool = False, say: bool = False) -> Path:
-    """The baked root file system, built first if it is not there. Raises NoBake."""
+    """Return the baked root file system, built first if it is not there. Raises NoBake."""
     cache, key = cache_folder(), recipe()
     with locked(cache / "bake.lock", fcntl.LOCK_EX):
         target = cache / key

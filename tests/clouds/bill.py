@@ -46,7 +46,7 @@ TARIFFS: Mapping[str, Tariff] = {
 
 
 def counted_s(seconds: Decimal, tariff: Tariff) -> Decimal:
-    """Seconds on the bill for a run of so many."""
+    """Return the billed seconds for a run of `seconds`."""
     quanta = (seconds / tariff.quantum_s).to_integral_value(ROUND_CEILING)
     return max(quanta * tariff.quantum_s, Decimal(tariff.minimum_s))
 
@@ -82,19 +82,19 @@ class Bill:
             self._machines.setdefault(event.id, []).append(event)
 
     def usd(self, prefix: str = "") -> Decimal:
-        """Dollars for all machines whose name begins so."""
+        """Return the dollars of all machines whose name begins with the prefix."""
         return sum((machine_usd(events, self._until) for events in self._named(prefix)), Decimal(0))
 
     def made(self, prefix: str = "") -> int:
-        """Machines ever made whose name begins so."""
+        """Return the number of machines ever created whose name begins with the prefix."""
         return len(self._named(prefix))
 
     def open(self, prefix: str = "") -> Sequence[str]:
-        """Ids of those that still cost money or still are ours."""
+        """Return the ids of machines that still cost money or are still rented."""
         return [events[0].id for events in self._named(prefix) if not _ended(events)]
 
     def by_name(self) -> Mapping[str, Decimal]:
-        """Dollars by the full name of the machine."""
+        """Return dollars by the full name of the machine."""
         names = {events[0].name for events in self._machines.values()}
         return {
             name: sum((machine_usd(e, self._until) for e in self._machines.values() if e[0].name == name), Decimal(0))

@@ -102,7 +102,7 @@ class Control:
     # ------------------------------------------------------------------------------------------------------- machines
 
     async def preempt(self, machine_id: str, notice_s: float = 0.0) -> None:
-        """Takes a machine away: RunPod's is EXITED, Vast's stopped, and both stay ours; Lambda's is terminated."""
+        """Take a machine away: RunPod's is EXITED, Vast's stopped, and both stay ours; Lambda's is terminated."""
         rented = self._rented(machine_id)
         if notice_s > 0:
             self._world.spawn(self._preempt_later(rented, notice_s))
@@ -124,14 +124,14 @@ class Control:
                 await self._world.stop(rented, "stopped", "evicted")
 
     async def resume(self, machine_id: str) -> None:
-        """Starts a machine again that was taken, as Vast does by itself once a bid wins again."""
+        """Start a preempted machine again, as Vast does by itself once a bid wins again."""
         rented = self._rented(machine_id)
         starting, running = ("loading", "running") if rented.cloud == "vast" else ("CREATED", "RUNNING")
         rented.facts["state"] = "running"
         await self._world.resume(rented, starting=starting, running=running)
 
     async def kill(self, machine_id: str) -> None:
-        """The machine dies; its cloud has not noticed, and goes on billing."""
+        """Kill the machine without the cloud noticing, so that it still bills."""
         machine = self._rented(machine_id).machine
         if machine is not None:
             await machine.kill()
@@ -153,7 +153,7 @@ class Control:
     # ---------------------------------------------------------------------------------------------------------- calls
 
     def fail(self, **fault: Any) -> None:
-        """Arms a `Fault` for the next calls; see there for the fields. Raises KeyError for a call that there is not."""
+        """Arm a `Fault` for the next calls; see there for the fields. Raises KeyError for an unknown call."""
         armed = Fault(**fault)
         known = {
             "lambda": self._lambda.calls, "runpod": {*self._runpod.calls, *self._rest.calls}, "vast": self._vast.calls,
@@ -163,7 +163,7 @@ class Control:
         self._faults.arm(armed)
 
     def heal(self) -> None:
-        """Nothing more that was armed happens; calls that hang break."""
+        """Remove all armed faults, and fail the calls that hang."""
         self._faults.disarm()
 
     def retire(self, api: Api, in_s: float = 0.0, status: int = 410) -> None:
@@ -197,7 +197,7 @@ class Control:
         return web.json_response(self.state(), dumps=_dumps)
 
     def state(self) -> dict[str, Any]:
-        """Machines, events, calls, violations and the bill."""
+        """Return machines, events, calls, violations and the bill."""
         bill = Bill(self._world.events, self._world.now())
         machines = [
             {

@@ -39,14 +39,14 @@ class Clouds:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Variables that send the clouds' own SDKs, SkyPilot's plugin and our providers here."""
+        """Return variables that send the clouds' own SDKs, SkyPilot's plugin and our providers here."""
         return {
             "RUNPOD_API_BASE_URL": self.url, "VAST_URL": self.url, "GPUBROKER_LAMBDA_ENDPOINT": self.url,
         }  # fmt: skip
 
     @property
     def violations(self) -> list[str]:
-        """Calls, arguments and fields that the real APIs do not know: none in a test that passes."""
+        """Return calls, arguments and fields that the real APIs do not know: none in a test that passes."""
         return self.world.violations
 
     def bill(self) -> Bill:

@@ -54,7 +54,7 @@ def bind(source: str, target: str, *, read_only: bool) -> None:
 
 
 def gather(config: dict[str, Any]) -> None:
-    """Brings the folders of `config` to where the machine's user can reach them."""
+    """Bring the folders of `config` to where the machine's user can reach them."""
     mount("none", "/", "", MS_REC | MS_PRIVATE)
     gathered = [(path, f"lower{n}", True) for n, path in enumerate(config.get("lower", ()))]
     gathered += [(config["upper"], "upper", False)] if "upper" in config else [(config["root"], "root", False)]
@@ -109,7 +109,7 @@ def mount_rest(config: dict[str, Any]) -> None:
 
 
 def leave_host() -> None:
-    """Makes STAGE the root and lets go of the old one, so that no path leads back."""
+    """Make STAGE the root and detach the old root, so that no path leads back."""
     os.chdir(STAGE)
     check(libc.pivot_root(b".", b"."), "pivot_root")
     check(libc.umount2(b".", MNT_DETACH), "umount of the old root")

@@ -41,7 +41,7 @@ class Faults:
         self._armed.append(fault)
 
     def disarm(self) -> None:
-        """Forgets all that are armed, and lets hanging calls break."""
+        """Remove all armed faults, and fail the calls that hang."""
         self._armed.clear()
         self._released.set()
         self._released = asyncio.Event()
@@ -58,7 +58,7 @@ class Faults:
     async def around(
         self, request: web.Request, cloud: CloudName, call: str, act: Callable[[], Awaitable[web.Response]]
     ) -> web.Response:
-        """Carries the call out, or what is armed for it; every call is written down."""
+        """Carry the call out, or what is armed for it; every call is written down."""
         fault = self._take(cloud, call)
         answer = await act() if fault is None or fault.done else None
         status = fault.status if fault is not None and fault.trouble == "status" else 0

@@ -23,7 +23,7 @@ class Switchboard:
         self._thread.start()
 
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs `work` on the switchboard's loop and waits for it on the caller's."""
+        """Run `work` on the switchboard's loop and wait for its result on the caller's loop."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
 
     async def close(self) -> None:
@@ -51,7 +51,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def splice(one: socket.socket, other: socket.socket) -> None:
-    """Copies both ways until both ends have closed."""
+    """Copy both ways until both ends have closed."""
     one_reader, one_writer = await asyncio.open_connection(sock=one)
     other_reader, other_writer = await asyncio.open_connection(sock=other)
     try:
@@ -87,14 +87,14 @@ class Link:
                 await asyncio.sleep(0.01)
 
     async def connect(self, port: int) -> socket.socket:
-        """A connection to 127.0.0.1:`port` inside. Raises ConnectionError."""
+        """Return a connection to 127.0.0.1:`port` inside. Raises ConnectionError."""
         answer, sock = await self._ask("connect", {"port": port}, None)
         if sock is None:
             raise ConnectionError(answer.get("error", "no connection"))
         return sock
 
     async def execute(self, argv: Sequence[str], env: Mapping[str, str]) -> tuple[int, str]:
-        """Runs `argv` inside as root; returns its exit status and what it printed. Raises ConnectionError."""
+        """Run `argv` inside as root; returns its exit status and what it printed. Raises ConnectionError."""
         ours, theirs = socket.socketpair()
         asked = asyncio.ensure_future(self._ask("exec", {"argv": list(argv), "env": dict(env)}, theirs))
         reader, writer = await asyncio.open_connection(sock=ours)
@@ -109,7 +109,7 @@ class Link:
     async def _ask(
         self, kind: str, what: Mapping[str, Any], sock: socket.socket | None
     ) -> tuple[Mapping[str, Any], socket.socket | None]:
-        """Sends a request, and `sock` away with it."""
+        """Send a request together with the file descriptor of `sock`, and return the answer."""
         if self.closed.is_set():
             raise ConnectionError("the machine is dead")
         self._next += 1
@@ -150,7 +150,7 @@ class Link:
         return socket.socket(fileno=fds[0]) if fds else None
 
     async def drain(self) -> None:
-        """Reads what the dead machine still said."""
+        """Read the last output of the dead machine."""
         while not self.closed.is_set():
             self._readable()
             await asyncio.sleep(0)

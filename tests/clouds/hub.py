@@ -107,7 +107,7 @@ class Hub:
         return model, folder
 
     def _commit(self, folder: Path) -> str:
-        """Changes when a file does, as a commit's id would."""
+        """Return an id that changes when a file changes, like a commit's."""
         seen = hashlib.sha1(usedforsecurity=False)
         for file in _files(folder):
             seen.update(f"{_path(folder, file)} {file.stat().st_size} {file.stat().st_mtime_ns}\n".encode())
@@ -138,5 +138,5 @@ def _path(folder: Path, file: Path) -> str:
 
 
 def _not_found(code: str, message: str, headers: Mapping[str, str] | None = None) -> web.HTTPNotFound:
-    """A 404 as the hub says it: its clients read the code from a header."""
+    """Return a 404 as the hub says it: its clients read the code from a header."""
     return web.HTTPNotFound(headers={"X-Error-Code": code, "X-Error-Message": message, **(headers or {})}, text=message)

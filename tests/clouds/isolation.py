@@ -24,7 +24,7 @@ class NotIsolated(RuntimeError):
 
 class Inside(Protocol):
     async def run(self, *argv: str) -> tuple[int, str]:
-        """Exit status and output of a command run inside as root."""
+        """Return exit status and output of a command run inside as root."""
         ...
 
 
@@ -73,7 +73,7 @@ async def found_inside(machine: Inside, facts: Mapping[str, Any]) -> list[str]:
 
 
 async def prove(machine: Inside) -> None:
-    """Returns if the probe finds everything on the host and nothing inside. Raises NotIsolated."""
+    """Return if the probe finds everything on the host and nothing inside. Raises NotIsolated."""
     with planted() as facts:
         seen = await asyncio.to_thread(found_on_host, facts)
         expected = [f"sees {path}" for path in facts["paths"]] + ["sees process", "connects to", "has the host's name"]

@@ -35,7 +35,7 @@ class LambdaType:
 
 
 def lambda_market() -> list[LambdaType]:
-    """Rows as of 2026 (lambda.ai/pricing), few machines each."""
+    """Return rows as of 2026 (lambda.ai/pricing), few machines each."""
     return [
         LambdaType(
             name="gpu_1x_h100_pcie", gpu="H100 (80 GB PCIe)", gpus=1, cents=249, vcpus=26, memory_gib=225,
@@ -75,7 +75,7 @@ class LambdaApi(JsonApi):
 
     @property
     def keys(self) -> dict[str, dict[str, str]]:
-        """SSH keys of the account by name."""
+        """Return SSH keys of the account by name."""
         return self._keys_of.setdefault(self.world.account, {})
 
     def routes(self) -> Sequence[web.RouteDef]:

@@ -33,7 +33,7 @@ class Lan:
             raise
 
     def attach(self, process: int, address: str) -> None:
-        """Gives the network namespace of `process` an interface with `address`. Raises OSError."""
+        """Give the network namespace of `process` an interface with `address`. Raises OSError."""
         self._cables += 1
         cable = f"m{self._cables}"
         plug = f"link add {cable} type veth peer name eth0 netns {process}"

@@ -28,7 +28,7 @@ class MachineSpec:
 
     @property
     def inner_ip(self) -> str:
-        """Its address in the cloud's own network."""
+        """Return its address in the cloud's own network."""
         return self.private_ip or f"10.{self.ip.partition('.')[2]}"
 
 
@@ -45,11 +45,11 @@ class Machine(Protocol):
         ...
 
     async def ready(self) -> None:
-        """Returns when sshd answers and `startup` has run. Raises RuntimeError when it died before."""
+        """Wait until sshd answers and `startup` has run. Raises RuntimeError when it died before."""
         ...
 
     async def kill(self) -> None:
-        """Everything in it dies at once, by SIGKILL. Dead already is fine."""
+        """Kill everything in the machine at once, by SIGKILL. A dead machine is no error."""
         ...
 
 
@@ -57,11 +57,11 @@ class Machines(Protocol):
     """Boots machines."""
 
     async def boot(self, spec: MachineSpec) -> Machine:
-        """Returns soon; `Machine.ready` waits."""
+        """Start a machine without waiting for its boot; `Machine.ready` waits."""
         ...
 
     async def close(self) -> None:
-        """Kills what is left and frees what the machines held."""
+        """Kill the remaining machines and free their resources."""
         ...
 
 

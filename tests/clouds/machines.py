@@ -95,7 +95,7 @@ class NamespaceMachine:
         self._listening = asyncio.create_task(self._listen(listener))
 
     def _enclose(self, layers: Sequence[Path]) -> socket.socket:
-        """Starts process 1; returns the host's end of its control socket."""
+        """Start process 1; return the host's end of its control socket."""
         disk = self._folder / "disk"
         for path in (disk, disk / "up", disk / "work"):
             path.mkdir(parents=True)
@@ -310,7 +310,7 @@ class NamespaceMachines:
     async def open(
         cls, root_fs: Path | None = None, *, forwards: Mapping[int, int | tuple[str, int]] | None = None
     ) -> "NamespaceMachines":
-        """Bakes if needed, then proves that machines are isolated.
+        """Bake if needed, then prove that machines are isolated.
 
         Raises NoBake, NoNamespaces and NotIsolated; the first two say why this host cannot do it.
         """

@@ -340,7 +340,7 @@ class PaperLauncher:
             work.cancel()
 
     async def forget(self, name: InstanceName) -> None:
-        """The server keeps no records."""
+        """Do nothing: the server keeps no records."""
 
     async def close(self) -> None:
-        """The server goes on."""
+        """Do nothing: the server continues."""

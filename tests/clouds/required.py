@@ -10,7 +10,7 @@ REQUIRED = "GPUBROKER_CLOUDS_REQUIRED"
 
 
 def cannot(why: Exception) -> NoReturn:
-    """Skips with the reason, or fails with it. `why`: what this host has not, such as namespaces or rsync."""
+    """Skip the test, or fail it where the requirement is mandatory. `why`: what this host lacks, such as namespaces."""
     if os.environ.get(REQUIRED):
         raise AssertionError(f"{REQUIRED} is set, and this host cannot run the test: {why}") from why
     pytest.skip(str(why))

@@ -43,15 +43,15 @@ class JsonApi(ABC):
 
     @property
     def calls(self) -> Collection[str]:
-        """Their names."""
+        """Return the names of the calls."""
         return self.schema.calls.keys()
 
     @abstractmethod
     def error(self, refusal: Refusal) -> web.Response:
-        """An error in the cloud's own shape."""
+        """Return an error in the cloud's own shape."""
 
     def handle(self, call: str, act: Act) -> Callable[[web.Request], Awaitable[web.Response]]:
-        """The handler of one call."""
+        """Return the handler of one call."""
 
         async def handler(request: web.Request) -> web.Response:
             async def carry_out() -> web.Response:
@@ -73,7 +73,7 @@ class JsonApi(ABC):
         return request.headers.get("Authorization") == f"Bearer {self.world.api_key}"
 
     async def unknown(self, request: web.Request) -> web.Response:
-        """A path that is not in the schema."""
+        """Return a path that is not in the schema."""
         self.world.violate(self.cloud, f"no such call: {request.method} {request.path}")
         return self.error(Refusal(404, "not-found", "there is no such call"))
 

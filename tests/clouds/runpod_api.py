@@ -62,7 +62,7 @@ class RunPodApi:
 
     @property
     def calls(self) -> Collection[str]:
-        """Their names: the fields of the root."""
+        """Return the names of the calls, which are the fields of the root type."""
         return self._root.keys()
 
     def routes(self) -> Sequence[web.RouteDef]:
@@ -309,7 +309,7 @@ def startup_of(docker_args: str) -> str:
 
 
 def _call(document: DocumentNode, operation: str | None) -> str:
-    """The first field of the operation: its name is the call's."""
+    """Return the first field of the operation: its name is the call's."""
     operations = [node for node in document.definitions if isinstance(node, OperationDefinitionNode)]
     chosen = next((o for o in operations if o.name is not None and o.name.value == operation), operations[0])
     fields = [node for node in chosen.selection_set.selections if isinstance(node, FieldNode)]
@@ -332,7 +332,7 @@ def _data_center(name: str) -> dict[str, Any]:
 
 
 def ports_of(rented: Rented) -> list[dict[str, Any]]:
-    """SSH for everybody, and the other ports behind RunPod's proxy (SkyPilot needs one that is not public)."""
+    """Return the port mappings: public SSH, others behind RunPod's proxy, as SkyPilot needs one that is not public."""
     public = {"ip": rented.spec.ip, "isIpPublic": True, "privatePort": 22, "publicPort": rented.spec.ssh_port}
     asked = [int(part.split("/")[0]) for part in (rented.request.get("ports") or "").split(",") if "/http" in part]
     proxied = [

@@ -1,4 +1,4 @@
-"""RunPod's market: kinds of GPU, and the number of each in every data center."""
+"""RunPod's market: GPU types, and the number and prices of each in every data centre."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(kw_only=True)
 class Gpu:
-    """A GPU type; `max_count`: the most in one pod."""
+    """GPU type. `max_count`: largest number in one pod."""
 
     id: str
     name: str
@@ -16,15 +16,15 @@ class Gpu:
 
 @dataclass(kw_only=True)
 class Pool:
-    """GPUs of one type in one place and tier, dollars an hour for one."""
+    """GPUs of one type in one place and tier. Prices are dollars per GPU and hour."""
 
     gpu: str
     country: str
     data_center: str | None
-    """None: a host of the community, in no data centre."""
+    """None: community hosts, which are in no data centre."""
     price: float
     floor: float | None
-    """Lowest bid that is taken; None: no spot here."""
+    """Lowest accepted bid; None: no spot here."""
     free: int = 16
     vcpus: int = 8
     """Number of vCPUs per GPU."""
@@ -65,11 +65,11 @@ _POOLS = (
     ("NVIDIA GeForce RTX 4090", "EU-RO-1", 0.59, 0.29, 6, 41),
     ("NVIDIA GeForce RTX 4090", "EUR-IS-1", 0.61, 0.30, 6, 41),
 )
-"""Prices of early 2026 in the data centres: GPU, where, on demand, floor of bids, processors and GB for one GPU."""
+"""Data centre pools, prices of early 2026: GPU, data centre, on-demand, lowest bid, vCPUs and GB of RAM per GPU."""
 
 
 def runpod_market() -> list[Pool]:
-    """Both tiers."""
+    """Return the pools of both tiers: data centres, and community hosts."""
     secure = [
         Pool(
             gpu=gpu, country=DATA_CENTERS[place], data_center=place, price=price, floor=floor, vcpus=vcpus, memory_gb=gb

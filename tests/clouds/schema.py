@@ -28,7 +28,7 @@ class Field:
 
 
 def field_of(text: str) -> Field:
-    """Reads `string!|null @docs @sky`. Raises ValueError for an unknown type or a missing source."""
+    """Read `string!|null @docs @sky`. Raises ValueError for an unknown type or a missing source."""
     kind, *rest = text.split()
     sources = tuple(word.removeprefix("@") for word in rest)
     name = kind.removesuffix("|null").removesuffix("!")
@@ -101,7 +101,7 @@ class Schema:
         return check(self.calls[call]["answer"], answer, f"{call}: answer")
 
     def leaves(self) -> Sequence[tuple[str, Field]]:
-        """Every described field with its path."""
+        """Return every described field with its path."""
         found: list[tuple[str, Field]] = []
         for name, rules in self.calls.items():
             for part in ("query", "body", "answer"):

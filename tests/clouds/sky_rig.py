@@ -118,7 +118,7 @@ def of_vast(ask: str, price: float) -> Purchase:
 
 
 def processes(state: Path) -> Mapping[int, psutil.Process]:
-    """Every living process of a server below `state`."""
+    """Return every living process of a server below `state`."""
     found: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         try:
@@ -131,6 +131,6 @@ def processes(state: Path) -> Mapping[int, psutil.Process]:
 
 
 def server(state: Path) -> psutil.Process:
-    """The main process of the one server below `state`."""
+    """Return the main process of the one server below `state`."""
     [found] = [p for p in processes(state).values() if "sky.server.server" in p.cmdline()]
     return found

@@ -104,21 +104,21 @@ class World:
     # ------------------------------------------------------------------------------------------------------- renting
 
     def address(self) -> tuple[str, int]:
-        """A loopback address of its own, and a number that no other machine of this world has."""
+        """Return a loopback address of its own, and a number that no other machine of this world has."""
         self._made += 1
         return f"127.{self._net}.{self._made // 250}.{self._made % 250 + 1}", self._made
 
     def at_next_sale(self, cloud: CloudName, change: Callable[[], None]) -> None:
-        """Calls `change` when the next create call has come in and before it is carried out."""
+        """Call `change` when the next create call has come in and before it is carried out."""
         self._before_sale.setdefault(cloud, []).append(change)
 
     def sale(self, cloud: CloudName) -> None:
-        """A create call has come in."""
+        """Record that a create call came in."""
         for change in self._before_sale.pop(cloud, []):
             change()
 
     async def rent(self, rented: Rented, *, billed_from: Literal["created", "running"], running: str) -> None:
-        """Enters the machine and boots it; it is `running` (in the cloud's words) once it is up."""
+        """Record the machine and boot it; its status becomes `running` (in the cloud's words) once it is up."""
         self.rented[rented.id] = rented
         self._owners[rented.id] = self.account
         self._log(rented, "created", computing=billed_from == "created")
@@ -142,7 +142,7 @@ class World:
             await machine.kill()
 
     async def stop(self, rented: Rented, status: str, kind: Literal["evicted", "stopped"]) -> None:
-        """Nothing runs in it any more; it stays ours, and its disk may go on costing money."""
+        """Stop the machine; it stays rented, and its disk may still cost money."""
         if rented.gone_at is not None:
             return
         rented.turn += 1
@@ -154,14 +154,14 @@ class World:
     async def resume(
         self, rented: Rented, *, starting: str, running: str, billed_from: Literal["created", "running"] = "running"
     ) -> None:
-        """A stopped machine comes up again, with an empty disk here. `billed_from`: "created" is now."""
+        """Start a stopped machine again, here with an empty disk. `billed_from`: "created" is now."""
         rented.turn += 1
         rented.status = starting
         self._log(rented, "resumed", computing=billed_from == "created")
         self.spawn(self._boot(rented, running))
 
     async def destroy(self, rented: Rented, status: str, kind: Literal["evicted", "destroyed"] = "destroyed") -> None:
-        """Ends it and its costs. Destroyed already is fine."""
+        """End the machine and its costs. A second call does nothing."""
         if rented.gone_at is not None:
             return
         rented.turn += 1
@@ -207,11 +207,11 @@ class World:
         return rented if rented is not None and ours and rented.gone_at is None else None
 
     def named(self, prefix: str) -> Sequence[Rented]:
-        """Every machine ever made whose name begins so (SkyPilot adds a suffix to the cluster's name)."""
+        """Return every machine ever created whose name begins with `prefix`; SkyPilot adds a suffix to the name."""
         return [r for r in self.rented.values() if r.name.startswith(prefix)]
 
     async def reach(self, machine_id: str, status: str, *, within_s: float = 60.0) -> Rented:
-        """Waits until a machine has a status. Raises TimeoutError."""
+        """Wait until a machine has a status. Raises TimeoutError."""
         async with asyncio.timeout(within_s):
             while self.rented[machine_id].status != status:
                 self._changed.clear()

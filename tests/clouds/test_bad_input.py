@@ -61,7 +61,7 @@ EXPIRED = """<?xml version="1.0" encoding="UTF-8"?><Response><Errors><Error><Cod
 
 @asynccontextmanager
 async def answering(status: int, text: str, *, hangs: bool = False) -> AsyncIterator[str]:
-    """A cloud that says this to everything."""
+    """Yield a cloud that answers every request with `answer`."""
     released = asyncio.Event()
 
     async def answer(_: web.Request) -> web.Response:
@@ -242,7 +242,7 @@ class Daemon:
     client: AsyncClient
 
     async def waits(self, **resources: Any) -> str:
-        """Why a script that may only be bought so does not start."""
+        """Return the reason for which a script with these resources waits."""
         job = await self._submit(resources)
         async with asyncio.timeout(300):
             while not (found := await self.client.job(job)).reason:  # noqa: ASYNC110 - of another process

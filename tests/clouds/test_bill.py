@@ -12,7 +12,7 @@ Step = tuple[float, Kind, str]
 
 
 def log(cloud: CloudName, *steps: Step, storage: str = "0", machine: str = "m", name: str = "gb-x-head") -> list[Event]:
-    """Events at seconds from the start: (when, kind, dollars an hour for computing from then on)."""
+    """Return events at seconds from the start: (when, kind, dollars an hour for computing from then on)."""
     return [
         Event(
             at=START + timedelta(seconds=at), cloud=cloud, id=machine, name=name, kind=kind,

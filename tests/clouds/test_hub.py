@@ -31,7 +31,7 @@ print(json.dumps([config.hidden_size, tokenizer("a b")["input_ids"], model.num_p
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small Llama and its tokenizer, saved as people publish them."""
+    """Return a small Llama and its tokenizer, saved as people publish them."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 

@@ -45,7 +45,7 @@ async def installation(clouds: Clouds, tmp_path: Path) -> AsyncIterator[LiveInst
 
 
 async def rent(clouds: Clouds, name: str) -> None:
-    """A pod, and a machine of Vast."""
+    """Rent a pod, and a machine of Vast."""
     asks = [str(ask.id) for ask in clouds.vast.offers.values() if not ask.rented]
     mutation = f"""mutation {{ podFindAndDeployOnDemand(input: {{
         name: "{name}", imageName: "i", gpuTypeId: "NVIDIA L40S", gpuCount: 1 }}) {{ id }} }}"""

@@ -194,7 +194,7 @@ RUN = ("sudo docker run --rm --name trainer --pull never --gpus all --ipc host -
 
 
 async def docked(fleet: Fleet) -> NamespaceMachine:
-    """A machine with the image pulled and a folder for the container."""
+    """Return a machine with the image pulled and a folder for the container."""
     machine = await fleet.boot("ubuntu")
     made = "sudo install -d -o 1000 -g 1000 /var/tmp/work"
     assert (await fleet.ssh(machine, f"sudo docker info && sudo docker pull --quiet {IMAGE} && {made}"))[0] == 0

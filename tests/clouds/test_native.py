@@ -65,7 +65,7 @@ async def offers(cloud: Any, **ask: Any) -> tuple[list[Offer], dict[str, int]]:
 
 
 async def seen(cloud: Any, state: InstanceState) -> Observed:
-    """Our one machine once it is in that state."""
+    """Wait until our only machine is in that state, and return it."""
     async with asyncio.timeout(300):
         while True:
             (machine,) = await cloud.list()

@@ -62,7 +62,7 @@ async def sky(emulated: Clouds, tmp_path_factory: pytest.TempPathFactory) -> Asy
 
 @pytest.fixture
 def clouds(emulated: Clouds) -> Iterator[Clouds]:
-    """Everything is for sale again afterwards."""
+    """Yield the clouds, and put everything on sale again afterwards."""
     emulated.control.capacity("lambda", H100, 2)
     yield emulated
     emulated.control.heal()
@@ -74,7 +74,7 @@ def created(clouds: Clouds, wanted: InstanceName, launch: asyncio.Task[None]) ->
 
 
 async def begun(sky: SkyLauncher, clouds: Clouds, wanted: InstanceName) -> asyncio.Task[None]:
-    """A launch whose machine was created and does not come up."""
+    """Start a launch whose machine is created and does not boot."""
     clouds.control.hold_boots()
     launch = asyncio.create_task(sky.launch(wanted, of_lambda(), PLAIN))
     await until(partial(created, clouds, wanted, launch))
@@ -263,7 +263,7 @@ async def test_a_launch_to_whose_machine_no_way_leads_is_cancelled_at_once(sky: 
 
 
 def _knocking(sky: SkyLauncher) -> list[int]:
-    """Processes of the server that try to reach a machine."""
+    """Return processes of the server that try to reach a machine."""
     found = []
     for pid, process in processes(sky._state.parent).items():
         with suppress(psutil.NoSuchProcess):  # each try is a short one

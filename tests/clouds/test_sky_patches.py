@@ -39,7 +39,7 @@ async def aws() -> AsyncIterator[tuple[Front, str]]:
 
 
 async def bootstrapped(home: Path, url: str, *clusters: str) -> list[str]:
-    """The placement groups that the machines of those clusters would be asked for in, in order."""
+    """Return the placement groups that the machines of those clusters would be asked for in, in order."""
     env = {
         "HOME": str(home), "PATH": os.environ["PATH"],
         "AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "emulated", "AWS_SECRET_ACCESS_KEY": "emulated",

@@ -46,7 +46,7 @@ VAST: dict[str, Any] = {
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """Credentials as the clouds' own tools keep them."""
+    """Return credentials as the clouds' own tools keep them."""
     for name, text in (
         (".runpod/config.toml", '[default]\napi_key = "test-key"\n'),
         (".config/vastai/vast_api_key", "test-key"),

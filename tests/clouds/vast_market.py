@@ -56,7 +56,7 @@ class VastOffer:
     """Fields said otherwise than they are, for rows that cannot be true."""
 
     def shown(self, *, bid: bool, allocated_gb: float) -> dict[str, Any]:
-        """The row of an answer, priced with so much disk."""
+        """Return the row of an answer, priced with so much disk."""
         base = self.min_bid if bid else self.dph_base
         disk = storage_usd_per_hour(self.storage_cost, allocated_gb)
         row = {
@@ -94,7 +94,7 @@ def _row(offer_id: int, kind: str, **changes: Any) -> VastOffer:
 
 
 def vast_market() -> list[VastOffer]:
-    """A small market with every GPU, two tiers of host, and prices of early 2026."""
+    """Return a small market with every GPU, two tiers of host, and prices of early 2026."""
     return [
         _row(70010, "RTX 4090"),
         _row(70020, "RTX 4090", dph_base=0.37, min_bid=0.16, datacenter=False, reliability=0.97, place="Poland, PL"),
@@ -111,7 +111,7 @@ def vast_market() -> list[VastOffer]:
 
 
 def impossible_rows() -> list[VastOffer]:
-    """Rows as markets do show them now and then, and that cannot be true."""
+    """Return rows as markets do show them now and then, and that cannot be true."""
     return [
         _row(79010, "RTX 4090", dph_base=0.0, min_bid=0.0),
         _row(79020, "L40S", min_bid=0.90),
@@ -122,7 +122,7 @@ def impossible_rows() -> list[VastOffer]:
 
 
 def many_offers(count: int, *, seed: int = 1) -> list[VastOffer]:
-    """A market of any size, the same for the same seed."""
+    """Return a market of any size, the same for the same seed."""
     chance = random.Random(seed)
     kinds = list(GPUS)
     rows = []

@@ -17,7 +17,7 @@ _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
 
 
 def matching(rows: Iterable[dict[str, Any]], query: Mapping[str, Any], *, cap: int | None) -> list[dict[str, Any]]:
-    """The rows that a search finds, ordered, `limit` or `cap` of them at most."""
+    """Return the rows that a search finds, ordered, `limit` or `cap` of them at most."""
     found = [row for row in rows if _fits(row, query)]
     for name, direction in reversed(query.get("order") or [["score", "desc"]]):
         found.sort(key=lambda row: (row.get(name) is None, row.get(name)), reverse=direction == "desc")
@@ -51,7 +51,7 @@ def _value(row: Mapping[str, Any], name: str) -> Any:
 
 
 def _like(has: Any, wants: Any) -> Any:
-    """The SDK sends numbers as strings now and then; the real search reads them."""
+    """Return the value with the type of the offer's field, because the SDK sometimes sends numbers as strings."""
     if isinstance(has, int | float) and not isinstance(has, bool) and isinstance(wants, str):
         return float(wants)
     return wants

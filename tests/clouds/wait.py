@@ -9,7 +9,7 @@ GUARD_S = 300.0
 
 
 async def until(holds: Callable[[], bool], *, within_s: float = GUARD_S) -> None:
-    """Returns once `holds()`. Raises TimeoutError."""
+    """Wait until `holds()` is true. Raises TimeoutError."""
     async with asyncio.timeout(within_s):
         while not holds():  # noqa: ASYNC110 - nobody could set an event
             await asyncio.sleep(LOOK_S)

@@ -23,7 +23,7 @@ def make_channel(name: str = "hook", **changes: Any) -> Channel:
 
 
 async def only(store: Store, *channels: Channel) -> None:
-    """No channel but these is enabled."""
+    """Enable these channels only."""
     for status in await store.channels():
         await store.write_channel(replace(status.channel, enabled=False))
     for channel in channels:
@@ -31,14 +31,14 @@ async def only(store: Store, *channels: Channel) -> None:
 
 
 async def submit_with_events(store: Store, *kinds: str, **changes: Any) -> Job:
-    """A new job with these events."""
+    """Return a new job with these events."""
     job = make_job(**changes)
     await store.submit(job, key=None, body_sha256="", events=[make_event(job, kind) for kind in kinds])
     return job
 
 
 async def say(store: Store, job: Job, *kinds: str) -> None:
-    """More events of a job that is queued."""
+    """Add events to a queued job."""
     for kind in kinds:
         event = Event(job_id=job.id, kind=kind, message="m")
         now = await store.job(job.id)

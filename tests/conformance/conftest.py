@@ -57,7 +57,7 @@ def memory_timed_store() -> TimedStore:
 
 @pytest.fixture(params=["memory", "postgres"])
 def database(request: pytest.FixtureRequest) -> str | None:
-    """The dsn of the store under test; None for memory."""
+    """Return the dsn of the store under test; None for memory."""
     return None if request.param == "memory" else str(request.getfixturevalue("postgres_dsn"))
 
 

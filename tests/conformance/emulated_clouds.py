@@ -192,7 +192,7 @@ class EmulatedCloud:
             self._log_in_to_aws({**KEYS, "aws_access_key_id": "AKIAANOTHER"} if account == 1 else self._of_another())
 
     def _of_another(self) -> Mapping[str, str]:
-        """Keys of another account of moto's, whose machines are others."""
+        """Return the keys of another account of moto, which has other machines."""
         assert self.aws is not None
         role = {"RoleArn": "arn:aws:iam::222222222222:role/x", "RoleSessionName": "test"}
         sts = boto3.client("sts", region_name=EAST, endpoint_url=self.aws.url, **KEYS)
@@ -262,7 +262,7 @@ class EmulatedCloud:
         self.clouds.control.capacity(self.kind, what, 0)
 
     async def preempt(self, handle: Handle) -> None:
-        """The cloud takes a machine away, without further word."""
+        """Preempt a machine without notice."""
         with held():
             await (self.aws.evict(handle.id) if self.aws else self.clouds.control.preempt(handle.id))
 

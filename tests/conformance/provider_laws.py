@@ -32,12 +32,12 @@ class World(Protocol):
 
     @property
     def reachable(self) -> bool:
-        """There is a way to its machines."""
+        """Return True if the machines can be reached over SSH."""
         ...
 
     @property
     def shows_ended(self) -> bool:
-        """Listings go on showing destroyed machines, as GONE."""
+        """Return True if listings still show destroyed machines, as GONE."""
         ...
 
     def open(self, installation: Installation = OURS) -> Provider: ...

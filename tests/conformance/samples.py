@@ -103,7 +103,7 @@ def make_event(job: Job, kind: str = "job.note", **changes: Any) -> Event:
 
 
 async def submitted(store: Store, **changes: Any) -> Job:
-    """A job as the store has it."""
+    """Return a job as the store has it."""
     job, fresh = await store.submit(make_job(**changes), key=None, body_sha256="", events=[])
     assert fresh
     return job
@@ -115,7 +115,7 @@ async def claimed_job(store: Store, *, lease_s: float = HOUR) -> Job:
 
 
 def admission(job: Job, number: int = 1) -> Change:
-    """The change that placement makes of a claimed job."""
+    """Return the change that placement makes of a claimed job."""
     attempt = make_attempt(job, number)
     entry = LedgerEntry(
         job_id=job.id, attempt_id=attempt.id, kind=LedgerKind.RESERVATION, usd=attempt.reserved_usd, note="quote"
@@ -126,7 +126,7 @@ def admission(job: Job, number: int = 1) -> Change:
 
 
 async def running(store: Store, state: AttemptState = AttemptState.TRAINING, **changes: Any) -> tuple[Attempt, Job]:
-    """A new active job and its attempt in `state`, due and not leased. The store must hold no other due jobs."""
+    """Return a new active job and its attempt in `state`, due and not leased. The store must hold no other due jobs."""
     await submitted(store, **changes)
     job = await claimed_job(store)
     assert await store.apply([admission(job)]) == [True]

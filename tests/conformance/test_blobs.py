@@ -34,7 +34,7 @@ def s3_options() -> Iterator[dict[str, str]]:
 
 
 def _one_by_one(method: Callable[[S3Response], Any]) -> Callable[[S3Response], Any]:
-    """moto looks whether an object is there and writes it in two steps, which S3 does in one."""
+    """Serialise the handler: moto checks for an object and writes it in two steps, S3 in one."""
     lock = threading.Lock()
 
     def locked(self: S3Response) -> Any:

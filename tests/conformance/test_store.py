@@ -25,7 +25,7 @@ from tests.conformance.samples import (
 
 
 async def send(store: Store, signal: str, attempt: Attempt, job: Job) -> None:
-    """`signal`: stop, cap or none."""
+    """Send a stop or a cap signal, or neither."""
     if signal == "stop":
         await store.request_stop(job.id, make_event(job))
     if signal == "cap":

@@ -22,7 +22,7 @@ def observation(
 
 
 async def end(store: Store, *, seen: str = "l40s", rate: float = 100.0, stale: bool = False) -> tuple[bool, Job]:
-    """Ends an attempt with its observation; `stale`: under a lease that was lost."""
+    """End an attempt with its observation; `stale`: under a lease that was lost."""
     await running(store, AttemptState.TERMINATING)
     (one,) = await store.claim_attempts(Lane.TERMINATION, owner="a", lease_s=HOUR, limit=1)
     read = replace(one.attempt, epoch=one.attempt.epoch - stale)

@@ -74,7 +74,7 @@ async def test_what_an_operators_job_of_another_team_starts_from_stays(store: St
 
 @pytest.fixture
 async def brokers(postgres_dsn: str) -> AsyncIterator[tuple[PostgresStore, PostgresStore]]:
-    """Each with its own connections."""
+    """Yield two brokers' stores, each with its own connections."""
     made = await PostgresStore.connect(postgres_dsn), await PostgresStore.connect(postgres_dsn)
     yield made
     for store in made:

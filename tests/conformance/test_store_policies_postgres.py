@@ -39,7 +39,7 @@ FROM ledger l JOIN jobs j ON j.id = l.job_id WHERE l.kind IN ('charge', 'adjustm
 
 @pytest.fixture
 async def brokers(postgres_dsn: str) -> AsyncIterator[list[PostgresStore]]:
-    """Several on one database, each with its own connections."""
+    """Yield several stores on one database, each with its own connections."""
     made = [await PostgresStore.connect(postgres_dsn, pool_size=4) for _ in range(3)]
     yield made
     for store in made:
@@ -55,7 +55,7 @@ def month(limit: str) -> list[dict[str, Any]]:
 
 
 def reserving(job: Job, usd: Decimal) -> Change:
-    """An admission that reserves so much."""
+    """Return an admission that reserves `usd`."""
     made = admission(job, job.attempts + 1)
     assert made.admit is not None
     entry = replace(made.ledger[0], usd=usd)

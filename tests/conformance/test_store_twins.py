@@ -112,7 +112,7 @@ class Player:
         return await self._apply(admission(job, job.attempts + 1))
 
     async def _apply(self, *changes: Change) -> Any:
-        """Remembers what was written, as a broker would that holds the lease on."""
+        """Write, and remember the written rows, like a broker that keeps the lease."""
         held = await self.store.apply(changes)
         for change in (change for change, ok in zip(changes, held, strict=True) if ok):
             if change.job:

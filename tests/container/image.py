@@ -59,7 +59,7 @@ class Store:
         return name
 
     def _pip(self) -> Sequence[str]:
-        """Lends the build the indexes that pip is configured with here; nothing of it stays in the image."""
+        """Lend the build the indexes that pip is configured with here; nothing of it stays in the image."""
         settings = _pip_settings()
         certificates = Path(settings.get("cert", CERTIFICATES))
         if certificates.exists():
@@ -77,7 +77,7 @@ class Store:
         return found
 
     def mount(self, image: str) -> Path:
-        """A writable root file system of a new container."""
+        """Return a writable root file system of a new container."""
         return Path(self.buildah("mount", self.buildah("from", *self._policy, image)))
 
 

@@ -20,7 +20,7 @@ BACK_OFF_SHARE = 0.05
 
 @pytest.fixture(autouse=True)
 def _quick_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Poll launches as often as the rig's controllers poll everything else, and retry soon."""
+    """Poll launches as often as the rig's other rows, and retry soon."""
     monkeypatch.setattr("broker.lifecycle.decisions.launch_decision.CREATE_POLL_S", 0.02)
     of_product = transitions.back_off_s
     monkeypatch.setattr(transitions, "back_off_s", lambda reason, used: BACK_OFF_SHARE * of_product(reason, used))
@@ -28,7 +28,7 @@ def _quick_launches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["memory", "postgres"])
 def database(request: pytest.FixtureRequest) -> str | None:
-    """The dsn of the store under test; None for memory, for which no database is made."""
+    """Return the dsn of the store under test; None for memory, for which no database is made."""
     return None if request.param == "memory" else str(request.getfixturevalue("postgres_dsn"))
 
 
@@ -45,7 +45,7 @@ async def store(database: str | None) -> AsyncIterator[Store]:
 
 @pytest.fixture
 async def build_rig(store: Store) -> AsyncIterator[RigBuilder]:
-    """Builder of rigs on the store; their folders are removed after the test."""
+    """Yield a builder of rigs on the store; their folders are removed after the test."""
     states = []
 
     def build(

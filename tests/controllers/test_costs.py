@@ -57,7 +57,7 @@ async def test_a_job_that_waits_past_its_deadline_fails_with_the_reason(build_ri
 
 
 async def stored_kinds(rig: BrokerRig, job: str) -> set[str]:
-    """Kinds of objects that are there."""
+    """Return kinds of objects that are there."""
     prefixes = {"checkpoints": f"checkpoints/{job}/", "data": "data/"}
     found = {kind for kind, prefix in prefixes.items() if await rig.blobs.list(prefix)}
     attempts = await rig.store.attempts(job)  # type: ignore[arg-type]

@@ -171,7 +171,7 @@ def test_a_broker_that_is_frozen_for_hours_looks_before_it_charges(tmp_path: Pat
 
 
 def freeze(controller: Any, awake: asyncio.Event) -> None:
-    """It does nothing while it is not awake."""
+    """Freeze the daemon: it does nothing until it is thawed."""
     step = controller.step
 
     async def when_awake() -> bool:

@@ -19,7 +19,7 @@ from tests.support.rig.broker_rig import ENDLESS, INSTALLATION, BrokerRig, RigBu
 
 @pytest.fixture
 def unproven(build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch) -> BrokerRig:
-    """Creates whose answers are lost, by a launcher of which nothing is known."""
+    """Return a rig whose creates lose their answers and whose launcher's liveness is unknown."""
     rig = build_rig(virtual=ENDLESS)
     create = rig.provider.create
 
@@ -41,7 +41,7 @@ def _says(liveness: Liveness) -> Callable[..., Any]:
 
 
 async def stuck(rig: BrokerRig) -> tuple[JobId, Attempt]:
-    """A job that was stopped, and whose attempt waits for nothing but its launcher."""
+    """Return a stopped job and its attempt, which waits only for its launcher."""
     job = await rig.submit()
 
     async def trains() -> bool:

@@ -160,7 +160,7 @@ def _says(liveness: Liveness) -> Callable[..., Any]:
 
 
 def _once_without(rig: VirtualTimeRig, end: str) -> Callable[..., Any]:
-    """The second listing, since the first is the start's own."""
+    """Return the second listing, since the first is the start's own."""
     every, listings = rig.provider.list, 0
 
     async def listing() -> Sequence[Observed]:

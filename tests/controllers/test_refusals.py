@@ -32,7 +32,7 @@ def build(state: Path, **settings: Any) -> VirtualTimeRig:
 
 
 def refusing(refusal: ProviderError) -> CloudFaults:
-    """A refusal takes as long as a launch of SkyPilot."""
+    """Return faults under which creates are refused only after the time of a SkyPilot launch."""
     return CloudFaults(caps={"list_lag_s": 15.0}, create_errors=[refusal] * REFUSALS, create_error_s=60)
 
 

@@ -1,4 +1,4 @@
-"""Clouds whose launcher sets machines up: destroyed at once when wrong, never left half set up."""
+"""Clouds whose launcher sets machines up: wrong machines are destroyed at once, none is left half set up."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,7 +32,7 @@ from trainer.contract.documents import Final, Heartbeat, Outcome
         ({"state": InstanceState.GONE}, Reason.PREEMPTED),
     ],
 )
-async def test_a_wrong_or_lost_machine_is_given_back_before_it_is_set_up(
+async def test_a_wrong_or_lost_machine_is_destroyed_before_its_set_up(
     build_rig: RigBuilder, shown: dict[str, object], reason: Reason
 ) -> None:
     """The broker cancels its launcher, and the call that waits for the launcher occupies no slot."""
@@ -64,10 +64,8 @@ async def test_a_stopped_launch_is_cancelled_and_destroyed(build_rig: RigBuilder
         assert await cloud_of(rig).list() == []
 
 
-async def test_a_cancel_that_was_not_heard_is_sent_again(
-    build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An attempt does not end while its launcher lives."""
+async def test_a_lost_cancel_is_sent_again(build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attempt does not end before the launcher has received the cancel."""
     monkeypatch.setattr("broker.controllers.provisioning.creates_in_flight.ASK_AGAIN_S", 0.05)
     rig = build_rig(LauncherCloud)
     cloud_of(rig).lost_cancels = 3
@@ -93,7 +91,7 @@ async def test_a_create_that_takes_too_long_is_cancelled(
 
 
 async def test_a_price_that_jumps_between_quote_and_purchase_is_quoted_again(build_rig: RigBuilder) -> None:
-    """The only slot is taken, so that the second job's intent waits while the market moves."""
+    """The only create slot is busy, so that the second job's create waits while the price rises."""
     rig = build_rig(LauncherCloud)
     rig.intervals = replace(QUICK, creates=1)
     market = rig.market
@@ -108,18 +106,18 @@ async def test_a_price_that_jumps_between_quote_and_purchase_is_quoted_again(bui
         cloud_of(rig).setup_allowed.set()
         await rig.state_of(job, JobState.SUCCEEDED)
         first, second = await rig.attempts(job)
-        was = bought.usd_per_hour
+        before = bought.usd_per_hour
         assert first.reason is Reason.QUOTE_EXPIRED
         assert first.create_sent_at is None
-        assert f"from ${was:.4f}/h to ${was + 1:.4f}/h" in first.detail
+        assert f"from ${before:.4f}/h to ${before + 1:.4f}/h" in first.detail
         assert second.line.offer.id != first.line.offer.id
-        found = await rig.store.job(job)
-        assert found is not None
-        assert found.retries_used == 0
+        row = await rig.store.job(job)
+        assert row is not None
+        assert row.retries_used == 0
 
 
 async def test_a_machine_that_its_cloud_has_stopped_is_noticed_and_destroyed(build_rig: RigBuilder) -> None:
-    """An eviction without notice, after which the machine still bills; test_liveness.py says how soon."""
+    """The machine is evicted without notice and still bills; test_liveness.py tests how soon this is noticed."""
     rig = build_rig(LauncherCloud, virtual={"run_s": 3600, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02})
     rig.timeouts = LivenessTimeouts(beat_s=0.1, stopped_s=0.5, lost_s=0.5)
     cloud = cloud_of(rig)
@@ -143,7 +141,7 @@ async def _ended(rig: BrokerRig, job: JobId) -> bool:
 
 
 async def test_machine_of_a_failed_job_is_kept_for_its_owner(build_rig: RigBuilder) -> None:
-    """The machine of a failed job is kept until its owner has seen enough."""
+    """The machine of a failed job with `keep_on_failure` is kept until the owner stops the job."""
     rig = build_rig(LauncherCloud, virtual=SILENT)
     cloud = cloud_of(rig)
     cloud.setup_allowed.set()
@@ -152,23 +150,23 @@ async def test_machine_of_a_failed_job_is_kept_for_its_owner(build_rig: RigBuild
         await rig.eventually(lambda: _terminating(rig, job))
         events = [e for e in await rig.events(job) if e.kind == "attempt.machine_kept"]
         assert f"gpubroker ssh {job}" in events[0].message
-        await _looked_at_again(rig, job)
+        await _polled_again(rig, job)
         assert ("destroy", name_of(job)) not in cloud.calls
         await rig.stop(job)
         await rig.state_of(job, JobState.CANCELLED)
         assert await cloud.list() == []
 
 
-async def _looked_at_again(rig: BrokerRig, job: JobId) -> None:
-    looks = (await rig.attempts(job))[0].epoch
+async def _polled_again(rig: BrokerRig, job: JobId) -> None:
+    polls = (await rig.attempts(job))[0].epoch
 
     async def often() -> bool:
-        return (await rig.attempts(job))[0].epoch > looks + 3
+        return (await rig.attempts(job))[0].epoch > polls + 3
 
     await rig.eventually(often)
 
 
-async def test_a_kept_machine_is_destroyed_and_paid_for_when_its_time_is_over(build_rig: RigBuilder) -> None:
+async def test_a_kept_machine_is_charged_and_destroyed_after_its_time(build_rig: RigBuilder) -> None:
     rig = build_rig(LauncherCloud, virtual=SILENT)
     cloud_of(rig).setup_allowed.set()
     async with rig.running():
@@ -182,7 +180,7 @@ async def test_a_kept_machine_is_destroyed_and_paid_for_when_its_time_is_over(bu
         assert await cloud_of(rig).list() == []
 
 
-async def test_a_kept_machine_that_is_taken_away_keeps_nobody_waiting(build_rig: RigBuilder) -> None:
+async def test_a_job_ends_when_its_kept_machine_is_preempted(build_rig: RigBuilder) -> None:
     rig = build_rig(LauncherCloud, virtual=SILENT)
     cloud_of(rig).setup_allowed.set()
     async with rig.running():
@@ -193,7 +191,7 @@ async def test_a_kept_machine_that_is_taken_away_keeps_nobody_waiting(build_rig:
         assert failed.reason == "no such column"
 
 
-async def test_of_two_kept_machines_the_one_that_stands_is_kept(build_rig: RigBuilder) -> None:
+async def test_a_kept_machine_survives_the_loss_of_the_other(build_rig: RigBuilder) -> None:
     rig = build_rig(LauncherCloud, virtual=SILENT)
     cloud = cloud_of(rig)
     cloud.setup_allowed.set()
@@ -201,15 +199,15 @@ async def test_of_two_kept_machines_the_one_that_stands_is_kept(build_rig: RigBu
         job = await _failed_job(rig, keep_on_failure=3600, resources={"nodes": 2})
         await rig.eventually(lambda: _terminating(rig, job))
         cloud.faults.shown[f"{name_of(job)}-1"] = {"state": InstanceState.STOPPED}
-        await _looked_at_again(rig, job)
+        await _polled_again(rig, job)
         assert ("destroy", name_of(job)) not in cloud.calls
         cloud.faults.shown[name_of(job)] = {"state": InstanceState.STOPPED}
         await rig.state_of(job, JobState.FAILED)
         assert await cloud.list() == []
 
 
-async def test_a_machine_that_cannot_be_set_up_is_given_back_with_the_reason(build_rig: RigBuilder) -> None:
-    """Its cloud says that it runs, and its boot deadline is minutes away."""
+async def test_a_failed_set_up_destroys_the_machine_with_the_reason(build_rig: RigBuilder) -> None:
+    """The broker acts although the cloud lists the machine as running and its boot deadline is minutes away."""
     rig = build_rig(LauncherCloud, virtual={**SILENT, "boot_s": 3600})
     cloud = cloud_of(rig)
     cloud.setup_allowed.set()
@@ -226,8 +224,8 @@ async def test_a_machine_that_cannot_be_set_up_is_given_back_with_the_reason(bui
         assert await cloud.list() == []
 
 
-async def test_an_image_that_two_machines_are_refused_ends_the_job(build_rig: RigBuilder) -> None:
-    """The second is of another offer; retries that are left are not paid for."""
+async def test_an_image_refused_to_two_machines_ends_the_job(build_rig: RigBuilder) -> None:
+    """The second machine is of another offer; the job fails without using its remaining retries."""
     rig = build_rig(LauncherCloud)
     cloud = cloud_of(rig)
     job = await rig.submit(retry={"max": 5})
@@ -243,7 +241,7 @@ async def test_an_image_that_two_machines_are_refused_ends_the_job(build_rig: Ri
         assert await cloud.list() == []
 
 
-async def test_what_sold_us_something_else_is_left_alone(build_rig: RigBuilder) -> None:
+async def test_an_offer_that_sold_another_gpu_is_avoided(build_rig: RigBuilder) -> None:
     rig = build_rig(LauncherCloud)
     cloud = cloud_of(rig)
     job = await rig.submit()
@@ -262,7 +260,7 @@ async def test_what_sold_us_something_else_is_left_alone(build_rig: RigBuilder) 
         assert (await rig.attempts(other))[0].line.offer.id != first.line.offer.id
 
 
-async def test_a_long_boot_is_not_paid_for_where_the_cloud_bills_from_running(build_rig: RigBuilder) -> None:
+async def test_a_boot_is_free_where_the_cloud_bills_from_running(build_rig: RigBuilder) -> None:
     """Charges made before the machine was listed as running are offset later; the ledger never falls below the cloud's
     own bill.
     """
@@ -300,12 +298,12 @@ async def test_a_long_boot_is_not_paid_for_where_the_cloud_bills_from_running(bu
         assert attempt.create_sent_at + timedelta(seconds=1) < attempt.running_at <= runs
         assert attempt.charged_to is not None
         rate = attempt.line.offer.usd_per_hour / 3600
-        ran = ceil((attempt.charged_to - attempt.running_at).total_seconds())
-        stood = ceil((attempt.charged_to - attempt.create_sent_at).total_seconds())
-        assert usd(rate * ran) <= attempt.charged_usd < usd(rate * stood)
+        ran_s = ceil((attempt.charged_to - attempt.running_at).total_seconds())
+        existed_s = ceil((attempt.charged_to - attempt.create_sent_at).total_seconds())
+        assert usd(rate * ran_s) <= attempt.charged_usd < usd(rate * existed_s)
 
 
-async def test_two_machines_train_together_and_are_paid_for_and_destroyed(build_rig: RigBuilder) -> None:
+async def test_two_machines_of_a_job_are_charged_and_destroyed(build_rig: RigBuilder) -> None:
     rig = build_rig(LauncherCloud)
     cloud = cloud_of(rig)
     async with rig.running():
@@ -339,7 +337,7 @@ async def test_one_of_two_machines_lost_ends_the_attempt(build_rig: RigBuilder) 
         assert (await rig.attempts(job))[0].reason is Reason.PREEMPTED
 
 
-async def test_a_partial_launch_is_given_back_whole(build_rig: RigBuilder) -> None:
+async def test_a_partial_launch_destroys_all_its_machines(build_rig: RigBuilder) -> None:
     rig = build_rig(LauncherCloud, virtual=ENDLESS)
     cloud = cloud_of(rig)
     async with rig.running():
@@ -354,7 +352,7 @@ async def test_a_partial_launch_is_given_back_whole(build_rig: RigBuilder) -> No
         assert await cloud.list() == []
 
 
-async def test_more_machines_than_were_bought_are_given_back(build_rig: RigBuilder) -> None:
+async def test_an_extra_machine_ends_the_attempt(build_rig: RigBuilder) -> None:
     rig = build_rig(LauncherCloud, virtual=ENDLESS)
     cloud = cloud_of(rig)
     async with rig.running():
@@ -370,13 +368,13 @@ async def test_more_machines_than_were_bought_are_given_back(build_rig: RigBuild
 
 
 class Broken(LauncherCloud):
-    """Its code breaks before anything is asked of the cloud."""
+    """Cloud whose code raises before it calls the cloud, with a secret in the message."""
 
     async def create(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
         raise ValueError("secret-of-the-cloud")
 
 
-async def test_code_that_breaks_is_named_and_what_it_said_is_not_shown(build_rig: RigBuilder) -> None:
+async def test_a_provider_bug_is_reported_without_its_message(build_rig: RigBuilder) -> None:
     rig = build_rig(Broken)
 
     async def reported() -> bool:
@@ -391,7 +389,7 @@ async def test_code_that_breaks_is_named_and_what_it_said_is_not_shown(build_rig
 
 
 async def _failed_job(rig: BrokerRig, **spec: Any) -> JobId:
-    """A job whose agent has written its last word, on a machine that goes on."""
+    """Return a job whose agent has written a failed final report while its machine still runs."""
     job = await rig.submit(checkpoint=SAVE_RARELY, **spec)
 
     async def trains() -> bool:

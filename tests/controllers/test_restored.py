@@ -23,7 +23,7 @@ STANDS = {"boot_s": 1e6}
 
 
 async def lost(rig: BrokerRig, number: int = 1) -> JobId:
-    """A job that has no row of an attempt that was made."""
+    """Return a job that has no row of an attempt that was made."""
     rig.for_sale = ()
     job = await rig.submit()
     await rig.blobs.put(keys.spec(attempt_id(job, number)), SPEC)
@@ -31,7 +31,7 @@ async def lost(rig: BrokerRig, number: int = 1) -> JobId:
 
 
 async def bought(rig: BrokerRig, job: JobId, number: int = 1) -> str:
-    """The machine of such an attempt."""
+    """Create the machine of an attempt without a row, and return the machine's name."""
     name = instance_name(INSTALLATION, attempt_id(job, number))
     offers = await rig.provider.offers(GpuAsk())
     await rig.provider.create(name, offers[0], BootSpec(env={"GPUBROKER_ATTEMPT": attempt_id(job, number)}))

@@ -42,7 +42,7 @@ async def test_a_settlement_that_billing_came_before_is_made_at_the_next_look(
 
 
 def _tick(settling: Change) -> Charge:
-    """A charge up to a moment later than is known to the one who settles."""
+    """Return a charge up to a time that is later than the closing controller knows."""
     assert settling.charge is not None
     assert settling.attempt is not None
     attempt = settling.attempt[0]

@@ -1,4 +1,4 @@
-"""Whole lives of jobs through the real controllers."""
+"""Jobs from submit to their end, through the real controllers."""
 
 import asyncio
 import re
@@ -23,7 +23,7 @@ from tests.support.rig.simulated_cloud import CloudFaults, SimulatedCloud
 from trainer.contract import object_keys as keys
 
 
-async def test_a_job_succeeds_and_everything_is_settled(build_rig: RigBuilder) -> None:
+async def test_a_job_succeeds_and_its_ledger_is_closed(build_rig: RigBuilder) -> None:
     async with build_rig(virtual=ENDLESS).running() as rig:
         job = await rig.submit()
         done = await rig.completed(job)
@@ -55,7 +55,7 @@ async def test_a_preempted_job_resumes_from_its_last_checkpoint(build_rig: RigBu
         job = await rig.submit(resources={"spot": "only"}, retry={"max": 50})
 
         async def saved() -> bool:
-            return any(one.beat and one.beat.checkpoint for one in await rig.attempts(job))
+            return any(attempt.beat and attempt.beat.checkpoint for attempt in await rig.attempts(job))
 
         await rig.eventually(saved)
         (machine,) = rig.body._instances.values()
@@ -94,7 +94,7 @@ async def test_a_stop_of_a_training_job_checkpoints_first(build_rig: RigBuilder)
         assert await rig.machines() == []
 
 
-async def test_a_trainer_that_ignores_the_drain_is_ended_when_the_grace_is_over(build_rig: RigBuilder) -> None:
+async def test_a_trainer_that_ignores_the_drain_is_ended_after_drain_s(build_rig: RigBuilder) -> None:
     rig = build_rig(virtual=SILENT)
     rig.limits = rig.limits.model_copy(update={"drain_s": 0.3})
     async with rig.running():
@@ -108,7 +108,7 @@ async def test_a_trainer_that_ignores_the_drain_is_ended_when_the_grace_is_over(
 async def test_the_cap_holds_and_a_raised_cap_resumes(build_rig: RigBuilder) -> None:
     market = {"virtual": {"run_s": 20, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02}}
     rig = build_rig(**market)
-    # Both are reserved for the end and remain unused here: they cover a database that pauses.
+    # Both times are part of the lead before the cap, so that the cap also holds if the database pauses.
     rig.limits = rig.limits.model_copy(update={"drain_s": 8})
     rig.intervals = replace(rig.intervals, look_s=1.0)
     async with rig.running():
@@ -126,7 +126,7 @@ async def test_the_cap_holds_and_a_raised_cap_resumes(build_rig: RigBuilder) -> 
 
 @pytest.mark.parametrize("fault", ["lost_reply", "lying_timeout"])
 async def test_an_unknown_create_is_looked_up_and_never_bought_twice(build_rig: RigBuilder, fault: str) -> None:
-    """Some creates lose their reply, some happen only after their time-out: one attempt each, nothing left over."""
+    """Creates lose their reply, or happen only after their time-out. Each job has one attempt; no machine is left."""
     faults = {fault: 0.7, "lying_delay_s": 0.3, "list_lag_s": 0.2}
     async with build_rig(faults=faults).running() as rig:
         jobs = [await rig.submit() for _ in range(8)]
@@ -137,30 +137,30 @@ async def test_an_unknown_create_is_looked_up_and_never_bought_twice(build_rig: 
 
 
 class CountsEmptyListings(SimulatedCloud):
-    """Counts the listings since the last that showed a machine."""
+    """Simulated cloud that counts the listings since the last one that showed a machine."""
 
-    without = 0
+    empty_listings = 0
 
     async def list(self) -> Sequence[Observed]:
         listed = await super().list()
-        stands = any(machine.state is not InstanceState.GONE for machine in listed)
-        self.without = 0 if stands else self.without + 1
+        has_machines = any(machine.state is not InstanceState.GONE for machine in listed)
+        self.empty_listings = 0 if has_machines else self.empty_listings + 1
         return listed
 
 
 async def test_the_time_that_listings_lag_is_not_charged(build_rig: RigBuilder) -> None:
-    """A destroyed machine is absent once a listing does not show it, though the proof takes a whole lag longer."""
+    """Charges end at the first listing without the machine, although the proof takes one list lag longer."""
     lag_s = 100.0
     rig = build_rig(CountsEmptyListings, cloud_faults=CloudFaults(caps={"list_lag_s": lag_s}), virtual=ENDLESS)
     cloud, job = rig.provider, await rig.submit()
     assert isinstance(cloud, CountsEmptyListings)
 
     async def listed_without() -> bool:
-        return cloud.without > 3
+        return cloud.empty_listings > 3
 
     async with rig.running():
         await _training(rig, job)
-        rig.clock.forward(lag_s)  # no listing leaves it out because it is young
+        rig.clock.forward(lag_s)  # after this, no listing omits the machine only because it is new
         rig.finish()
         await rig.eventually(listed_without)
         assert [attempt.state for attempt in await rig.attempts(job)] == [AttemptState.TERMINATING]
@@ -175,7 +175,7 @@ async def test_the_time_that_listings_lag_is_not_charged(build_rig: RigBuilder) 
         assert attempt.charged_usd < accrued(attempt, attempt.ended_at)
 
 
-async def test_a_wrong_machine_is_given_back(build_rig: RigBuilder) -> None:
+async def test_a_wrong_machine_is_destroyed_and_replaced(build_rig: RigBuilder) -> None:
     async with build_rig(faults={"wrong_machine": 0.5}, virtual=ENDLESS).running() as rig:
         job = await rig.submit(id=_first_is_wrong(rig, 0.5))
         await rig.completed(job)
@@ -184,7 +184,7 @@ async def test_a_wrong_machine_is_given_back(build_rig: RigBuilder) -> None:
 
 
 def _first_is_wrong(rig: BrokerRig, share: float) -> JobId:
-    """A job whose first machine is a wrong one and whose second is not: the names decide."""
+    """Return a job id whose first machine mismatches and whose second does not; machine names determine the faults."""
 
     def wrong(job: JobId, number: int) -> bool:
         name = instance_name(INSTALLATION, attempt_id(job, number))
@@ -213,7 +213,7 @@ async def test_two_brokers_share_the_work_and_buy_each_job_once(build_rig: RigBu
 
 
 async def test_a_broker_that_dies_between_intent_and_reply_leaves_nothing_behind(build_rig: RigBuilder) -> None:
-    """Cancelled at a random moment, again and again; the next one finds what was bought and ends every job."""
+    """Six brokers are cancelled at different moments; the next one finds all machines and ends every job."""
     rig = build_rig(virtual={"run_s": 0.3, "boot_s": 0.02, "beat_s": 0.1, "tick_s": 0.01})
     jobs = [await rig.submit() for _ in range(10)]
     for life in range(6):
@@ -228,8 +228,8 @@ async def test_a_broker_that_dies_between_intent_and_reply_leaves_nothing_behind
         assert await rig.machines() == []
 
 
-async def test_the_sweep_destroys_what_nobody_answers_for(build_rig: RigBuilder) -> None:
-    """The machine exists before any broker starts, and no agent of its own ends it."""
+async def test_the_sweep_destroys_a_machine_without_an_attempt(build_rig: RigBuilder) -> None:
+    """The machine exists before any broker starts, and its agent does not end it."""
     rig = build_rig(virtual={"boot_s": 1e6, "tick_s": 0.02})
     await rig.market.step()
     stray = instance_name(INSTALLATION, attempt_id(await rig.submit(resources={"gpus": 64}), 99))
@@ -244,7 +244,7 @@ async def test_the_sweep_destroys_what_nobody_answers_for(build_rig: RigBuilder)
     [(None, "gpubroker secret set HF_TOKEN"), (b"by another key", "secret HF_TOKEN: .* restore the key file")],
 )
 async def test_unavailable_secret_fails_its_job_at_once(build_rig: RigBuilder, sealed: bytes | None, fix: str) -> None:
-    """Nothing is bought, no other cloud is tried, and what was to be bought is still for sale to others."""
+    """Nothing is bought, no other cloud is tried, and the offer is not blocked for other jobs."""
     async with build_rig().running() as rig:
         if sealed is not None:
             await rig.store.as_tenant(Tenant(team=DEFAULT_TEAM, owner="me")).put_secret("me", "HF_TOKEN", sealed)
@@ -274,11 +274,11 @@ async def _stop(rig: BrokerRig, job: JobId) -> None:
     await rig.store.request_stop(job, _event(job, "job.stop_requested"))
 
 
-async def test_what_runs_in_a_cloud_that_a_broker_lacks_is_left_to_another(
+async def test_attempts_in_a_cloud_that_a_broker_lacks_are_left_to_others(
     build_rig: RigBuilder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A broker that started during an outage of the blob store may lack a cloud. Holding a row of that cloud would
-    starve the row.
+    """A broker that started during an outage of the blob store may lack a cloud. If it claimed rows of that cloud,
+    no broker would advance them.
     """
     rig = build_rig(virtual=ENDLESS)
     async with rig.running():
@@ -290,7 +290,7 @@ async def test_what_runs_in_a_cloud_that_a_broker_lacks_is_left_to_another(
         await rig.eventually(beats)
         context = replace(rig.fleet("other").context, providers={})
         other = Fleet.build(context, BOX, list, ())
-        by_name = {one.name: one for one in other.controllers}
+        by_name = {controller.name: controller for controller in other.controllers}
         for _ in range(20):
             for name in ("launch", "liveness", "interruption", "termination", "billing", "guard"):
                 assert not await by_name[name].step()

@@ -59,7 +59,7 @@ class Yard:
         )  # fmt: skip
 
     async def stray(self, cloud: str = "one", attempt: AttemptId = STRAY) -> InstanceName:
-        """A machine that no record explains."""
+        """Return a machine that no record explains."""
         provider, name = self.clouds[cloud], instance_name(INSTALLATION, attempt)
         offers = await provider.offers(GpuAsk())
         await provider.create(name, offers[0], BootSpec(env={"GPUBROKER_ATTEMPT": "x"}))

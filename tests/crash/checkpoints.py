@@ -227,7 +227,7 @@ async def _ended(pidfd: int) -> None:
 
 
 async def _free(lock: Path) -> None:
-    """Waits until the worker is dead: the kernel lets go of its lock."""
+    """Wait until the worker is dead and the kernel has released its lock."""
     if not lock.exists():
         return
     with lock.open() as file:

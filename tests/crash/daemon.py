@@ -97,7 +97,7 @@ class Daemon:
         return processes_of(self.home)
 
     def preempt(self) -> None:
-        """All of its machines are taken away at once, without notice."""
+        """Preempt all machines of the job at once, without notice."""
         machines = [process for process in self.processes() if INSTANCE_DIR in process.environ()]
         for process in machines:
             process.suspend()  # none sees another one's end

@@ -104,7 +104,7 @@ class DaemonRig:
         await self.services.administer(f"DROP DATABASE {self.database} WITH (FORCE)")
 
     async def restore(self) -> None:
-        """The database is again as it was before the first daemon's start."""
+        """Restore the database to its state before the first daemon's start."""
         await self._drop_database()
         await self._create_database()
 
@@ -131,13 +131,13 @@ class DaemonRig:
                 await asyncio.sleep(LOOK_S)
 
     async def until(self, what: str, asked: str) -> None:
-        """Waits until this has a row."""
+        """Wait until the query returns a row."""
         async with Within(SETTLE_S, what, self._trouble):
             while not await self.ask(asked):  # noqa: ASYNC110 - another process writes it
                 await asyncio.sleep(LOOK_S)
 
     async def rests(self, job: str) -> bool:
-        """False also while the database does not answer."""
+        """Return True if all jobs are terminal; False also while the database does not answer."""
         try:
             found = await self.ask(f"SELECT 1 FROM jobs WHERE id = '{job}' AND state IN {RESTING}")
         except NO_ANSWER:
@@ -145,7 +145,7 @@ class DaemonRig:
         return bool(found)
 
     async def settle(self) -> Verdict:
-        """Waits until every job rests, and looks at what is left."""
+        """Wait until every job is terminal, and check what is left."""
         verdict = Verdict()
         if self._new:
             await self.daemon.serves()
@@ -179,12 +179,12 @@ class DaemonRig:
             verdict.orphans += [f"{machine.id} stands" for machine in self.services.cloud.alive(self.installation)]
 
     async def charged(self) -> dict[str, Decimal]:
-        """Dollars by attempt."""
+        """Return the charged dollars by attempt."""
         summed = "SELECT attempt_id, sum(usd) FROM ledger WHERE kind IN ('charge', 'adjustment') GROUP BY 1"
         return dict(await self.ask(summed))
 
     async def audited(self, verdict: Verdict | None = None) -> Verdict:
-        """The cloud's own log against the ledger."""
+        """Return the cloud's own log against the ledger."""
         verdict = verdict or Verdict()
         machines = self.services.cloud.of(self.installation)
         job_of = dict(await self.ask("SELECT id, job_id FROM attempts"))

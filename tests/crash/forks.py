@@ -20,7 +20,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def keep(carry_out: Callable[[dict[str, Any]], None]) -> None:
-    """Is the nursery. One thread, so a fork takes nothing along that is half done."""
+    """Run the nursery. It has one thread, so that a fork copies no half-finished work."""
     signal.signal(signal.SIGCHLD, _reap)
     gc.collect()
     gc.freeze()

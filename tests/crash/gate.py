@@ -63,12 +63,12 @@ class Gate:
     _numbers: Counter[str] = field(default_factory=Counter)
 
     def called(self, name: str) -> str:
-        """The whole name of what passes now."""
+        """Return the full name of the current passage."""
         self.part = self.opens.pop(name, self.part)
         return f"{self.part}/{name}" if self.part else name
 
     def number(self, name: str) -> int:
-        """The next one of this name; to be asked for once a passage."""
+        """Return the next number of this name. Call it once for each passage."""
         self._numbers[name] += 1
         self.passages.append(Point(name=name, number=self._numbers[name], moment="before"))
         return self._numbers[name]
@@ -94,7 +94,7 @@ class Gate:
         return self.passes(name, number, moment)
 
     def passes(self, name: str, number: int, moment: Moment) -> bool:
-        """False: break it off."""
+        """Return False if the passage must be broken off."""
         if self.kill_at == Point(name=name, number=number, moment=moment):
             self.kill_at = None
             self.killed += 1

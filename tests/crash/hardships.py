@@ -49,7 +49,7 @@ async def killed_at_file(services: SharedServices, effect: int, totals: Totals) 
 
 
 async def migrations(services: SharedServices) -> list[Point]:
-    """Every commit of an empty database's first start, under an old home."""
+    """Return every commit of an empty database's first start, under an old home."""
     async with DaemonRig(services, template=None) as rig:
         rig.daemon.start()
         await rig.daemon.serves()

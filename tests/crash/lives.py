@@ -46,7 +46,7 @@ async def _plain(rig: DaemonRig) -> None:
 
 
 async def _stopped(rig: DaemonRig) -> None:
-    """While it trains, and would not end for long."""
+    """Stop the job while it trains and is far from its end."""
     rig.behaviour.kind = AgentKind(config=ENDLESS)
     job = await rig.submit()
     await _trains(rig)
@@ -89,7 +89,7 @@ async def _preempted(rig: DaemonRig) -> None:
 
 
 async def _capped(rig: DaemonRig) -> None:
-    """It comes near its cap, drains, and goes on when its cap is raised."""
+    """Let the job near its cap, drain, and continue when the cap is raised."""
     rig.behaviour.kind = AgentKind(config=ENDLESS)
     job = await rig.submit(cap_usd=LOW_USD)
     await _trains(rig)
@@ -100,7 +100,7 @@ async def _capped(rig: DaemonRig) -> None:
 
 
 async def _raised(rig: DaemonRig) -> None:
-    """Its cap is raised while it drains for it."""
+    """Raise the cap while the job drains for it."""
     rig.behaviour.kind = AgentKind(config=ENDLESS)
     job = await rig.submit(cap_usd=LOW_USD)
     await rig.until("it drains", "SELECT 1 FROM attempts WHERE state IN ('draining', 'terminating', 'ended')")
@@ -110,7 +110,7 @@ async def _raised(rig: DaemonRig) -> None:
 
 
 async def _unheard(rig: DaemonRig) -> None:
-    """The reply of its create is lost: the machine is looked up, and adopted."""
+    """Lose the reply of the create, so that the machine is looked up and adopted."""
     gate = rig.daemon.gate
 
     async def lose() -> bool:
@@ -122,7 +122,7 @@ async def _unheard(rig: DaemonRig) -> None:
 
 
 async def _failed(rig: DaemonRig) -> None:
-    """Its program ends with an error, and people try again."""
+    """Let the program end with an error, then retry the job."""
     rig.behaviour.kind = AgentKind(faulty=True)
     rig.daemon.gate.opens["blob:get final.json"] = "failed"
     job = await rig.submit()
@@ -134,7 +134,7 @@ async def _failed(rig: DaemonRig) -> None:
 
 
 async def _refused(rig: DaemonRig) -> None:
-    """The cloud has no machine of the first offer after all, and the next one is bought."""
+    """Sell out the first offer at its create, so that the next one is bought."""
     rig.behaviour.regions, rig.behaviour.sold_out = ("here", "there"), frozenset({"here"})
     rig.daemon.gate.opens[CREATE] = "refused"
     await rig.submit()
@@ -187,7 +187,7 @@ async def _raise(rig: DaemonRig, job: str) -> None:
 
 
 def life_of(point: Point) -> str:
-    """Its name."""
+    """Return its name."""
     return point.name.rpartition("/")[0]
 
 

@@ -116,7 +116,7 @@ class SoldMachine:
 
     @property
     def born_at(self) -> datetime:
-        """Time of the create by the wall clock."""
+        """Return the time of the create by the wall clock."""
         return datetime.now(UTC) - timedelta(seconds=time.monotonic() - self.born)
 
     @property

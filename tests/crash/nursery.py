@@ -32,7 +32,7 @@ READY = "ready"
 
 
 def serve(order: dict[str, Any]) -> None:
-    """Is the daemon, until killed."""
+    """Run the daemon until it is killed."""
     home = Path(order["home"])
     log = os.open(home / "daemon.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (1, 2):

@@ -118,7 +118,7 @@ async def _at_points(plan: Plan, services: SharedServices, totals: Totals, say: 
 
 
 async def _others(plan: Plan, services: SharedServices, totals: Totals, say: Say) -> list[Point]:
-    """Points of all lives but the plain one, life by life."""
+    """Return points of all lives but the plain one, life by life."""
     found: dict[str, list[Point]] = {name: [] for name in LIVES if name}
 
     async def look(name: str) -> None:
@@ -135,7 +135,7 @@ def _some(found: list[Point], share: int | None, plan: Plan) -> list[Point]:
 
 
 def _drawn(places: Sequence[Any], count: int, seed: str) -> list[Any]:
-    """Each once before any comes twice."""
+    """Draw each item once before any item comes twice."""
     draw, order = random.Random(seed), list[Any]()
     while places and len(order) < count:
         order += draw.sample(places, len(places))
@@ -152,7 +152,7 @@ async def _in_lanes(
     plan: Plan, items: Sequence[Any], act: Callable[[Any], Awaitable[None]], totals: Totals, say: Say, *,
     lanes: int | None = None, name: str = "",
 ) -> None:  # fmt: skip
-    """Each item once, so many at a time; one line each."""
+    """Run each item once, a fixed number at a time; print one line for each."""
     waiting, clock = list(reversed(items)), SystemClock()
 
     async def lane() -> None:

@@ -36,7 +36,7 @@ def _writes(sql: str) -> bool:
 
 
 def _states(parameters: bytes) -> set[str]:
-    """States among the texts of an array, which come with their lengths."""
+    """Return the states in an array of texts with length prefixes."""
     return {state for state in STATES if struct.pack(">i", len(state)) + state.encode() in parameters}
 
 
@@ -78,12 +78,12 @@ class _Wire:
         return bool(getattr(self.client, "_buffer", b""))
 
     async def _pass_first(self) -> None:
-        """The first message has no kind."""
+        """Forward the first message, which has no kind."""
         size = await self.client.readexactly(4)
         self.to_server.write(size + await self.client.readexactly(struct.unpack(">i", size)[0] - 4))
 
     def _passage(self, kind: int, body: bytes) -> str | None:
-        """The name of what must pass the gate, if this message is that."""
+        """Return the name of the passage if this message must pass the gate."""
         if kind == ord("P"):
             name, sql, _ = body.split(b"\0", 2)
             self.statements[name] = sql.decode()
@@ -160,7 +160,7 @@ class PostgresProxy:
         await asyncio.gather(*self._open, return_exceptions=True)
 
     def cut(self) -> None:
-        """Every connection, at once."""
+        """Cut every connection at once."""
         for task in self._open:
             task.cancel()
 

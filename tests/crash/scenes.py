@@ -113,7 +113,7 @@ def _chosen(passages: Sequence[Point], name: str) -> list[Point]:
 
 
 async def kill_at(services: SharedServices, point: Point, totals: Totals) -> None:
-    """One life, killed there."""
+    """Run one life that is killed at that point."""
     async with DaemonRig(services) as rig:
         gate = rig.daemon.gate
         gate.kill_at = point
@@ -138,7 +138,7 @@ def sampled(points: Sequence[Point], commit: str, share: int, seed: int = 0) -> 
 
 
 def commit() -> str:
-    """The hash of what is checked out; 0 without a repository."""
+    """Return the hash of what is checked out; 0 without a repository."""
     head = subprocess.run(["git", "rev-parse", "--short=7", "HEAD"], capture_output=True, text=True, check=False)
     return head.stdout.strip() or "0"
 

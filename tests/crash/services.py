@@ -108,7 +108,7 @@ class SharedServices:
         await asyncio.to_thread(psutil.wait_procs, backends, 300)  # the postmaster's own end is for its keeper to take
 
     async def postgres_answers(self) -> None:
-        """Waits until it does."""
+        """Wait until PostgreSQL answers."""
         async with Within(300, "PostgreSQL answers"):
             while True:
                 try:
@@ -141,7 +141,7 @@ async def open_services(*, seed: int = 0, preempts: float = 0.0) -> AsyncIterato
 
 @asynccontextmanager
 async def blob_store() -> AsyncIterator[str]:
-    """An S3 with the bucket; where it listens."""
+    """Yield the URL of an S3 server that has the bucket."""
     logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line for each request
     moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     moto.start()

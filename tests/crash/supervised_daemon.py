@@ -117,11 +117,11 @@ class SupervisedDaemon:
                 resource.prlimit(self._number, resource.RLIMIT_FSIZE, (0 if full else -1, -1))
 
     def end(self) -> None:
-        """kill -9: the kernel lets the process do nothing from here on."""
+        """Kill the process with SIGKILL."""
         self.signal(signal.SIGKILL)
 
     async def serves(self) -> None:
-        """Waits until a daemon that lives now has said that it serves."""
+        """Wait until a live daemon has reported that it serves."""
         file = self.home / READY
         async with Within(SETTLE_S, f"{self.home} serves", self.status_message):
             while not (file.exists() and self._sits(int(file.read_text()))):  # noqa: ASYNC110 - another process writes it
@@ -139,7 +139,7 @@ class SupervisedDaemon:
         return AsyncClient(found["url"], found["token"])
 
     async def leave(self) -> None:
-        """Killed, and not started again but by `start`."""
+        """Kill the daemon; only `start` starts it again."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)

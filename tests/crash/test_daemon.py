@@ -39,7 +39,7 @@ async def start_daemon() -> AsyncIterator[DaemonStarter]:
 
 
 async def watch(daemon: Daemon, job: str, until: Callable[[JobDetail], bool], within_s: float = 300) -> JobDetail:
-    """Polls the job; at every look there is at most one live attempt."""
+    """Poll the job; at every look there is at most one live attempt."""
     detail = None
     async with Within(within_s, f"job {job}", lambda: f"{detail}\n{daemon.log()}"), daemon.client() as client:
         while True:

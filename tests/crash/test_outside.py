@@ -52,21 +52,21 @@ async def run(home: Path, *words: str) -> Ran:
 
 
 def buy_by_hand(services: SharedServices, name: str) -> SoldMachine:
-    """Somebody has bought it by hand."""
+    """Sell a machine that a user bought by hand."""
     sold = SoldMachine(id=name, name=InstanceName(name), attempt=name.rsplit("-", 1)[-1], born=0.0)
     services.cloud.sold[name] = sold
     return sold
 
 
 async def gone(sold: SoldMachine) -> None:
-    """Destroyed, and no listing shows it any more."""
+    """Wait until the machine is destroyed and no listing shows it."""
     async with Within(300, f"{sold.id} is gone"):
         while time.monotonic() < sold.destroyed + LAG_S:  # noqa: ASYNC110 - another process destroys it
             await asyncio.sleep(LOOK_S)
 
 
 async def working(rig: DaemonRig) -> SoldMachine:
-    """A machine of its job, which stays: no destruction gets through."""
+    """Return a machine of the job that stays, because its destroys fail."""
     rig.daemon.gate.hold_at = Point(name="cloud:destroy", number=1, moment="before")
     rig.daemon.gate.hold = asyncio.Event().wait
     rig.daemon.start()

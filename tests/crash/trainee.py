@@ -96,7 +96,7 @@ _OWN_NUMBER = re.compile(r"\.\d+$")
 
 
 def named(path: Any) -> str:
-    """A file by its name, a hidden one or a numbered folder by its kind."""
+    """Return a file by its name, a hidden one or a numbered folder by its kind."""
     name = _OWN_NUMBER.sub("", Path(path).name).lstrip(".")
     return "snapshot" if name.split("-")[0].isdigit() else name
 
@@ -126,7 +126,7 @@ WORKER_STEPS: tuple[tuple[Any, str, str, int], ...] = (
 
 
 def stand_at(gate: Gate, steps: tuple[tuple[Any, str, str, int], ...], role: str) -> None:
-    """Every call of these passes the gate, from now on."""
+    """Let every call of these pass the gate from now on."""
     for owner, name, what, which in steps:
         setattr(owner, name, _passing(gate, getattr(owner, name), f"{role}:{what}", which))
 
@@ -160,7 +160,7 @@ def _passing(gate: Gate, function: Callable[..., Any], what: str, which: int) ->
 
 
 def tensors_of(step: int) -> dict[str, Tensors]:
-    """The weights, moments and gradients after so many steps; a function of the step alone."""
+    """Return the weights, moments and gradients after so many steps; a function of the step alone."""
     draw = torch.Generator().manual_seed(step)
 
     def drawn(count: int) -> torch.Tensor:
@@ -182,7 +182,7 @@ def exact(stored: StoredSnapshot, metrics: Path) -> bool:
 
 
 def work(order: Order, run: RunFolder, told: Told) -> None:
-    """Trains and takes snapshots, as `trainer.training.loop` does."""
+    """Train and take snapshots, as `trainer.training.loop` does."""
     torch.set_num_threads(1)
     _wait(run.job.exists)
     restored = json.loads(run.job.read_text())["restore"]
@@ -286,7 +286,7 @@ async def attend(order: Order, run: RunFolder, told: Told, worker: int) -> None:
 
 
 def live(asked: dict[str, Any]) -> None:
-    """One life, to its end."""
+    """Run one life to its end."""
     order = Order(**asked)
     folder = Path(order.folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ class Within:
 
 @contextlib.contextmanager
 def during(what: str) -> Iterator[None]:
-    """Whatever the block raises names it."""
+    """Add the name to any exception that the block raises."""
     try:
         yield
     except BaseException as e:

@@ -68,14 +68,14 @@ class Gate:
         return f"s3://{self.bucket}/team/runs"
 
     def options(self) -> dict[str, str]:
-        """The daemon's own."""
+        """Return the store options of the daemon."""
         return {
             "aws_endpoint": self.url, "aws_region": "us-east-1", "aws_access_key_id": ROOT,
             "aws_secret_access_key": "hidden-from-instances",
         }  # fmt: skip
 
     async def fresh(self, life_s: float, patience_s: float = 0.0) -> None:
-        """Forgets everything and makes another bucket."""
+        """Delete everything and create a new bucket."""
         assert self._client is not None
         self.sessions, self.denied, self.writes, self.used, self.issues = {}, [], {}, set(), True
         self.requests = self.expired = self.absent = 0
@@ -159,7 +159,7 @@ class Gate:
 
 
 def _asks(request: web.Request, body: bytes) -> list[tuple[str, str, dict[str, str]]]:
-    """The permissions that a request needs, as S3 documents them: (action, resource, context)."""
+    """Return the permissions that a request needs, as S3 documents them: (action, resource, context)."""
     _, bucket, *rest = unquote(request.path).split("/", 2)
     arn, key, query = f"arn:aws:s3:::{bucket}", rest[0] if rest else "", request.query
     if not key:
@@ -185,7 +185,7 @@ def _error(status: int, code: str) -> web.Response:
 
 @asynccontextmanager
 async def gated(life_s: float = 3600.0) -> AsyncIterator[Gate]:
-    """A gate with an empty bucket behind it."""
+    """Yield a gate with an empty bucket behind it."""
     moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     moto.start()
     host, port = moto.get_host_and_port()

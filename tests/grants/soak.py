@@ -90,7 +90,7 @@ class Soak:
         )  # fmt: skip
 
     async def run(self, meanwhile: Callable[["Soak"], Coroutine[None, None, None]] | None = None) -> Outcome:
-        """The job from submit to its end, while `meanwhile` disturbs it."""
+        """Run the job from submit to its end, while `meanwhile` disturbs it."""
         await self.market.step()
         fleet = Fleet.build(self.context, SecretBox(bytes(32)), self.market.offers, ())
         work = [asyncio.create_task(fleet.run()), asyncio.create_task(run_forever(self.market, self.clock))]

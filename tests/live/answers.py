@@ -94,7 +94,7 @@ class Answers:
             self._aws_shape(kind).add(product)
 
     def differences(self) -> list[Difference]:
-        """All that is not as the schema files say."""
+        """Return all differences from the schema files."""
         found = {d for shape in self.shapes.values() for d in shape.differences(self.read | self._all_of_aws())}
         return sorted(found, key=lambda one: (not one.needed, one.field))
 
@@ -143,7 +143,7 @@ class Answers:
 
 
 def _call(schema: Mapping[str, Any]) -> str:
-    """A short name of a RunPod query, after what it asks for."""
+    """Return a short name of a RunPod query, after what it asks for."""
     root = schema["data"]
     if "myself" in root:
         return "balance"

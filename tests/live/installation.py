@@ -141,7 +141,7 @@ class LiveInstallation:
             return sum([(await client.job(job)).spent_usd for job in self.jobs], Decimal(0))
 
     async def cancel_all(self) -> None:
-        """Asks every job to stop, and waits for them for a while."""
+        """Ask every job to stop, and wait for them for a while."""
         for job in self.jobs:
             try:
                 async with self.client() as client:
@@ -155,7 +155,7 @@ class LiveInstallation:
     # ------------------------------------------------------------------------------------------------------ the clouds
 
     def native(self, cloud: str) -> Cloud:
-        """The cloud's own API, past the daemon."""
+        """Return the cloud's own API, past the daemon."""
         if cloud not in self._natives:
             sections = ProvidersConfig.model_validate(self.configuration["providers"]).rented()
             make, _ = CLOUD_CLASSES[cloud]
@@ -174,7 +174,7 @@ class LiveInstallation:
 
 
 async def sweep(installation: LiveInstallation) -> dict[str, str]:
-    """Destroys every machine of the run, until each cloud says twice that there is none; what is left, by cloud."""
+    """Destroy every machine of the run, until each cloud lists none twice; return what is left, by cloud."""
     left: dict[str, str] = {}
     for cloud in installation.clouds:
         try:

@@ -61,7 +61,7 @@ def missing(cloud: str, env: Mapping[str, str], home: Path) -> str:
 
 
 async def look(cloud: str, endpoint: str | None, env: Mapping[str, str], home: Path) -> CloudFindings:
-    """Asks one cloud; sends nothing but reads."""
+    """Compare one cloud's answers with the schema files; send read requests only."""
     found, answers = CloudFindings(cloud=cloud), Answers(cloud)
     settings = {"endpoint": endpoint, **_ALL.get(cloud, {})}
     section = ProvidersConfig.model_validate({cloud: settings}).rented()[cloud]

@@ -84,7 +84,7 @@ class Shape:
 
     @property
     def unseen(self) -> int:
-        """Fields of which nothing can be said, since what they belong to was not in any answer."""
+        """Return fields of which nothing can be said, since what they belong to was not in any answer."""
         return sum(1 for seen in self._fields.values() if not seen.objects)
 
     def _wrong(self, seen: _Seen) -> Iterator[str]:
@@ -132,7 +132,7 @@ class Shape:
             self._value(schema, item, path)
 
     def _paths(self, schema: Any, path: str) -> Iterator[tuple[str, Any]]:
-        """Every field below, in the order of the file; aliases of one field are one."""
+        """Yield every field below, in the order of the file; aliases of one field are one."""
         parts: Iterable[tuple[str, Any]] = ()
         if isinstance(schema, list):
             parts = [(f"{path}[]", schema[0])]
@@ -185,7 +185,7 @@ def _sources(schema: Any) -> Set[str]:
 
 
 def of_query(document: DocumentNode, schema: GraphQLSchema) -> tuple[Any, Mapping[str, str]]:
-    """The shape of an answer to a query, as a schema file would have it, and the names behind its aliases."""
+    """Return the shape of an answer to a query, as a schema file would have it, and the names behind its aliases."""
     (operation,) = (d for d in document.definitions if isinstance(d, OperationDefinitionNode))
     assert schema.query_type is not None
     names: dict[str, str] = {}

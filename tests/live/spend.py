@@ -58,7 +58,7 @@ Scenario = Callable[[LiveInstallation, str, Decimal], Awaitable[None]]
 
 
 def job(cloud: str, cap: Decimal, *, steps: int) -> Mapping[str, Any]:
-    """The fine-tune of the emulated scenarios, on one cloud and under a cap."""
+    """Return the fine-tune of the emulated scenarios, on one cloud and under a cap."""
     from tests.clouds.scenarios.scene import fine_tune
 
     limits = {"providers": [cloud], "gpus": 1}
@@ -154,7 +154,7 @@ def begin(clouds: list[str], max_usd: Decimal, config: Path, scenarios: list[str
 
 
 def refusal(clouds: list[str], max_usd: Decimal, config: Path, scenarios: list[str]) -> str:
-    """Why a run would make no sense; empty: it may begin."""
+    """Return why a run would make no sense; empty: it may begin."""
     if unknown := [name for name in scenarios if name not in SCENARIOS]:
         return f"there is no scenario {unknown[0]}; one of {', '.join(SCENARIOS)}"
     if (cap := share(max_usd, clouds, scenarios)) < LEAST_CAP:
@@ -173,7 +173,7 @@ def _user() -> tuple[Mapping[str, str], Path]:
 
 
 def share(max_usd: Decimal, clouds: list[str], scenarios: list[str]) -> Decimal:
-    """The cap of each job, so that all together hold to `max_usd`."""
+    """Return the cap of each job, so that all jobs together stay below `max_usd`."""
     return (max_usd / (len(clouds) * len(scenarios))).quantize(CENT, rounding=ROUND_DOWN)
 
 

@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 
 def write(message: Any, given: Mapping[str, Any]) -> Any:
-    """Sets what `given` names; a word that no enum has becomes a number that it has not."""
+    """Set the fields that `given` names; a word that is not in the enum becomes an undefined number."""
     for name, value in given.items():
         if value is not None:
             _write(message, name, value)

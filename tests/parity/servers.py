@@ -35,7 +35,7 @@ class ApiServers:
     kind: Kind
 
     async def transport(self, owner: str = "ada", *scopes: Scope, kind: Kind | None = None) -> Transport:
-        """A caller with a new token, by the transport that is tried or by the one that is named."""
+        """Return a caller with a new token, by the transport that is tried or by the one that is named."""
         return self.transport_with((await self.api.token(owner, *scopes))["Authorization"], kind)
 
     def transport_with(self, authorization: str, kind: Kind | None = None) -> Transport:

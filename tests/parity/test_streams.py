@@ -43,7 +43,7 @@ async def narrow(kind: Kind, limits: StreamLimits, **how: Any) -> AsyncIterator[
 
 
 async def following(transport: Transport, job: str) -> Any:
-    """An open stream of events."""
+    """Return an open stream of events."""
     stream = transport.events(job, timeout_s=GUARD_S)
     await anext(stream)
     return stream
@@ -124,7 +124,7 @@ async def test_every_way_out_gives_the_place_back(kind: Kind) -> None:
 
 
 async def _seen(stream: Any) -> list[str]:
-    """Events up to the caller's own deadline."""
+    """Return events up to the caller's own deadline."""
     found = []
     try:
         async for event in stream:
@@ -190,7 +190,7 @@ async def test_follower_ends_at_token_expiry_while_the_database_is_down(
 
 @asynccontextmanager
 async def uploading(servers: ApiServers, authorization: str) -> AsyncIterator[asyncio.Task[str]]:
-    """An upload that began and does not go on; its result is how it was refused."""
+    """Yield an upload that began and does not continue; its result is the refusal."""
     held = asyncio.Event()
 
     async def by_http() -> str:
@@ -225,7 +225,7 @@ async def uploading(servers: ApiServers, authorization: str) -> AsyncIterator[as
 
 
 async def open_are(servers: ApiServers, count: int) -> None:
-    """Waits until it is so."""
+    """Wait until that number of streams is open."""
     while True:
         if servers.api.app[STREAMS].open == count:
             return

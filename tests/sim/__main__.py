@@ -78,7 +78,7 @@ def replay(seed: int, *, hints: bool) -> int:
 
 
 def same(seeds: range) -> int:
-    """Each must be the same story in two processes."""
+    """Simulate each seed in two processes and count the equal stories."""
     others = many.differing(seeds)
     for seed in others:
         print(f"seed {seed} was another story in another process")

@@ -67,7 +67,7 @@ class Body(VirtualBackend):
         self._trainees: dict[str, Trainee] = {}
 
     def standing(self) -> list[InstanceName]:
-        """Machines that bill now."""
+        """Return machines that bill now."""
         now = self._clock.monotonic()
         return [one.machine.name for one in self._instances.values() if not one.over and now < one.dies_at]
 
@@ -79,7 +79,7 @@ class Body(VirtualBackend):
         return {one for one in self.running() if one not in self.silent | self._unstarted}
 
     def training(self) -> list[_Instance]:
-        """Machines whose agents work."""
+        """Return machines whose agents work."""
         now = self._clock.monotonic()
         return [
             one
@@ -107,7 +107,7 @@ class Body(VirtualBackend):
         return name in self._finished or self.is_stuck(name)
 
     def is_stuck(self, name: str) -> bool:
-        """Never to end itself."""
+        """Return True if the machine never ends itself."""
         return name in self.silent or name in self.stopped
 
     def _observe(self, instance: _Instance, now: float) -> Observed:
@@ -170,7 +170,7 @@ class Body(VirtualBackend):
             self.world.over(name)
 
     def _rest(self, one: _Instance) -> None:
-        """Nothing is done until it is taken away."""
+        """Wait without work until the machine is preempted."""
         now = self._clock.monotonic()
         one.over = now >= one.dies_at
         if not one.over:

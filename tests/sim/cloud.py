@@ -148,7 +148,7 @@ class DrawnCloud(SimulatedCloud):
         return with_columns(machine, usd_per_hour=price, price_moves=True)
 
     def _dated(self, machine: Observed) -> Observed:
-        """Every second cloud says since when its machines stand."""
+        """Return the machine, with its creation time at every second cloud."""
         born = self.world.watch.born_at.get(machine.handle.id) if self._lists_creation_time else None
         if born is None:
             return machine
@@ -175,7 +175,7 @@ class DrawnCloud(SimulatedCloud):
         return own.live and not (recorded and machine_id in self.surplus - set(recorded))
 
     def standing(self) -> tuple[str, ...]:
-        """Ids of all machines of ours that bill."""
+        """Return ids of all machines of ours that bill."""
         body = self._backend
         assert isinstance(body, Body)
         return (*body.standing(), *self.extra)
@@ -297,7 +297,7 @@ class CloudConnection:
         await self._ask("confirm", self._nothing)
 
     async def _nothing(self) -> None:
-        """The listing says all."""
+        """Return nothing beyond the listing."""
 
     async def cancel(self, name: InstanceName) -> None:
         await self._world.pause(0.1, 1.0)
@@ -331,7 +331,7 @@ class CloudConnection:
         return None
 
     async def close(self) -> None:
-        """Processes here are killed, not closed."""
+        """Do nothing: simulated processes are killed, not closed."""
 
     async def _ask(self, call: str, effect: Callable[[], Awaitable[T]]) -> T:
         await self._connect(call)

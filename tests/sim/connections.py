@@ -33,7 +33,7 @@ class Objects:
         """Keys in order."""
 
     def below(self, prefix: str) -> list[str]:
-        """Keys that begin with it, in order."""
+        """Return the keys below the prefix, sorted."""
         first = bisect_left(self._keys, prefix)
         return self._keys[first : bisect_left(self._keys, prefix + LAST, first)]
 

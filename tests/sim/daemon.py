@@ -12,7 +12,7 @@ from broker.runtime.control_loop import run_forever
 
 
 async def daemon(clock: DatabaseClock, market: MarketPoller, fleet: Fleet) -> None:
-    """Again until it could start."""
+    """Start the daemon again until it runs."""
     started = False
     while not started:
         try:

@@ -28,7 +28,7 @@ def weights(job: str, step: int) -> bytes:
 
 
 def trained(before: bytes, job: str, since: int, to: int) -> bytes:
-    """Weights after the steps in between; those that are not this job's at `since` never become so again."""
+    """Return weights after the steps in between; those that are not this job's at `since` never become so again."""
     return weights(job, to) if before == weights(job, since) else before + f" and {job}:{since}..{to}".encode()
 
 
@@ -45,7 +45,7 @@ class Folder:
         return [_File(self, name) for name in self.files]
 
     def mkdir(self, **_: bool) -> None:
-        """Folders are not made here."""
+        """Do nothing: the simulation has no folders."""
 
 
 class _File:
@@ -147,7 +147,7 @@ class _Obstore:
 
 @contextmanager
 def trainers(clock: Callable[[], float]) -> Iterator[None]:
-    """Their store, their disks, their clock and their nonces are the simulation's. `clock`: virtual seconds."""
+    """Replace the trainers' store, disks, clock and nonces by those of the simulation. `clock`: virtual seconds."""
     numbers = iter(range(1 << 32))
 
     def nonce(length: int) -> str:

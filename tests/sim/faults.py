@@ -190,7 +190,7 @@ class Weather:
         return max((fault.share for fault in self.now[kind]), default=0.0)
 
     def draw(self, what: str) -> float:
-        """The next number in [0, 1) for one purpose."""
+        """Return the next number in [0, 1) for one purpose."""
         self._draws[what] = self._draws.get(what, 0) + 1
         return unit(self.seed, what, self._draws[what])
 
@@ -219,7 +219,7 @@ def excusing(plan: Sequence[Fault], brokers: int) -> tuple[Fault, ...]:
 
 
 def disturbed_s(plan: Sequence[Fault], since: float, until: float) -> float:
-    """Seconds of a span in which some fault of `excusing`, or what it leaves behind, was at work."""
+    """Return seconds of a span in which some fault of `excusing`, or what it leaves behind, was at work."""
     total, reached = 0.0, since
     for fault in sorted(plan, key=lambda one: one.at):
         begins, ends = max(fault.at, reached), min(fault.at + fault.for_s + TAIL_S, until)
@@ -229,5 +229,5 @@ def disturbed_s(plan: Sequence[Fault], since: float, until: float) -> float:
 
 
 def lasted_s(plan: Sequence[Fault], kind: str, since: float, until: float) -> float:
-    """Seconds of a span in which faults of a kind lasted; each counts for half a minute more."""
+    """Return seconds of a span in which faults of a kind lasted; each counts for half a minute more."""
     return sum(max(0.0, min(one.at + one.for_s + 30.0, until) - max(one.at, since)) for one in plan if one.kind == kind)

@@ -78,7 +78,7 @@ class Happenings:
         self._again(slot, process)
 
     async def die_launching(self, process: Process) -> None:
-        """While a create of it is under way."""
+        """Kill the broker while one of its creates is in progress."""
         slot = next(one for one in self._world.slots if one.process is process)
         await self._world.pause(0.0, 2.0)
         process.kill_at = process.steps + 1

@@ -35,7 +35,7 @@ def mutants(seeds: Sequence[int], only: str | None, *, known: bool, note: bool) 
 
 
 def _hunted(chosen: Sequence[Mutant], orders: Sequence[Sequence[int]]) -> Iterator[Hunt]:
-    """Several at a time, each planted in a process of its own."""
+    """Hunt several mutants at a time, each planted in a process of its own."""
     with pool(os.cpu_count() or 1) as processes:
         yield from processes.map(_hunt, [MUTANTS.index(one) for one in chosen], orders)
 

@@ -72,7 +72,7 @@ class Watch:
     # ----------------------------------------------------------------------------------------------------- the people
 
     def answered(self, key: str, own: JobId) -> bool:
-        """A submission was; False: and broke an invariant."""
+        """Record an answered submission; return False if it broke an invariant."""
         known, state = self._acknowledged.get(key), self._world.state
         if known not in (None, own) or own in (i for k, i in self._acknowledged.items() if k != key):
             self._fail("one_job_a_key", f"{key} made {known}, and now {own}")
@@ -230,7 +230,7 @@ class Watch:
             self._fail("no_false_death", f"{to.name} works, and was taken for hung")
 
     def _returned(self) -> set[str]:
-        """Machines that run again, though a look may have been made before."""
+        """Return machines that run again, though a look may have been made before."""
         look_s = self._world.cloud.caps.list_lag_s + 60.0
         return {name for name, at in self._world.body.returned.items() if self.calm_s(at) < look_s}
 

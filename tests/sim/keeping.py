@@ -33,7 +33,7 @@ class Keeping:
         """Jobs of which something that they saved was damaged."""
 
     def saved(self, job_id: JobId, but: str = "") -> int:
-        """The furthest step; a trainer that goes on after its end may have saved it twice."""
+        """Return the furthest step; a trainer that goes on after its end may have saved it twice."""
         found = furthest_first([key for key in self._world.objects.below(keys.checkpoints(job_id)) if key != but])
         return step_of(found[0]) if found else 0
 
@@ -89,7 +89,7 @@ class Keeping:
             self._world.fail("good_checkpoint_kept", f"{key} was deleted, and {heir} starts from it")
 
     def _named_by(self, job_id: JobId, key: str) -> JobId | None:
-        """A job that lives, starts from this one, and has named this checkpoint."""
+        """Return a job that lives, starts from this one, and has named this checkpoint."""
         state = self._world.state
         for own in self._world.jobs:
             job = state.jobs[own].value

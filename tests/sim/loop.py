@@ -154,7 +154,7 @@ class SimLoop(base_events.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        """There are no threads here: at once."""
+        """Run the function at once, because the simulation has no threads."""
         future = self.create_future()
         try:
             future.set_result(func(*args))

@@ -26,7 +26,7 @@ class Helpless:
             self._since = now
 
     def within(self, since: float, until: float) -> float:
-        """Seconds of a span."""
+        """Return seconds of a span."""
         spans = list(self._over)
         if self._since is not None:
             spans.append((self._since, until))
@@ -98,6 +98,6 @@ class Measures:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that so large a share of them does not pass; 0 of none."""
+    """Return the smallest value that this share of the values does not exceed; 0 without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

@@ -44,7 +44,7 @@ class Listed:
 
 
 def highest(offer: Offer) -> Decimal:
-    """Dollars an hour that a machine may come to cost."""
+    """Return dollars an hour that a machine may come to cost."""
     return max(offer.usd_per_hour, offer.on_demand_usd_per_hour or ZERO) if offer.price_moves else offer.usd_per_hour
 
 
@@ -86,7 +86,7 @@ class MoneyChecks:
         self._listed.setdefault(process.id, []).append(one)
 
     def asked(self, process: Process, charges: Sequence[Charge]) -> None:
-        """Decided right now, by what it was given last."""
+        """Record that a broker decides now, on its latest listing."""
         world = self._world
         if not world.prices.moves:
             return
@@ -122,7 +122,7 @@ class MoneyChecks:
             self.charged(process, [charge], [True])
 
     def restored(self, made_at: float) -> None:
-        """A backup of that moment."""
+        """Restore a backup of that moment."""
         self._lost_since |= {one.id: made_at for one in self._world.brokers() if one.id not in self._lost_since}
         self._asked.clear()
         self._ledgers.clear()

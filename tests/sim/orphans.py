@@ -47,5 +47,5 @@ class Orphans:
             world.fail("orphan_grace", f"{machine_id} was swept, an orphan for {age_s:.1f} s")
 
     def restored(self) -> None:
-        """Brokers begin to look now."""
+        """Record that brokers start on the restored database."""
         self._since = {}

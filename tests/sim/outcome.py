@@ -54,7 +54,7 @@ class Outcome:
 
     @property
     def lifetimes(self) -> int:
-        """Jobs that reached their end and met a fault."""
+        """Return jobs that reached their end and met a fault."""
         return sum(met > 0 for met in self.lives)
 
     def without_trace(self) -> "Outcome":

@@ -72,7 +72,7 @@ class People:
         world.note("people", f"submitted {submitted.id}: {what}, {limits}")
 
     def _origin(self, draw: random.Random) -> JobId | None:
-        """A job that has committed something, as the daemon asks for, whether it still runs or not."""
+        """Return a job that has committed something, as the daemon asks for, whether it still runs or not."""
         may = [own for own in self._world.jobs if self._world.watch.keeping.saved(own)]
         return draw.choice(may) if may else None
 

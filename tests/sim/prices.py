@@ -65,7 +65,7 @@ class Prices:
         return _priced(offer, self._steps[place - 1][1] if place else Decimal(1))
 
     def _within(self, offer: Offer, since: float, until: float) -> list[Decimal]:
-        """All that it was in a span."""
+        """Return all values within a span."""
         first, last = bisect_right(self._times, since), bisect_right(self._times, until)
         return [self.at(offer, since), *(_priced(offer, factor) for _, factor in self._steps[first:last])]
 
@@ -123,7 +123,7 @@ def _steps(seed: int, number: int, fault: Fault) -> Iterator[tuple[float, Decima
 
 
 def least(stand: tuple[float, float], spans: Sequence[Span], rises: Sequence[Span]) -> Decimal:
-    """Dollars of one machine from its birth to its end."""
+    """Return dollars of one machine from its birth to its end."""
     total = ZERO
     for span in spans:
         total += span.low * _overlap(span, *stand)
@@ -136,7 +136,7 @@ def least(stand: tuple[float, float], spans: Sequence[Span], rises: Sequence[Spa
 
 
 def dearest(spans: Sequence[Span], quantum_s: int) -> Decimal:
-    """Dollars an hour times seconds; a quantum in which the price changed costs the highest of it."""
+    """Return dollars an hour times seconds; a quantum in which the price changed costs the highest of it."""
     changed = sum((abs(after.high - before.high) for before, after in pairwise(spans)), ZERO)
     return sum((span.high * _overlap(span, span.begins, span.ends) for span in spans), changed * quantum_s)
 

@@ -40,7 +40,7 @@ def _forget(worlds: list[World]) -> None:
 
 
 def shrink(seed: int, broken: str, *, hints: bool = True) -> tuple[Outcome, tuple[Fault, ...]]:
-    """The fewest faults found with which the same invariant still breaks."""
+    """Return the fewest faults found with which the same invariant still breaks."""
     plan, tries = plan_of(seed), 0
     best = simulate(seed, plan, hints=hints)
     again = True

@@ -143,7 +143,7 @@ class World:
         self.trace.append(f"{self.loop.time():9.2f} {who:6} {what}")
 
     def fail(self, name: str, message: str) -> None:
-        """The first violation ends the run."""
+        """End the run at the first violation."""
         assert name in INVARIANTS, name
         if self.violation is None:
             self.violation = (name, message)
@@ -210,11 +210,11 @@ class World:
         return self.weather.hits("machine.torn_save", job=self.job_of(machine_id))
 
     def brokers(self) -> Iterable[Process]:
-        """All that ever ran."""
+        """Return all brokers that ever ran."""
         return self._processes.values()
 
     def idle_s(self, process: Process, since: float, until: float) -> float:
-        """Seconds of a span in which it could write nothing: it was frozen, or its database was down."""
+        """Return seconds of a span in which it could write nothing: it was frozen, or its database was down."""
         number = int(process.id[1:].split(".")[0])
         own = [fault for fault in self.plan if fault.target % len(self.slots) == number]
         return sum(lasted_s(own, kind, since, until) for kind in ("store.down", "freeze"))

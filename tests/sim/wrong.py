@@ -56,7 +56,7 @@ def always(value: Any) -> Callable[..., Any]:
 
 
 async def create_first(self: launch.Launch, leased: list[Any]) -> None:
-    """No intent: the create is sent before the row says so."""
+    """Send the create before the row records the intent."""
     for one in leased:
         if self._intents.may_be_sent(one):
             self._start(one, first=True)
@@ -80,7 +80,7 @@ def create_again(attempt: Any, observation: Any, caps: Any, now: datetime) -> At
 
 
 def create_unseen(attempt: Any, observation: Any, caps: Any, now: datetime) -> AttemptEvent | None:
-    """Its launcher is dead, and the latest listing does not show it."""
+    """Treat an attempt as absent if its launcher is dead and the latest listing omits its machine."""
     unseen = observation.dead_s is not None and not observation.listed
     return _JUDGE(attempt, observation, caps, now) or (AttemptEvent.ABSENT if unseen else None)
 
@@ -126,7 +126,7 @@ def any_time(listings: Any, shows: Any, since: float, lag_s: float, born: float)
 
 
 def _without(listings: Any, shows: Any, since: float) -> list[Any]:
-    """The listings in a row, up to now, that do not show it."""
+    """Return the listings in a row, up to now, that do not show it."""
     without: list[Any] = []
     for listing in listings:
         if listing.begun > since:
@@ -342,11 +342,11 @@ def one_is_enough(job: Job, *seen: Any) -> tuple[str, ...]:
 
 
 async def nobody(self: Any, job_id: JobId) -> None:
-    """Starts from it."""
+    """Return no protected job, as if no job started from this one."""
 
 
 async def anybodys(self: placement.Placement, job: Any) -> tuple[str, ...]:
-    """The furthest checkpoints of all jobs."""
+    """Return the furthest checkpoints of all jobs."""
     return tuple(furthest_first([blob.key for blob in await self._context.blobs.list("checkpoints/")]))
 
 
@@ -371,7 +371,7 @@ async def unverified(self: blobs.Objects, key: str, path: Any, *, size: int, sha
 
 
 async def first_listed(objects: Any, candidates: Sequence[str], folder: Any, **more: Any) -> Any:
-    """The files of the one that verified, and the step of the one that should have."""
+    """Return the files of the one that verified, and the step of the one that should have."""
     found = await _RESTORE(objects, candidates, folder, **more)
     return found and (found[0], found[1].model_copy(update={"step": step_of(candidates[0])}))
 

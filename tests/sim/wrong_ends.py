@@ -11,7 +11,7 @@ _KEPT_UNTIL = inspection_end
 
 
 def kept_for_a_day(attempt: Attempt, job: Job) -> datetime | None:
-    """Longer than people asked for."""
+    """Keep the machine for a day, longer than the user asked for."""
     until = _KEPT_UNTIL(attempt, job)
     return None if until is None else until + timedelta(days=1)
 

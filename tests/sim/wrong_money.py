@@ -23,7 +23,7 @@ def rise_from_now(attempt: Attempt, seen: tuple[Any, ...], now: datetime, stood:
 
 
 def all_prices_move(attempt: Attempt, seen: tuple[Any, ...], now: datetime, stood: Machines) -> Changes:
-    """Also those that may leave the disk out."""
+    """Apply all listed prices, also those that may omit the disk."""
     return _CHANGES(attempt, tuple(replace(one, price_moves=True) for one in seen), now, stood)
 
 

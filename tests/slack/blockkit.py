@@ -13,7 +13,7 @@ Block = Mapping[str, Any]
 
 
 def faults(blocks: object) -> list[str]:
-    """Everything that Slack would refuse; empty: it would be shown."""
+    """Return everything that Slack would refuse; empty: it would be shown."""
     if not isinstance(blocks, Sequence) or isinstance(blocks, str):
         return ["blocks must be an array"]
     problems = [] if len(blocks) <= MAX_BLOCKS else [f"no more than {MAX_BLOCKS} items allowed"]

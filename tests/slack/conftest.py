@@ -64,14 +64,14 @@ class Desk:
         return Delivery(stream=job.id, event=made)
 
     async def tell(self, delivery: Delivery, snapshot: JobSnapshot | None) -> None:
-        """Delivers and records; `deliver` alone is a crash before the record."""
+        """Deliver and record; `deliver` alone is a crash before the record."""
         self.states[delivery.stream] = await self.deliver(delivery, snapshot)
 
     async def deliver(self, delivery: Delivery, snapshot: JobSnapshot | None) -> State | None:
         return await self.notifier.deliver(self.channel, delivery, snapshot, self.states.get(delivery.stream))
 
     def thread(self) -> list[str]:
-        """The replies under the only root, as their fallback text."""
+        """Return the replies under the only root, as their fallback text."""
         (root,) = self.slack.messages()
         return [m["text"] for m in self.slack.messages(thread=root["ts"])]
 

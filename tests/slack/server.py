@@ -95,7 +95,7 @@ class Slack:
     # ------------------------------------------------------------------------------------------------ for tests
 
     def messages(self, channel: str = "C0JOBS", thread: str | None = None) -> list[dict[str, Any]]:
-        """Roots, or the replies of a thread, in the order of posting."""
+        """Return roots, or the replies of a thread, in the order of posting."""
         messages = self.channels[channel].messages.values()
         return [m for m in messages if m.get("thread_ts") == thread]
 
@@ -279,7 +279,7 @@ class Slack:
         return {"url": f"{self.url.replace('http', 'ws')}/link?ticket={self.sockets.ticket()}"}
 
     async def respond(self, request: web.Request) -> web.StreamResponse:
-        """A response_url: five times, then it is used up."""
+        """Answer on a response_url, which accepts five answers."""
         responses = self.responses.get(request.match_info["name"])
         if responses is None or len(responses) >= RESPONSES_MAX:
             return web.Response(status=404, text="used_url")
@@ -338,7 +338,7 @@ def _cut(request: web.Request) -> web.StreamResponse:
 
 @asynccontextmanager
 async def slack(**settings: Any) -> AsyncIterator[Slack]:
-    """A workspace that serves until the block ends."""
+    """Yield a workspace that serves until the block ends."""
     state = Slack(**settings)
     app = web.Application(client_max_size=2**26)
     app.router.add_post("/api/{method}", state.api)

@@ -26,7 +26,7 @@ class Sockets:
         self._envelopes = itertools.count(1)
 
     def ticket(self) -> str:
-        """Opens one connection."""
+        """Open one connection."""
         name = next(self._tickets)
         self._valid.add(name)
         return name
@@ -62,7 +62,7 @@ class Sockets:
             await self._changed.wait_for(true)
 
     async def deliver(self, kind: str, payload: dict[str, Any], *, tries: int = 3) -> dict[str, Any]:
-        """Sends an envelope until it is acknowledged; gives the acknowledgement."""
+        """Send an envelope until it is acknowledged; return the acknowledgement."""
         name = f"e{next(self._envelopes)}"
         await self.until(lambda: self.open)
         for attempt in range(tries):

@@ -51,7 +51,7 @@ def strings(value: Any) -> list[str]:
 
 
 def texts(value: Any) -> list[dict[str, Any]]:
-    """All text objects."""
+    """Return all text objects."""
     if isinstance(value, dict):
         own = [value] if value.get("type") in ("mrkdwn", "plain_text") else []
         return own + [t for item in value.values() for t in texts(item)]

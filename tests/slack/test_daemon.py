@@ -33,7 +33,7 @@ async def daemon(there: Slack) -> AsyncIterator[Daemon]:
 
 
 async def gpubroker(daemon: Daemon, *words: str, stdin: str = "") -> Any:
-    """A command in a process of its own, and its JSON."""
+    """Run a command in a process of its own, and return its JSON."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "broker.cli", *words, "--json", stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={"GPUBROKER_HOME": str(daemon.home)},

@@ -43,7 +43,7 @@ class Desk:
         self.new_broker()
 
     def new_broker(self) -> None:
-        """After a kill of the one before: nothing of it is left but what it wrote."""
+        """Start a new broker, to which only the written state of its killed predecessor is known."""
         notifier = SlackNotifier(BOX, self.time, self._losses, api_url=f"{self.there.url}/api/")
         context = ControllerContext(
             installation=Installation("test"), owner=f"b{len(self.brokers)}", store=self.store, blobs=None,  # type: ignore[arg-type]

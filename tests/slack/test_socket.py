@@ -1,4 +1,4 @@
-"""Socket Mode over a real WebSocket: acknowledged once it is ours, carried out once, opened again when it ends."""
+"""Socket Mode over a real WebSocket: an envelope is acknowledged once stored, executed once; connections reopen."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -23,9 +23,11 @@ COMMAND = {"command": "/gpubroker", "text": "status"}
 
 @dataclass
 class Desk:
+    """Slack's sockets of a daemon, connected to an emulated Slack."""
+
     there: Slack
     channels: list[Channel]
-    heard: list[tuple[Sequence[Channel], str, Mapping[str, Any]]] = field(default_factory=list)
+    received: list[tuple[Sequence[Channel], str, Mapping[str, Any]]] = field(default_factory=list)
     broken: int = 0
     """Number of deliveries during which the database is unavailable."""
 
@@ -45,8 +47,8 @@ class Desk:
     async def _take(self, channels: Sequence[Channel], envelope: str, payload: Mapping[str, Any]) -> None:
         if self.broken:
             self.broken -= 1
-            raise StoreUnavailable("the database is away")
-        self.heard.append((channels, envelope, payload))
+            raise StoreUnavailable("the database does not answer")
+        self.received.append((channels, envelope, payload))
 
 
 @pytest.fixture
@@ -62,19 +64,19 @@ async def desk(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
         await made.notifier.close()
 
 
-async def test_a_command_is_heard_and_acknowledged(desk: Desk) -> None:
+async def test_a_command_is_received_and_acknowledged(desk: Desk) -> None:
     await desk.there.sockets.deliver("slash_commands", COMMAND)
-    ((channels, _, payload),) = desk.heard
+    ((channels, _, payload),) = desk.received
     assert payload == COMMAND
     assert [c.id for c in channels] == ["ch1"]
     assert desk.there.count("apps.connections.open") == 1
 
 
-async def test_what_could_not_be_kept_is_not_acknowledged_and_comes_again(desk: Desk) -> None:
+async def test_an_unstored_envelope_is_not_acknowledged_and_repeated(desk: Desk) -> None:
     desk.broken, desk.there.sockets.retry_s = 1, 0.3
     await desk.there.sockets.deliver("interactive", COMMAND, tries=600)
-    assert len(desk.there.sockets.sent) >= 2, "more often by a machine that is busy"
-    assert desk.heard
+    assert len(desk.there.sockets.sent) >= 2, "the envelope was not repeated"
+    assert desk.received
 
 
 async def test_slack_may_ask_for_a_new_connection(desk: Desk) -> None:
@@ -84,7 +86,7 @@ async def test_slack_may_ask_for_a_new_connection(desk: Desk) -> None:
     await sockets.until(lambda: sockets.opened == 2)
     await sockets.until(lambda: len(sockets.open) == 1)
     await sockets.deliver("slash_commands", COMMAND)
-    assert len(desk.heard) == 1
+    assert len(desk.received) == 1
 
 
 async def test_a_lost_connection_is_opened_again(desk: Desk) -> None:
@@ -98,7 +100,7 @@ async def test_a_lost_connection_is_opened_again(desk: Desk) -> None:
             await asyncio.sleep(0.01)
     desk.there.refuse = {}
     await sockets.deliver("slash_commands", COMMAND)
-    assert len(desk.heard) == 1
+    assert len(desk.received) == 1
 
 
 async def test_without_an_app_token_nothing_is_opened(desk: Desk) -> None:

@@ -39,7 +39,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has to leave r
 
 @asynccontextmanager
 async def daemon(state_dir: Path, *wrapper: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A daemon in a process of its own; killed at the end if the test has not done it."""
+    """Yield a daemon in a process of its own; killed at the end if the test has not done it."""
     command = (*wrapper, sys.executable, "-c", DAEMON, str(state_dir))
     process = await asyncio.create_subprocess_exec(
         *command, cwd=REPOSITORY, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
@@ -54,7 +54,7 @@ async def daemon(state_dir: Path, *wrapper: str) -> AsyncIterator[asyncio.subpro
 
 
 async def dsn_of(process: asyncio.subprocess.Process, uid: int | None = None) -> str:
-    """The daemon's address, once it is up; `uid` is the user it should run as (this one)."""
+    """Return the daemon's address, once it is up; `uid` is the user it should run as (this one)."""
     assert process.stdout is not None
     assert process.stderr is not None
     line = await asyncio.wait_for(process.stdout.readline(), 300)
@@ -79,7 +79,7 @@ async def eventually(check: Callable[[], bool], seconds: float = 300) -> None:
 
 @contextmanager
 def somebody(*command: str) -> Iterator[int]:
-    """PID of an unrelated child that is not reaped before the end: a zombie once it has finished."""
+    """Yield the PID of an unrelated child that becomes a zombie, because it is not reaped before the end."""
     process = subprocess.Popen(command)
     try:
         yield process.pid
@@ -100,7 +100,7 @@ async def execute(dsn: str, *statements: str) -> object:
 
 
 async def answer(dsn: str) -> None:
-    """Returns when the database answers with what KEEP wrote."""
+    """Wait until the database answers with the rows that KEEP wrote."""
     async with asyncio.timeout(300):
         while True:
             with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
@@ -118,7 +118,7 @@ def postmaster_of(state_dir: Path) -> int:
 
 
 def servers(state_dir: Path) -> list[int]:
-    """PIDs of the processes, zombies left out, that run on the folder's data."""
+    """Return PIDs of the processes, zombies left out, that run on the folder's data."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

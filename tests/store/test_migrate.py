@@ -23,7 +23,7 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Embe
 
 @pytest.fixture
 async def dsn(server: EmbeddedPostgres) -> AsyncIterator[str]:
-    """An empty database."""
+    """Yield an empty database."""
     admin = await asyncpg.connect(server.dsn)
     await admin.execute("CREATE DATABASE migrated")
     yield server.dsn.replace("/gpubroker?", "/migrated?")
@@ -77,7 +77,7 @@ async def columns(dsn: str) -> list[object]:
 
 
 async def refused(dsn: str, folder: Path) -> str:
-    """The message of a refusal, which is one line."""
+    """Return the message of a refusal, which is one line."""
     with pytest.raises(MigrationError) as error:
         await migrate(dsn, folder)
     assert "\n" not in str(error.value)

@@ -21,7 +21,7 @@ OPERATOR = Tenant(team="default", owner="ann", token_id="tok1", operator=True)
 
 @pytest.fixture(scope="module")
 async def server() -> AsyncIterator[EmbeddedPostgres]:
-    """A server of its own, because roles belong to a whole server."""
+    """Yield a server of its own, because roles belong to a whole server."""
     folder = Path(tempfile.mkdtemp(prefix="gb-"))
     try:
         async with await EmbeddedPostgres.start(folder, durable=False) as server:
@@ -32,7 +32,7 @@ async def server() -> AsyncIterator[EmbeddedPostgres]:
 
 @pytest.fixture
 async def admin(server: EmbeddedPostgres) -> AsyncIterator["asyncpg.Connection[asyncpg.Record]"]:
-    """The server's superuser, and two roles without superuser rights, each with an empty database."""
+    """Yield the server's superuser, and two roles without superuser rights, each with an empty database."""
     connection = await asyncpg.connect(server.dsn)
     await connection.execute("CREATE ROLE maker LOGIN CREATEROLE; CREATE ROLE plain LOGIN")
     for role in ("maker", "plain"):
@@ -47,7 +47,7 @@ async def admin(server: EmbeddedPostgres) -> AsyncIterator["asyncpg.Connection[a
 
 @pytest.fixture
 async def dsn(server: EmbeddedPostgres, admin: object) -> str:
-    """The URL of an empty database whose owner may create roles."""
+    """Return the URL of an empty database whose owner may create roles."""
     return as_role(server, "maker")
 
 

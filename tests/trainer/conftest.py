@@ -20,7 +20,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A Hub with the LFS protocol, which the client speaks if Xet is switched off."""
+    """Yield a Hub with the LFS protocol, which the client speaks if Xet is switched off."""
     monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
     made = Hub()
@@ -32,7 +32,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """`lora`: a Llama; `full`: a GPT-2 with dropout everywhere, large enough that writing it takes a moment."""
+    """Return tiny models. `lora`: a Llama; `full`: a GPT-2 with dropout everywhere, whose save takes a moment."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -77,7 +77,7 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def rows(count: int = 60) -> bytes:
-    """A CSV of `word` and `meaning`, in the tiny tokenizer's words, of uneven lengths."""
+    """Return a CSV of `word` and `meaning`, in the tiny tokenizer's words, of uneven lengths."""
     lines = ["word,meaning"]
     lines += [f"w{i},{' '.join(f'w{(i * 7 + j * j) % 90}' for j in range(1 + i % 9))}" for i in range(count)]
     return "\n".join(lines).encode()

@@ -45,7 +45,7 @@ def copied(file: Path) -> set[str]:
 
 
 def mounts(service: dict[str, Any]) -> dict[str, str]:
-    """Path in the container -> volume or path here."""
+    """Return the mounts: volume or host path by container path."""
     long = [entry for entry in service["volumes"] if isinstance(entry, dict)]
     short = [entry.split(":") for entry in service["volumes"] if isinstance(entry, str)]
     return {entry["target"]: entry["source"] for entry in long} | {target: source for source, target, *_ in short}

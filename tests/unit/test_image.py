@@ -1,4 +1,4 @@
-"""`make image`: whichever engine is there builds and pushes; the line for the configuration is what it printed."""
+"""`make image`: the installed engine builds and pushes; the script prints the line for gpubroker.yaml."""
 
 import subprocess
 from pathlib import Path
@@ -21,7 +21,7 @@ exit 0
 
 
 def image(folder: Path, engine: str | None, *name: str) -> subprocess.CompletedProcess[str]:
-    """deploy/image.sh with one engine on PATH that only writes down what it is asked."""
+    """Run deploy/image.sh with only one engine on PATH, which only records its arguments."""
     for program in ("bash", "dirname", "basename", "mktemp", "rm", "sed", "head", "env"):
         (folder / program).symlink_to(f"/usr/bin/{program}")
     if engine:
@@ -37,9 +37,9 @@ def image(folder: Path, engine: str | None, *name: str) -> subprocess.CompletedP
 def test_the_digest_is_printed_for_the_configuration(tmp_path: Path, engine: str, name: str) -> None:
     done = image(tmp_path, engine, name)
     assert done.returncode == 0, done.stderr
-    asked = (tmp_path / "record").read_text()
-    assert f"{engine} build --file deploy/Containerfile.trainer --tag {name} ." in asked
-    assert f"{engine} push" in asked
+    recorded = (tmp_path / "record").read_text()
+    assert f"{engine} build --file deploy/Containerfile.trainer --tag {name} ." in recorded
+    assert f"{engine} push" in recorded
     reference = done.stdout.split("image: ")[1].strip()
     assert reference == f"{name.removesuffix(':1.0')}@{DIGEST}"
     assert PINNED.fullmatch(reference)

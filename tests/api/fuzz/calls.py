@@ -76,7 +76,7 @@ def metadata(authorization: str) -> st.SearchStrategy[tuple[tuple[str, str | byt
 
 
 def _damaged(raw: bytes) -> st.SearchStrategy[bytes]:
-    """A message that lost its end, got one, or has a byte changed."""
+    """Return a message that lost its end, got one, or has a byte changed."""
     places = st.integers(0, max(0, len(raw) - 1))
     cut = places.map(lambda at: raw[:at])
     longer = st.binary(min_size=1, max_size=50).map(lambda more: raw + more)
@@ -85,7 +85,7 @@ def _damaged(raw: bytes) -> st.SearchStrategy[bytes]:
 
 
 def calls(method: Any, known: dict[str, list[Any]], authorization: str) -> st.SearchStrategy[Call]:
-    """Any call of this method; half of its messages are well-formed."""
+    """Return any call of this method; half of its messages are well-formed."""
     whole = messages(method.input_type, known).map(lambda message: message.SerializeToString())
     raw = whole | whole | whole | whole.flatmap(_damaged) | st.binary(max_size=300)
     requests = st.lists(raw, max_size=4) if method.client_streaming else st.lists(raw, min_size=1, max_size=1)

@@ -55,7 +55,7 @@ class SchemathesisResult:
 
 
 async def fuzz(world: World, seed: int, examples: int, *, only: str = "", phases: str = PHASES) -> SchemathesisResult:
-    """One run, as a caller and with known ids that follow from the seed. `only`: a pattern of paths."""
+    """Run once with a caller and known ids that follow from the seed. `only`: a pattern of paths."""
     authorization = await world.authorization(seed)
     before = answers(world)
     with tempfile.TemporaryDirectory(prefix="gb-fuzz-") as folder:
@@ -85,7 +85,7 @@ async def fuzz(world: World, seed: int, examples: int, *, only: str = "", phases
 
 
 def _config(world: World, seed: int, authorization: str) -> str:
-    """Every second run knows what there is, the others guess."""
+    """Return the configuration of a run; every second run knows the existing ids, the others guess."""
     known = {
         "path.job_id": (world.ended, world.running, world.queued)[seed % 3],
         "path.channel_id": world.channel,
@@ -107,6 +107,6 @@ def answers(world: World) -> dict[int, int]:
 
 
 def violations(report: dict[str, Any]) -> int:
-    """Failures of any check but that for server errors, which the server counts, and what could not be tried."""
+    """Return failures of any check but that for server errors, which the server counts, and what could not be tried."""
     problems = [*report.get("failures", ()), *report.get("errors", ())]
     return sum(one["count"] for one in problems if not re.match(SERVER_ERROR, one["title"]))

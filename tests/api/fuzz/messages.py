@@ -30,7 +30,7 @@ KINDS: dict[int, st.SearchStrategy[Any]] = {
 
 
 def messages(descriptor: Descriptor, known: dict[str, list[Any]], depth: int = 6) -> st.SearchStrategy[Any]:
-    """Any message of this type. `known`: good values by field name, tried about as often as bad ones."""
+    """Return any message of this type. `known`: good values by field name, tried about as often as bad ones."""
 
     @st.composite
     def made(draw: st.DrawFn) -> Any:
@@ -65,7 +65,7 @@ def _put(message: Any, field: Any, draw: st.DrawFn, known: dict[str, list[Any]],
 
 
 def _known(field: Any, known: dict[str, list[Any]]) -> st.SearchStrategy[Any]:
-    """Names are not unique: those that fit the field."""
+    """Return the known values that fit the field; several messages have a field of this name."""
     wanted: Any = Message if field.message_type else bytes if field.type == FieldDescriptor.TYPE_BYTES else str
     fitting: list[Any] = [v for v in known.get(field.name, ()) if isinstance(v, wanted)]
     if field.message_type is not None:

@@ -1,4 +1,4 @@
-"""An installation with HTTP and gRPC over PostgreSQL, and the rows that hostile calls may hit."""
+"""Installation with HTTP and gRPC over PostgreSQL, and the rows that hostile calls may hit."""
 
 import shutil
 import tempfile
@@ -28,21 +28,21 @@ from tests.parity.test_jobs import good
 from trainer.contract import object_keys as keys
 
 ROLES: tuple[tuple[Scope, ...], ...] = (("admin",), ("read", "submit", "manage"), ("admin",), ("read",))
-"""Scopes of the callers, in turn. Most calls need an admin, and refused calls end early."""
+"""Scopes of the callers, in turn. Half of the callers are admins, because refused calls test little."""
 
 
 class Nowhere(WebhookNotifier):
-    """Takes any address, and nothing leaves the machine."""
+    """Webhook notifier that accepts every address and sends nothing."""
 
     async def deliver(
         self, channel: Channel, delivery: Delivery, snapshot: JobSnapshot | None, state: State | None
     ) -> State | None:
-        raise NotDelivered("the receiver is not there")
+        raise NotDelivered("the receiver does not answer")
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Three jobs of ada (one idle, one that runs and has results, one that waits), and a channel of hers."""
+    """Three jobs of ada (one ended with results, one running with a checkpoint, one queued), and a channel of ada's."""
 
     servers: ApiServers
     ended: str
@@ -50,7 +50,7 @@ class World:
     queued: str
     channel: str
     known: dict[str, list[Any]]
-    """Good values of gRPC's fields, by name."""
+    """Valid values of gRPC fields, by field name."""
 
     async def authorization(self, seed: int) -> str:
         """Return the metadata value of a new token with the scopes of this seed's turn."""
@@ -59,7 +59,7 @@ class World:
 
 @asynccontextmanager
 async def world(dsn: str) -> AsyncIterator[World]:
-    """Over a migrated database of its own."""
+    """Start the servers over the migrated database `dsn`, with jobs and a channel."""
     store = await PostgresStore.connect(dsn)
     try:
         async with standing(store, "grpc", reflects=True, webhooks=Nowhere) as servers:
@@ -69,17 +69,18 @@ async def world(dsn: str) -> AsyncIterator[World]:
 
 
 async def furnished(servers: ApiServers) -> World:
+    """Create the jobs and the channel, and return them."""
     api, me = servers.api, await servers.api.token("ada")
-    spec = await good(door := GrpcTransport(servers.channel, me["Authorization"]))
-    ended = (await door.submit(spec))[0].id
+    spec = await good(transport := GrpcTransport(servers.channel, me["Authorization"]))
+    ended = (await transport.submit(spec))[0].id
     await succeed(api, ended)
-    running = (await door.submit(spec))[0].id
+    running = (await transport.submit(spec))[0].id
     attempt = await admitted(api, running)
     await put_checkpoint(api, running, attempt, 1, {"a": b"123"})
-    queued = (await door.submit(spec))[0].id
-    wish = {"kind": "webhook", "name": "hook", "secrets": {"url": "https://hooks.example/x"}, "events": ["*"]}
+    queued = (await transport.submit(spec))[0].id
+    request = {"kind": "webhook", "name": "hook", "secrets": {"url": "https://hooks.example/x"}, "events": ["*"]}
     manager = await api.token("ada", "admin")
-    channel = (await api.call("POST", "/v1/channels", manager, 201, json=wish))["id"]
+    channel = (await api.call("POST", "/v1/channels", manager, 201, json=request))["id"]
     message = write(JobSpec(), spec)
     known = {
         "job_id": [ended, running, queued],
@@ -97,7 +98,7 @@ async def furnished(servers: ApiServers) -> World:
 
 
 async def succeed(api: Running, job: str) -> None:
-    """The queued job of that id, as the controllers do it: with an attempt, a log and results."""
+    """Let the queued job succeed, with an attempt, a log and results, as the controllers would."""
     attempt = await admitted(api, job)
     await put_checkpoint(api, job, attempt, 5, {"adapter.safetensors": b"good"}, complete=True)
     await api.service.blobs.put(keys.log_chunk(attempt, 0, "boot", 0), b"hello\n")
@@ -112,7 +113,7 @@ async def succeed(api: Running, job: str) -> None:
 
 @asynccontextmanager
 async def database() -> AsyncIterator[str]:
-    """The dsn of a migrated database on a server of its own."""
+    """Yield the dsn of a migrated database on a server of its own."""
     folder = Path(tempfile.mkdtemp(prefix="gb-"))  # short: a socket's path has at most 107 bytes
     try:
         async with await EmbeddedPostgres.start(folder, durable=False) as server:

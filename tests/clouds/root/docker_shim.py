@@ -156,7 +156,7 @@ def environment(wanted: Wanted) -> dict[str, str]:
 
 
 def container_script(wanted: Wanted) -> str:
-    """Runs as root in the new mount namespace, then becomes the user's command."""
+    """Return a script that runs as root in the new mount namespace and then executes the user's command."""
     lines = ["set -e", "mount --make-rprivate /", "mount -t proc proc /proc"]
     for volume in wanted.values.get("--volume", []):
         outside, inside, *mode = volume.split(":")

@@ -34,7 +34,7 @@ def files(facts: dict[str, Any]) -> Iterator[str]:
 
 
 def beyond_chroot(facts: dict[str, Any]) -> Iterator[str]:
-    """The classic way out of a chroot, which pivot_root closes."""
+    """Yield the classic way out of a chroot, which pivot_root closes."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

@@ -72,7 +72,6 @@ class Scene:
         """Command lines of this host in which a secret was seen."""
         self.money: list[tuple[Decimal, Decimal, Decimal]] = []
         """Spent, billed, and possible extra cost of started quanta, for each job whose ledger is closed."""
-        """(job, ledger, bill) of the jobs that were looked at."""
         self.clouds: Clouds
         self.aws: Aws
         self.hub: Hub
@@ -135,7 +134,7 @@ class Scene:
         return config
 
     def environment(self) -> dict[str, str]:
-        """A user's own, with keys for each cloud: `test-key`, which no machine may ever see."""
+        """Return a user's environment with a key for each cloud: `test-key`, which no machine may ever see."""
         kept = {name: os.environ[name] for name in ("LANG", "TZ", "VIRTUAL_ENV") if name in os.environ}
         kept["PATH"] = os.environ["PATH"] if self._paper else rsync(self.home)
         keys = dict.fromkeys(("RUNPOD_API_KEY", "VAST_API_KEY", "LAMBDA_API_KEY"), "test-key")
@@ -165,7 +164,7 @@ class Scene:
         await self._process.wait()
 
     async def kill_server(self) -> None:
-        """The API server's main process, as the kernel would for memory; its workers go on."""
+        """Kill the API server's main process, like the kernel when memory runs out; its workers continue."""
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):  # one that ends while it is looked at
                 if "sky.server.server" in " ".join(process.cmdline()):
@@ -202,7 +201,7 @@ class Scene:
             await asyncio.sleep(0.2)
 
     def cli(self, *words: str) -> tuple[int, str, str]:
-        """The command line as a user of this home runs it: (exit code, output, errors)."""
+        """Run the command line as a user of this home; return (exit code, output, errors)."""
         done = subprocess.run(
             [sys.executable, "-m", "broker.cli", *words], capture_output=True, text=True, stdin=subprocess.DEVNULL,
             env={**self.environment(), "GPUBROKER_HOME": str(self.home)},
@@ -234,7 +233,7 @@ class Scene:
             return await client.job(job)
 
     async def rest(self, job: str, *, within_s: float = GUARD_S) -> JobDetail:
-        """The job once it rests. Fails with its events and the daemon's log."""
+        """Wait until the job is terminal, and return it. A failure shows its events and the daemon's log."""
         try:
             async with asyncio.timeout(within_s):
                 while (detail := await self.job(job)).state not in RESTING_JOB_STATES:  # noqa: ASYNC110
@@ -244,7 +243,7 @@ class Scene:
             raise AssertionError(await self.told(job)) from None
 
     async def until(self, job: str, what: str, holds: Any, *, within_s: float = GUARD_S) -> JobDetail:
-        """The job once `holds(job)`. Fails with its events and the daemon's log."""
+        """Wait until `holds(job)`, and return the job. A failure shows its events and the daemon's log."""
         try:
             async with asyncio.timeout(within_s):
                 while not holds(detail := await self.job(job)):
@@ -273,7 +272,7 @@ class Scene:
         return [instance_name(installation, AttemptId(run.id)) for run in (await self.job(job)).runs]
 
     async def rented(self, job: str) -> list[Rented]:
-        """Every machine ever made for a job, in order."""
+        """Return every machine ever made for a job, in order."""
         names = await self.names(job)
         return [r for r in self.clouds.world.rented.values() if any(r.name.startswith(n) for n in names)]
 
@@ -293,7 +292,7 @@ class Scene:
         return bill - CENT < spent < bill + CENT + started
 
     def orphans(self) -> list[str]:
-        """Machines that still cost money."""
+        """Return machines that still cost money."""
         return list(self.clouds.bill().open())
 
     def secrets_seen(self) -> list[str]:
@@ -323,7 +322,7 @@ def _merged(base: Any, over: Any) -> Any:
 
 
 def fine_tune(hub: str, *, steps: int = 4, **changes: Any) -> dict[str, Any]:
-    """A real LoRA fine-tune of SmolLM2, a few steps long."""
+    """Return a real LoRA fine-tune of SmolLM2, a few steps long."""
     spec: dict[str, Any] = {
         "name": "cynic", "cap_usd": "20",
         "env": {"HF_ENDPOINT": hub},
@@ -342,7 +341,7 @@ def fine_tune(hub: str, *, steps: int = 4, **changes: Any) -> dict[str, Any]:
 
 
 async def losses(scene: Scene, job: str) -> dict[int, float]:
-    """Loss by step, of all attempts of a job together."""
+    """Return loss by step, of all attempts of a job together."""
     async with scene.client() as client:
         return dict((await read_messages(client, job)).losses)
 

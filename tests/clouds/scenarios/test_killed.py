@@ -1,6 +1,6 @@
-"""kill -9 of the daemon, of the API server and of both, all along a launch: one machine, no orphan, the job's end.
+"""SIGKILL of the daemon, of the API server and of both, at moments of a launch: one machine, no orphan, success.
 
-A continuous integration run takes a sample that the commit chooses; `GPUBROKER_KILL_POINTS=all` takes all of them.
+A continuous integration run takes a sample that the commit chooses; `GPUBROKER_KILL_POINTS=all` runs all moments.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ count = int(file.read_text()) if file.exists() else 0
 while count < 30:
     time.sleep(0.1)
     count += 1
-    beside = file.with_suffix(".new")
-    beside.write_text(str(count))
-    beside.replace(file)
+    draft = file.with_suffix(".new")
+    draft.write_text(str(count))
+    draft.replace(file)
 """
 
 
 def points() -> list[tuple[int, Victim]]:
-    """(moment, victim): all, or the commit's sample, spread over the launch."""
+    """Return (moment, victim) pairs: all, or the commit's sample, spread over the launch."""
     every = [(moment, VICTIMS[moment % len(VICTIMS)]) for moment in range(MOMENTS)]
     if os.environ.get("GPUBROKER_KILL_POINTS") == "all":
         return every
@@ -51,10 +51,10 @@ def points() -> list[tuple[int, Victim]]:
 @pytest.fixture(scope="module")
 async def scene() -> AsyncIterator[Scene]:
     try:
-        async with Scene(clouds=("runpod", "vast", "lambda")) as made:
-            yield made
-            assert made.clouds.violations == []
-            assert made.secrets_seen() == []
+        async with Scene(clouds=("runpod", "vast", "lambda")) as scene:
+            yield scene
+            assert scene.clouds.violations == []
+            assert scene.secrets_seen() == []
     except (NoBake, NoNamespaces) as e:
         cannot(e)
 
@@ -74,7 +74,7 @@ async def submit(scene: Scene) -> str:
 
 @pytest.fixture(scope="module")
 async def launch_s(scene: Scene) -> float:
-    """Seconds from submit to the first beat, undisturbed and with a warm server."""
+    """Return seconds from submit to the first beat, undisturbed and with a warm server."""
     for _ in range(2):
         begun = time.monotonic()
         job = await submit(scene)
@@ -89,7 +89,7 @@ async def test_a_kill_leaves_one_machine_and_no_orphan(
     scene: Scene, launch_s: float, moment: int, victim: Victim
 ) -> None:
     job = await submit(scene)
-    await asyncio.sleep(launch_s * moment / MOMENTS)  # the moment itself is what is tested
+    await asyncio.sleep(launch_s * moment / MOMENTS)  # real time, because the test varies the moment of the kill
     if victim in ("daemon", "both"):
         await scene.kill()
     if victim in ("server", "both"):
@@ -98,9 +98,9 @@ async def test_a_kill_leaves_one_machine_and_no_orphan(
         await scene.start()
     detail = await scene.rest(job)
     assert detail.state is JobState.SUCCEEDED, await scene.told(job)
-    made = await scene.rented(job)
+    machines = await scene.rented(job)
     for name in await scene.names(job):
-        assert sum(machine.name.startswith(name) for machine in made) <= 1, "two machines under one name"
+        assert sum(machine.name.startswith(name) for machine in machines) <= 1, "two machines under one name"
     assert scene.orphans() == []
     bill = await scene.bill(job)
     scene.money.append((detail.spent_usd, bill, scene.started(detail)))

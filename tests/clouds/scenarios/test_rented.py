@@ -39,7 +39,7 @@ async def settled(scene: Scene, job: str) -> JobDetail:
 
 
 async def machine(scene: Scene, job: str, number: int = 1) -> Rented:
-    """The machine of a job's n-th attempt, once it trains and has saved something."""
+    """Return the machine of a job's n-th attempt, once it trains and has saved something."""
 
     def saved(detail: JobDetail) -> bool:
         run = detail.runs[number - 1] if len(detail.runs) >= number else None
@@ -59,7 +59,7 @@ def seconds(later: datetime | None, earlier: datetime) -> float:
 
 @pytest.fixture(scope="session")
 async def undisturbed(scene: Scene) -> dict[str, str]:
-    """The same job on each cloud, all at once."""
+    """Return the same job on each cloud, all at once."""
     return {cloud: await submit(scene, providers=[cloud]) for cloud in ("runpod", "vast", "lambda", "aws")}
 
 

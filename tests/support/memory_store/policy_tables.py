@@ -47,7 +47,7 @@ class PolicyTables:
             self.usage[key] = self.usage.get(key, ZERO) + entry.usd
 
     def live(self) -> Iterable[tuple[int, Policy]]:
-        """Policies that hold, in the order of their ids."""
+        """Return policies that hold, in the order of their ids."""
         kept = (row.kept for row in self.rows.values())
         return sorted(((one.id, one.policy) for one in kept if one), key=lambda one: one[0])
 

@@ -53,7 +53,7 @@ class MemoryRow(Generic[RowT]):
         return self.value
 
     def free(self, now: datetime, due_in_s: float) -> None:
-        """Ends the lease; what was signalled during it makes the row due at once."""
+        """End the lease; what was signalled during it makes the row due at once."""
         signalled = self.lease_until is not None and self.due_at < self.lease_until
         self.due_at = now if signalled else now + timedelta(seconds=due_in_s)
         self.lease_until = self.lease_owner = None
@@ -91,7 +91,7 @@ class State:
         self.master_key: str | None = None
 
     def put_job(self, row: MemoryRow[Job], to: Job) -> None:
-        """Writes the controllers' columns."""
+        """Write the controllers' columns."""
         old = row.value
         row.value = with_columns(
             to,
@@ -121,7 +121,7 @@ class State:
         self.by_lane[fences.lane_of(row.value.state, True)][row.value.id] = None
 
     def running(self) -> list[tuple[Job, Attempt]]:
-        """Live attempts with their jobs."""
+        """Return live attempts with their jobs."""
         live = (self.attempts[own].value for lane in Lane for own in self.by_lane[lane])
         return [(self.jobs[attempt.job_id].value, attempt) for attempt in live]
 
@@ -155,7 +155,7 @@ class MemoryPart:
         return self._tenant.operator or self._tenant.team == team
 
     def _visible(self, job_id: JobId) -> MemoryRow[Job] | None:
-        """The row of a job that the tenant sees."""
+        """Return the row of a job that the tenant sees."""
         row = self._state.jobs.get(job_id)
         return row if row is not None and self._sees(row.value.team) else None
 

@@ -137,7 +137,7 @@ class MemoryStore(MemoryTenant, MemoryChannels, MemoryGlobalPolicies, MemoryGlob
         self._state.by_lane[fences.lane_of(attempt.state, row.signal)][attempt.id] = None
 
     def _put_attempt(self, row: MemoryRow[Attempt], to: Attempt) -> None:
-        """Writes the controllers' columns."""
+        """Write the controllers' columns."""
         old = row.value
         self._state.by_lane[fences.lane_of(old.state, row.signal)].pop(old.id)
         row.value = with_columns(

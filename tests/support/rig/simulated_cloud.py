@@ -60,7 +60,7 @@ class SimulatedCloud(SimulatedProvider):
 
     @property
     def created(self) -> list[str]:
-        """Instance names of all creates."""
+        """Return instance names of all creates."""
         return [name for call, name in self.calls if call == "create"]
 
     @property

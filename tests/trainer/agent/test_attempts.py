@@ -33,7 +33,7 @@ def train(tmp_path: Path) -> TrainConfig:
 
 
 def ended(bench: WarmBench, train: TrainConfig, at: tuple[int, int] | None = None) -> Final:
-    """An attempt that is drained before a micro-batch, or comes to its end."""
+    """Return an attempt that is drained before a micro-batch, or comes to its end."""
     bench.at, bench.how = (micro(*at), "drain") if at else (None, "machine")
     agent = bench.start(train=train, data=bench.data(tiny_jobs.data(KIND), KIND.format))
     final = agent.wait()

@@ -25,7 +25,7 @@ class Source:
         self.step = 0
 
     async def goes_on(self, saves: int) -> list[str]:
-        """Its checkpoints then, the furthest first."""
+        """Run the agent, and return its checkpoints, the furthest first."""
         for _ in range(saves):
             self.step += 1
             made = self._folder / f"made-{self.step}"

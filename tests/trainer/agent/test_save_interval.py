@@ -18,7 +18,7 @@ mosts = st.floats(1, 86_400)
 
 
 def expected_waste(interval: float, cost: float, per_hour: float) -> float:
-    """Share of the time: saves, and half an interval with its save for every loss."""
+    """Return share of the time: saves, and half an interval with its save for every loss."""
     return cost / interval + (interval + cost) / 2 * per_hour / 3600
 
 

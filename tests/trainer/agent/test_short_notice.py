@@ -277,7 +277,7 @@ class Hold:
         (self._folder / step).unlink()
 
     def begun(self) -> set[str]:
-        """Folders of the store that something was sent to."""
+        """Return folders of the store that something was sent to."""
         return {"/".join(key.split("/")[:4]) for key in (self._folder / held.BEGUN).read_text().split()}
 
 
@@ -287,7 +287,7 @@ def hold(bench: Bench, service: Service, tmp_path: Path) -> Hold:
 
 
 def saving(bench: Bench, hold: Hold) -> Agent:
-    """An agent with a committed checkpoint, and another one halfway to the store."""
+    """Return an agent with a committed checkpoint, and another one halfway to the store."""
     agent = script(bench, SAVER, checkpoint=CheckpointConfig(every_s=1))
     until(lambda: agent.beat and agent.beat.checkpoint, "a checkpoint")
     hold.at(held.UPLOAD)

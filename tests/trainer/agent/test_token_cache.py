@@ -37,7 +37,7 @@ def token_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TokenStore:
 
 @pytest.fixture
 def some_looks(monkeypatch: pytest.MonkeyPatch) -> SomeLooks:
-    """Waits until a sender has looked a few times whether it may send, or has come to its end."""
+    """Wait until a sender has looked a few times whether it may send, or has come to its end."""
     sleep, looks = asyncio.sleep, 0
 
     async def counted(seconds: float) -> None:

@@ -31,7 +31,7 @@ def turn(role: str, content: str) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def chat_models(tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The tiny models with a chat template, GPT-2 without dropout."""
+    """Return the tiny models with a chat template, GPT-2 without dropout."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     made = {}

@@ -82,7 +82,7 @@ def test_what_a_full_store_did_not_take_is_gone_on_from(place: Path) -> None:
 
 
 def waiting(run: RunFolder, step: int, *, complete: bool = False) -> Path:
-    """A snapshot that its run left."""
+    """Return a snapshot that its run left."""
     snapshot = run.snapshots / f"{step:010d}-000001"
     snapshot.mkdir()
     (snapshot / "state.json").write_text("{}")

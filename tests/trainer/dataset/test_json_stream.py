@@ -31,7 +31,7 @@ def read(text: str, piece: int) -> list[Any]:
 
 
 def read_at_once(text: str) -> list[Any] | int | None:
-    """The line where it cannot be read on; None for what is no array."""
+    """Return the line where it cannot be read on; None for what is no array."""
     if text.lstrip(" \t\n\r")[:1] != "[":
         return None
     try:

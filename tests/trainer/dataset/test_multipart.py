@@ -88,7 +88,7 @@ class Bucket:
             pass
 
     async def unfinished(self) -> list[str]:
-        """Ids of uploads that were begun and neither completed nor aborted."""
+        """Return ids of uploads that were begun and neither completed nor aborted."""
         async with self._http.get(f"{self._url}?uploads") as answer:
             return [part.partition("<")[0] for part in (await answer.text()).split("<UploadId>")[1:]]
 
@@ -133,7 +133,7 @@ async def test_what_was_sent_in_parts_is_the_file(bucket: Bucket, tmp_path: Path
 
 @contextlib.contextmanager
 def trickle(path: Path, size: int) -> Iterator[None]:
-    """A file that ends when the body does, after `size` bytes of it were read."""
+    """Yield a file that ends when the body does, after `size` bytes of it were read."""
     os.mkfifo(path)
     over = threading.Event()
 

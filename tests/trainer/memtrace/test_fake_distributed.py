@@ -25,7 +25,7 @@ ENDS = {**QWEN2, "vocab_size": 9000}
 
 @pytest.fixture(autouse=True)
 def fresh_accelerator() -> Iterator[None]:
-    """Its state is one for the process, and has the precision in it."""
+    """Reset accelerate's state, which is global to the process and includes the precision."""
     AcceleratorState._reset_state(True)
     yield
     AcceleratorState._reset_state(True)

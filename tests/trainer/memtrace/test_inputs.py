@@ -25,7 +25,7 @@ WHISPER = BART | {"model_type": "whisper", "num_mel_bins": 16, "max_source_posit
 
 @pytest.fixture(autouse=True)
 def fresh_accelerator() -> Iterator[None]:
-    """Its state is one for the process, and has the precision in it."""
+    """Reset accelerate's state, which is global to the process and includes the precision."""
     AcceleratorState._reset_state(True)
     yield
     AcceleratorState._reset_state(True)

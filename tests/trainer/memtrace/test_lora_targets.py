@@ -47,7 +47,7 @@ NOT_ESTIMATED = {"t5": ("lm_head", "embed_tokens"), "bart": ("lm_head", "embed_t
 
 
 def trained_by_peft(config: Any, family: str, said: str) -> int | None:
-    """Parameters that want a gradient; None where peft refuses."""
+    """Return parameters that want a gradient; None where peft refuses."""
     made, kind = CLASSES.get(family, (AutoModelForCausalLM, "CAUSAL_LM"))
     with torch.device("meta"):
         model = made.from_config(config)

@@ -46,7 +46,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def fresh_accelerator() -> Iterator[None]:
-    """Its state is one for the process, and has the precision in it."""
+    """Reset accelerate's state, which is global to the process and includes the precision."""
     AcceleratorState._reset_state(True)
     yield
     AcceleratorState._reset_state(True)

@@ -51,7 +51,7 @@ LLAMA_3_8B: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def fresh_accelerator() -> Iterator[None]:
-    """Its state is one for the process, and has the precision in it."""
+    """Reset accelerate's state, which is global to the process and includes the precision."""
     AcceleratorState._reset_state(True)
     yield
     AcceleratorState._reset_state(True)
@@ -181,7 +181,7 @@ def test_an_8b_model_holds_what_the_trainer_holds() -> None:
 
 
 def pure_bf16_step(layers: int, rows: int, checkpointing: bool) -> dict[str, dict[str, int]]:
-    """A step as transformers' own loss takes it: no master weights, no autocast."""
+    """Return a step as transformers' own loss takes it: no master weights, no autocast."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

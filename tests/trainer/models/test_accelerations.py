@@ -92,7 +92,7 @@ def test_without_a_compiler_the_layers_run_as_they_are(
 
 
 def quick_compiler(rank: int) -> None:
-    """Traces and differentiates as in production, and leaves out the C++ compiler, which takes a minute."""
+    """Trace and differentiate as in production, without the C++ compiler, which takes a minute."""
     import functools
 
     import torch

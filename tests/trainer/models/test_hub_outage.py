@@ -29,7 +29,7 @@ def config(model: str = "own/name", **more: Any) -> TrainConfig:
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    """Makes the Hub one that answers every request with a status and a code of the Hub's."""
+    """Return a function that makes the Hub answer every request with a status and an error code."""
     servers: list[ThreadingHTTPServer] = []
 
     def start(status: int, code: str = "") -> None:

@@ -22,7 +22,7 @@ JOB = "job"
 
 
 def permuted(folder: Path) -> Path:
-    """Its tokenizer with the same tokens under other numbers."""
+    """Return its tokenizer with the same tokens under other numbers."""
     path = folder / "tokenizer.json"
     found = json.loads(path.read_text())
     words = found["model"]["vocab"]

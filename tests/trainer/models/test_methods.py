@@ -70,7 +70,7 @@ def test_a_run_that_is_killed_and_drained_equals_the_whole_one(
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path) -> Path:
-    """The complete snapshot of a QLoRA."""
+    """Return the complete snapshot of a QLoRA."""
     train = job(model, method=NF4, max_steps=14, output={"merge": True})
     return workers.finished(tmp_path_factory.mktemp("tuned") / "run", train, data)
 
@@ -264,7 +264,7 @@ def fp16_overflowing(rank: int) -> None:
 
 
 def fp16_overflowing_drained(rank: int) -> None:
-    """Within the step after it."""
+    """Drain within the step after the overflow."""
     from trainer.training.step import StepRunner
 
     fp16_overflowing(rank)

@@ -25,7 +25,7 @@ def config(folder: Path, **more: Any) -> TrainConfig:
 
 
 def changed(folder: Path, change: Callable[[str, torch.Tensor], torch.Tensor | None]) -> Path:
-    """The model with some of its weights gone (None), or others in their place."""
+    """Return the model with some of its weights gone (None), or others in their place."""
     file = folder / "model.safetensors"
     found = {name: change(name, tensor) for name, tensor in load_file(file).items()}
     save_file({name: t for name, t in found.items() if t is not None}, file, metadata={"format": "pt"})

@@ -75,7 +75,7 @@ def test_weights_that_are_a_pickle_are_never_opened(tiny: Path, tmp_path: Path) 
 
 
 def with_code(tiny: Path, to: Path, marker: Path, *, own: bool = True, module: str = "own", name: str = "Own") -> Path:
-    """A model whose classes are its own. `own`: transformers does not know it otherwise."""
+    """Return a model whose classes are its own. `own`: transformers does not know it otherwise."""
     folder = copied(tiny, to)
     (folder / "own.py").write_text(CODE.format(marker=str(marker)))
     said = json.loads((folder / "config.json").read_text())

@@ -47,7 +47,7 @@ def late(rank: int) -> None:
 
 
 def dies(rank: int) -> None:
-    """The second process, without a word, while the first one waits for its rows."""
+    """End the second process without an error while the first one waits for its rows."""
     from trainer.parallel import barrier as meeting
     from trainer.tasks.common.task import Task
 
@@ -64,7 +64,7 @@ def dies(rank: int) -> None:
 
 
 def fails(rank: int) -> None:
-    """The second process, which says so."""
+    """Fail in the second process with an error."""
     from trainer.tasks.common.task import Task
 
     examples = Task.examples

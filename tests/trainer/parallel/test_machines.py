@@ -85,7 +85,7 @@ def test_a_machine_that_fails_says_so_for_all(bench: Bench) -> None:
 
 
 def beats_done(agent: Agent, seq: int = 0) -> int | None:
-    """The number of the second machine's latest beat, if that comes after `seq` and says that it is done."""
+    """Return the number of the second machine's latest beat, if that comes after `seq` and says that it is done."""
     beat = agent.beat_of(1)
     return beat.seq if beat is not None and beat.phase == "done" and beat.seq > seq else None
 

@@ -77,7 +77,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path) -> Callable[[str], Path]:
-    """The complete snapshot of one process, by method."""
+    """Return the complete snapshot of one process, by method."""
     made: dict[str, Path] = {}
 
     def run(method: str) -> Path:
@@ -104,7 +104,7 @@ def hire(tmp_path: Path, model: Path, data: Path) -> Iterator[Hire]:
 
 
 def near(found: Path, expected: Path, tolerance: float = 1e-5) -> None:
-    """Every step and every weight is the same but for the order of sums."""
+    """Check that every step and weight is equal up to the order of sums."""
     assert len(told(found)) == len(told(expected)) == STEPS
     for one, other in zip(told(found), told(expected), strict=True):
         assert one == pytest.approx(other, rel=tolerance)
@@ -115,7 +115,7 @@ def near(found: Path, expected: Path, tolerance: float = 1e-5) -> None:
 
 
 def results(snapshot: Path, method: str) -> dict[str, Any]:
-    """The tensors of the finished adapter or model."""
+    """Return the tensors of the finished adapter or model."""
     from safetensors.torch import load_file
 
     folder = snapshot / ("adapter" if method in METHODS else "model")

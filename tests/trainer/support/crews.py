@@ -79,7 +79,7 @@ class Crew:
         return [Ended.model_validate_json(run.ended.read_bytes()) for run in self.runs]
 
     def done(self) -> "Crew":
-        """Runs to the end, which must be a good one."""
+        """Run to the end, and require success."""
         for ended in self.start().ends():
             assert ended.code == ExitCode.COMPLETED, ended.message
         return self
@@ -89,7 +89,7 @@ class Crew:
         return self.runs[0].waiting()[-1]
 
     def drained(self) -> "Crew":
-        """Runs with a drain that is wanted from the start: for one step, or for a micro-batch where one is alone."""
+        """Run with a drain requested from the start: one step, or one micro-batch if one process runs alone."""
         for run in self.runs:
             run.drain.touch()
         for ended in self.start().ends():
@@ -110,7 +110,7 @@ def told(snapshot: Path) -> list[tuple[int, float, float, float]]:
 
 
 def tensors(snapshot: Path, group: str = "model") -> dict[str, Any]:
-    """Whole tensors, whichever files they lie in."""
+    """Return whole tensors, whichever files they lie in."""
     from trainer.checkpoint.snapshot import StoredSnapshot
 
     stored = StoredSnapshot(snapshot)

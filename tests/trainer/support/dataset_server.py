@@ -76,7 +76,7 @@ class Shelves:
 
 @contextmanager
 def served(shelves: Shelves) -> Iterator[None]:
-    """While the body runs."""
+    """Serve while the body runs."""
 
     class Handler(BaseHTTPRequestHandler):
         def _do(self) -> None:

@@ -26,10 +26,10 @@ def png(pixels: np.ndarray) -> bytes:
 
 
 def archive(count: int) -> bytes:
-    """A .tar of class folders."""
+    """Return a .tar of class folders."""
     return tar(folders(count))
 
 
 def folders(count: int) -> dict[str, bytes]:
-    """Files of class folders."""
+    """Return files of class folders."""
     return {f"digits/{label}/{number:04d}.png": png(pixels) for number, (label, pixels) in enumerate(drawn(count))}

@@ -25,7 +25,7 @@ FAST = Limits(heartbeat_s=0.1, poll_s=0.1, log_s=0.1, deadman_s=0, outage_s=60, 
 
 
 def until(fact: Callable[[], Any], what: str, seconds: float = 600.0) -> Any:
-    """Waits for a fact of another process; fails by name."""
+    """Wait until `check` is true in another process; fail with the name of the check."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if value := fact():
@@ -104,7 +104,7 @@ class Bench:
         return self.root / INSTALLATION / key
 
     def put(self, key: str, value: Any) -> None:
-        """Whole or not at all, as a blob store does."""
+        """Write an object atomically, as a blob store does."""
         path = self.path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         data = value if isinstance(value, bytes) else value.model_dump_json().encode()
@@ -118,7 +118,7 @@ class Bench:
         return DataFile(key=keys.job_data(JOB, sha256), sha256=sha256, bytes=len(content), format=fmt)
 
     def code(self, **files: str) -> DataFile:
-        """A tar of files, as the CLI packs them; `main` becomes main.py."""
+        """Return a tar of files, as the CLI packs them; `main` becomes main.py."""
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w") as tar:
             for name, text in files.items():
@@ -134,7 +134,7 @@ class Bench:
     def start(
         self, *, want: Any = None, secrets: dict[str, str] | None = None, names: tuple[str, ...] = (), **spec: Any
     ) -> Agent:
-        """Starts the next attempt's agent in a group of its own; it resumes from all that is committed."""
+        """Start the next attempt's agent in a group of its own; it resumes from all that is committed."""
         self._number += 1
         attempt = f"a{self._number:03d}"
         fields = {"limits": FAST, "resume_from": tuple(m for m, _ in self.committed()), **spec}
@@ -152,11 +152,11 @@ class Bench:
         return self._spawn(attempt)
 
     def restart(self, agent: Agent) -> Agent:
-        """A second agent for the same attempt, as when a container starts again."""
+        """Return a second agent for the same attempt, as when a container starts again."""
         return self._spawn(agent.attempt)
 
     def beside(self, agent: Agent) -> Agent:
-        """The agent of the same attempt's second machine."""
+        """Return the agent of the same attempt's second machine."""
         workdir = self.folder / "work" / f"{agent.attempt}-second"
         kept = self.env
         self.env = {**kept, "GPUBROKER_NODE": "1", "GPUBROKER_WORKDIR": str(workdir)}
@@ -191,11 +191,11 @@ class Bench:
         return sorted(found, key=lambda f: (f[1].step, f[0]), reverse=True)
 
     def files(self, manifest: str) -> Path:
-        """The folder of what a checkpoint holds."""
+        """Return the folder of what a checkpoint holds."""
         return self.path(keys.files_prefix(manifest))
 
     def torn(self, attempt: str) -> list[Path]:
-        """Folders of checkpoints that are being written."""
+        """Return folders of checkpoints that are being written."""
         folder = self.path(keys.checkpoints(JOB)) / attempt
         if not folder.exists():
             return []
@@ -220,7 +220,7 @@ def alive(pid: int) -> bool:
 
 
 def group_members(group: int) -> Iterator[int]:
-    """Living processes of a process group."""
+    """Yield living processes of a process group."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and alive(int(entry.name)):
             try:

@@ -76,7 +76,7 @@ class Hub:
 
 
 def serve(hub: Hub) -> ThreadingHTTPServer:
-    """Started; `hub.url` is its address."""
+    """Return a started server; `hub.url` is its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def _do(self) -> None:

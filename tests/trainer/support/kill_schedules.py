@@ -117,7 +117,7 @@ class Matrix:
         return self._jobs[name]
 
     def carry_out(self, number: int, seed: int) -> None:
-        """One schedule; the kinds take turns."""
+        """Carry out one schedule; the kinds of kill take turns."""
         job = self.job(list(KINDS)[number % len(KINDS)])
         draw = random.Random(f"schedule/{seed}/{number}")
         schedule = Schedule(job, self._folder / f"schedule{number}", draw, self.found)
@@ -196,7 +196,7 @@ class Schedule:
 
 
 def drawn(draw: random.Random, job: Job, done: int) -> Kill:
-    """The next kill of a job whose furthest checkpoint is of step `done`."""
+    """Return the next kill of a job whose furthest checkpoint is of step `done`."""
     when: When = draw.choice([w for w in get_args(When) if w != "restore" or done])
     how: How = draw.choice(("machine", "worker", "drain"))
     micros = job.kind.micros

@@ -6,7 +6,7 @@ import pytest
 
 
 def _begins_anew() -> bool:
-    """Not every kernel and container lets a process say so."""
+    """Return True if memory peaks can be reset; not every kernel and container permits that."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

@@ -15,7 +15,7 @@ Segments = Mapping[str, Mapping[str, int]]
 
 
 def allocated(events: Sequence[Any]) -> int:
-    """The most bytes that were allocated beyond those at the start, by the allocator's own account."""
+    """Return the most bytes that were allocated beyond those at the start, by the allocator's own account."""
     most = held = 0
     for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
         held += event.nbytes()

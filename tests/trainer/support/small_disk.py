@@ -21,7 +21,7 @@ PAGE = 4096
 
 
 def taken(*places: Path) -> int:
-    """Bytes that files take of a disk, which gives whole pages."""
+    """Return the bytes that files occupy on a disk, in whole pages."""
     files = [p for place in places for p in (place, *place.rglob("*")) if p.is_file()]
     return sum(-(-p.stat().st_size // PAGE) * PAGE for p in files)
 

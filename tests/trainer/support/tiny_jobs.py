@@ -122,7 +122,7 @@ KINDS: dict[str, Kind] = {
 
 
 def train(kind: Kind, folder: Path) -> TrainConfig:
-    """Its configuration, with the model made in `folder`."""
+    """Return its configuration, with the model made in `folder`."""
     fields: dict[str, Any] = {
         "model": str(kind.model(folder)), "optim": optim(), "max_steps": STEPS,
         "data": {"path": f"rows.{kind.format}", "eval_share": 1 - TRAINED / ROWS, **kind.columns},
@@ -133,7 +133,7 @@ def train(kind: Kind, folder: Path) -> TrainConfig:
 
 
 def data(kind: Kind) -> bytes:
-    """Rows of uneven lengths, or pictures."""
+    """Return rows of uneven lengths, or pictures."""
     if kind.format == "tar":
         return digits.archive(ROWS)
     return "\n".join(_jsonl() if kind.format == "jsonl" else _csv()).encode()

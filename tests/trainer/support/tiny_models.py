@@ -7,7 +7,7 @@ WORDS = 200
 
 
 def tokenizer(**special: str) -> Any:
-    """Words `w0`, `w1`, … of which each is one token; pad 0, unknown 1, end 2."""
+    """Return words `w0`, `w1`, … of which each is one token; pad 0, unknown 1, end 2."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -47,7 +47,7 @@ def roberta(folder: Path) -> Path:
 
 
 def llama(folder: Path) -> Path:
-    """A language model, whose tokenizer has no padding of its own."""
+    """Return a language model, whose tokenizer has no padding of its own."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -62,7 +62,7 @@ def llama(folder: Path) -> Path:
 
 
 def causal(kind: str, folder: Path) -> Path:
-    """A language model of one of FAMILIES, as its published ones are built, but for the sizes."""
+    """Return a language model of one of FAMILIES, as its published ones are built, but for the sizes."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

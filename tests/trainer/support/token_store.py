@@ -51,7 +51,7 @@ class TokenStore:
         return rows.Sender(self.objects, self.state, self.spec(number, **spec), known=known, log=self.told.append)
 
     async def sent(self, number: int, **more: Any) -> str:
-        """The manifest's key."""
+        """Return the manifest's key."""
         await self.sender(number, self.tokenised(number, **more)).run()
         (manifest,) = [key for key in await self.manifests() if f"/a{number}/" in key]
         return manifest

@@ -95,7 +95,7 @@ class Forked:
 
 
 def live(order: Order) -> None:
-    """Does not return."""
+    """Run for ever."""
     from tests.crash.trainee import AGENT_STEPS, WORKER_STEPS, Told, stand_at
 
     os.setsid()
@@ -189,7 +189,7 @@ def _work(folder: RunFolder, gate: Gate, told: Callable[..., None]) -> int:
 
 
 def _stand_in_the_loop(gate: Gate) -> None:
-    """Micro-batches and batches of evaluations pass the gate."""
+    """Let micro-batches and evaluation batches pass the gate."""
     from trainer.batching import sampler as order
     from trainer.training import evaluation as evaluate
 

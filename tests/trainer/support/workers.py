@@ -49,7 +49,7 @@ def _train(root: Path, harm: Harm | None = None) -> None:
 
 
 def stepping_loops() -> list[Any]:
-    """The training loops of this process that have begun a step, from now on."""
+    """Return the training loops of this process that have begun a step, from now on."""
     from trainer.training.loop import TrainingLoop
 
     loops: list[Any] = []
@@ -110,7 +110,7 @@ class Worker:
         return Ended.model_validate_json(self.run.ended.read_bytes())
 
     def killed(self) -> Path:
-        """Runs until it is SIGKILLed within a step; the latest snapshot."""
+        """Run until SIGKILL within a step; return the latest snapshot."""
         self.start(killed_within_a_step).process.join(HANGS_S)
         assert self.process.exitcode == -signal.SIGKILL
         return self.last
@@ -132,7 +132,7 @@ def story(snapshot: Path) -> tuple[list[Any], dict[str, bytes]]:
 
 
 def finished(folder: Path, train: TrainConfig, data: Path) -> Path:
-    """The complete snapshot of an undisturbed run."""
+    """Return the complete snapshot of an undisturbed run."""
     worker = Worker(folder, train, data).start()
     ended = worker.end()
     assert ended.code == ExitCode.COMPLETED, ended.message
@@ -140,7 +140,7 @@ def finished(folder: Path, train: TrainConfig, data: Path) -> Path:
 
 
 def resumed(folder: Path, train: TrainConfig, data: Path) -> Path:
-    """The complete snapshot of a run that was SIGKILLed, and then drained within a step."""
+    """Return the complete snapshot of a run that was SIGKILLed, and then drained within a step."""
     killed = Worker(folder / "killed", train, data).killed()
     drained = Worker(folder / "drained", train, data, restore=killed)
     drained.run.drain.touch()

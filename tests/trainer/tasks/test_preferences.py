@@ -120,7 +120,7 @@ def test_the_loss_is_minus_the_log_probability_that_the_better_one_wins(model: P
     tuned = task.model.build("fp32").eval()
 
     def reward(ids: list[int]) -> float:
-        """Alone, without padding."""
+        """Return the reward of one text alone, without padding."""
         with torch.no_grad():
             hidden = tuned.model(input_ids=torch.tensor([ids])).last_hidden_state
             return float((hidden @ tuned.score.weight.T)[0, -1, 0])
@@ -149,7 +149,7 @@ EARLIER = [turn("user", "w40"), turn("assistant", "w41")]
 
 
 def chatty(model: Path, folder: Path) -> tuple[Path, Any]:
-    """The model with a chat template, and its tokenizer."""
+    """Return the model with a chat template, and its tokenizer."""
     made = shutil.copytree(model, folder / "chatty")
     tokenizer = heads.tokenizer()
     tokenizer.chat_template = TEMPLATE

@@ -24,7 +24,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """The summary is the first word."""
+    """Return rows whose summary is their first word."""
     lines = ["article,summary"]
     lines += [f"{' '.join(f'w{(i + j * j) % 12}' for j in range(2 + i % 4))},w{i % 12}" for i in range(48)]
     path = tmp_path / "articles.csv"

@@ -30,7 +30,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Words below w10 are good ones; the score is their share."""
+    """Return rows whose score is the share of words below w10."""
     lines = ["text,mood,score"]
     for i in range(48):
         good = i % 4

@@ -22,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Words below w10 are names; those from w8 on go on with one."""
+    """Return rows in which words below w10 are names, and w8 and w9 continue a name."""
     lines = []
     for i in range(40):
         words = [f"w{(i * 7 + j * 3) % 30}" for j in range(2 + i % 5)]

@@ -23,7 +23,7 @@ def as_it_was() -> Iterator[None]:
 
 
 def lacking() -> None:
-    """An operation that has no kernel that gives the same bits each time."""
+    """Add an operation without a deterministic kernel."""
     torch.zeros(4).put_(torch.tensor([1, 1]), torch.tensor([1.0, 2.0]))
 
 
@@ -71,7 +71,7 @@ def test_what_nothing_is_trained_by_is_not_broken_off() -> None:
 
 
 def as_on_a_gpu(rank: int) -> None:
-    """Each worker is a process of its own, so nothing needs to be put back."""
+    """Act as on a GPU. Each worker is a process of its own, so no state is restored."""
     from trainer.training.loop import TrainingLoop
 
     rehearse = TrainingLoop._check_determinism

@@ -138,7 +138,7 @@ def data(folder: Path) -> Path:
 
 
 def poisoned_steps() -> list[int]:
-    """Steps, from 1, whose rows hold the one that cannot be squared."""
+    """Return steps, from 1, whose rows hold the one that cannot be squared."""
     training, _ = order.split(17, tiny_jobs.ROWS, 1 - tiny_jobs.TRAINED / tiny_jobs.ROWS)
     place, batch = training.index(POISONED), tiny_jobs.GLOBAL_BATCH
     return [s + 1 for s in range(tiny_jobs.STEPS) if place in order.step_rows(17, s * batch, batch, len(training))]

@@ -37,12 +37,12 @@ def start(bench: Bench, code: DataFile) -> Callable[..., Agent]:
 
 
 def saved(agent: Agent) -> list[int]:
-    """The steps that it says it saved."""
+    """Return the steps that it says it saved."""
     return [int(step) for step in re.findall(r"saved step (\d+)", agent.log)]
 
 
 def went_on(agent: Agent) -> int:
-    """The step after which it began."""
+    """Return the step after which it began."""
     found = re.search(r"starting from step (\d+)", agent.log)
     assert found, agent.log
     return int(found[1])

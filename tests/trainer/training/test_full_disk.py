@@ -37,7 +37,7 @@ def cramped_and_patient(rank: int) -> None:
 
 
 def begun(folder: Path, harm: Harm) -> Worker:
-    """A worker that cannot write its weights."""
+    """Return a worker that cannot write its weights."""
     data = folder / "rows.csv"
     data.write_bytes(tiny_jobs.data(KIND))
     train = TrainConfig.model_validate({**tiny_jobs.train(KIND, folder / "model").model_dump(), "samples": {}})

@@ -43,7 +43,7 @@ def objects(tmp_path: Path) -> Objects:
 
 
 async def committed(objects: Objects, folder: Path) -> str:
-    """A complete checkpoint's manifest."""
+    """Return a complete checkpoint's manifest."""
     for name, content in (RESULTS | {"model.safetensors": b"for resuming", "state.json": b"{}"}).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)

@@ -74,7 +74,7 @@ def test_a_drain_is_obeyed_before_another_try(monkeypatch: pytest.MonkeyPatch) -
 
 
 def failing(times: int) -> None:
-    """Writes of a complete part, so often."""
+    """Fail the first `times` writes of a complete part."""
     from trainer.checkpoint.snapshot import Snapshots
 
     fill, failed = Snapshots._fill, []

@@ -56,7 +56,7 @@ def kill_at_step(agent: Agent, step: int) -> None:
 
 
 def kill_while_saving(bench: Bench, spec: dict[str, Any]) -> None:
-    """Again until a moment of that is seen: between two looks a small checkpoint may be begun and done."""
+    """Kill during a save, with retries: a small checkpoint may begin and end between two polls."""
     agent = bench.start(**spec)
     until(lambda: bench.torn(agent.attempt) or agent.process.poll() is not None, "a checkpoint that is being written")
     seen = agent.process.poll() is None
@@ -117,7 +117,7 @@ def until_one_is_committed(bench: Bench, spec: dict[str, Any]) -> None:
 
 
 def stop_within_a_step(bench: Bench, spec: dict[str, Any]) -> None:
-    """A drain that is wanted from the start comes after one micro-batch: the gradients so far must survive."""
+    """Drain after one micro-batch, so that the gradients so far must survive."""
     agent = bench.start(want="drain", **spec)
     assert agent.wait().outcome is Outcome.DRAINED
     saved = agent.final.checkpoint

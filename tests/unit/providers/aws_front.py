@@ -108,7 +108,7 @@ class Front:
         return _xml("DescribeSpotPriceHistory", "spotPriceHistorySet", rows)
 
     def _placement(self, action: str, name: str) -> web.Response:
-        """Codes as the EC2 API reference lists them."""
+        """Return codes as the EC2 API reference lists them."""
         if action == "DescribePlacementGroups":
             return _xml(action, "placementGroupSet", [{"groupName": one} for one in self.groups])
         creates = action == "CreatePlacementGroup"
@@ -137,7 +137,7 @@ class Front:
 
 @asynccontextmanager
 async def front(moto: str) -> AsyncIterator[tuple[Front, str]]:
-    """A front before moto, and its URL; moto starts empty."""
+    """Yield a front before moto, and its URL; moto starts empty."""
     async with aiohttp.ClientSession() as session:
         await session.post(f"{moto}/moto-api/reset")
     made = Front(moto=moto)

@@ -41,7 +41,7 @@ def test_every_command_writes_json(name: str) -> None:
 
 
 def imported_by(*words: str) -> set[str]:
-    """Modules that a command has imported in a new process when it ends."""
+    """Return modules that a command has imported in a new process when it ends."""
     program = (
         "import sys, json, io, contextlib\n"
         "from broker.cli.main import app\n"

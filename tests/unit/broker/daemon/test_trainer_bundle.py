@@ -39,7 +39,7 @@ HERE = Installation("abcd")
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[dict[str, str]]:
-    """Options of an S3 store on loopback that holds a bucket named `bucket`."""
+    """Yield options of an S3 store on loopback that holds a bucket named `bucket`."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

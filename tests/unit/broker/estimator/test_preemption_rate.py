@@ -123,7 +123,7 @@ def test_what_is_known_of_a_rate_grows_with_the_preemptions_that_were_seen() -> 
 
 
 def kind(setup: float = 300.0, work: float = 36_000.0) -> MachineCost:
-    """A script's, of which nothing is known but what a preemption costs."""
+    """Return the cost of a script, for which only the cost of a preemption is known."""
     work_of = Workload(shape=None, method="script")
     made = kind_of(
         work_of, offer(), Fit(drop=None, reason=""), Caps(spot=True, boot_s=setup), (None, ""), nodes=1,

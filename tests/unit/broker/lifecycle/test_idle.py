@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 def trace(samples: Iterable[tuple[float, dict[str, Any]]], policy: IdlePolicy = POLICY) -> Idle | None:
-    """The verdict after the last sample; none before it (a trace ends where it is first judged)."""
+    """Return the verdict after the last sample; none before it (a trace ends where it is first judged)."""
     watched: IdleWatch | None = None
     found: Idle | None = None
     for seq, (at_s, changes) in enumerate(samples):

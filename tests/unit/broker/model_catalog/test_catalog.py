@@ -33,7 +33,7 @@ def test_parameters_are_counted_as_published(name: str) -> None:
 
 
 def _built(config: dict[str, Any]) -> int:
-    """Parameters of the real class on the meta device."""
+    """Return parameters of the real class on the meta device."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     found = transformers.AutoConfig.for_model(config.pop("model_type"), **config)

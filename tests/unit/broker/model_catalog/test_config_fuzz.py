@@ -42,7 +42,7 @@ FIELDS = sorted({field for config in PUBLISHED for field in config} | set(OTHERS
 
 @st.composite
 def configs(draw: st.DrawFn) -> dict[str, Any]:
-    """A published config with up to three fields of any value."""
+    """Return a published config with up to three fields of any value."""
     config = dict(draw(st.sampled_from(PUBLISHED)))
     for field in draw(st.lists(st.sampled_from(FIELDS), max_size=3)):
         config[field] = draw(ODD)

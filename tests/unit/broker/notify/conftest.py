@@ -13,7 +13,7 @@ from tests.unit.broker.notify.harness import BOX, Desk
 
 @pytest.fixture
 async def desk() -> AsyncIterator[Desk]:
-    """Its notifier may reach 127.0.0.1 by plain HTTP."""
+    """Yield a desk whose notifier may reach 127.0.0.1 by plain HTTP."""
     clock = ManualClock()
     async with AsyncExitStack() as stack:
 

@@ -51,7 +51,7 @@ class Authority:
         return context
 
     def client(self) -> ssl.SSLContext:
-        """Trusts this authority and no other."""
+        """Return a client context that trusts only this authority."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(cadata=self._certificate.public_bytes(serialization.Encoding.PEM).decode())
         return context

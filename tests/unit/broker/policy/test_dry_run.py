@@ -22,7 +22,7 @@ def policy(**rules: Any) -> Policy:
 
 
 def past(job: str, at: datetime, hours: int = 2, usd: str = "1", **changes: Any) -> LedgerAttempt:
-    """Charges `usd` in each hour."""
+    """Return an attempt that was charged `usd` in each hour."""
     values: dict[str, Any] = {
         "job_id": JobId(job), "number": 1, "team": "nlp", "owner": "ann", "gpus": 1, "cap_usd": Decimal(20),
         "reserved_usd": Decimal(20), "at": at, "ended_at": at + hours * timedelta(hours=1),

@@ -28,7 +28,7 @@ LLAMA = published("meta-llama/Llama-3.1-8B")
 
 
 async def resolve(model: str, *, hub: HubClient | None) -> ModelShape:
-    """A decoder's, for its next tokens."""
+    """Return the shape of a decoder for language modelling."""
     train = TrainConfig.model_validate({"model": model, "data": {"path": "a.csv", "completion": "{x}"}})
     shape = await resolve_for(train, hub=hub)
     assert isinstance(shape, ModelShape)

@@ -41,7 +41,7 @@ def kinds(decision: GuardDecision) -> list[str]:
 
 
 def stored(known: GuardFacts, decision: GuardDecision) -> GuardFacts:
-    """The facts of a later look of any broker, once the note is written."""
+    """Return the facts of a later look of any broker, once the note is written."""
     attempt: Attempt = replace(known.attempt, idle=decision.idle, signal=decision.signal)
     job = replace(known.job, forecast=decision.forecast)
     watched = {"step_rate": decision.step_rate, "idle_watch": decision.idle_watch}

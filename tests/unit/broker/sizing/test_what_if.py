@@ -117,7 +117,7 @@ SHAPE = model_shape(*config_of(MODEL, None))
 
 
 def by_quote(method: Any, plan: Plan, nodes: int) -> float:
-    """Tokens/s of all GPUs as a quote's line has them for rows of 1024 tokens."""
+    """Return tokens/s of all GPUs as a quote's line has them for rows of 1024 tokens."""
     work = Workload(
         shape=SHAPE, method=method, lora_r=16, micro_batch=plan.micro_batch, global_batch=32, sequence=1024,
         tokens_per_row=1024.0, gradient_checkpointing=plan.gradient_checkpointing,

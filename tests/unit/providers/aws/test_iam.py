@@ -175,7 +175,7 @@ def test_the_policy_for_prices_only_reads() -> None:
 
 
 def as_moto_reads(policy: Mapping[str, Any]) -> str:
-    """Allowed actions on everything: moto knows no more."""
+    """Return the policy's allowed actions for all resources, which is all that moto evaluates."""
     actions = {one for s in policy["Statement"] if s["Effect"] == "Allow" for one in _list(s["Action"])}
     return json.dumps(
         {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": sorted(actions), "Resource": "*"}]}
@@ -244,7 +244,7 @@ print(json.dumps([record.head_instance_id, list(info.instances)]))
 
 
 async def skypilot_launches(moto: str, keys: Mapping[str, str], home: Path) -> str:
-    """The instance's id."""
+    """Return the instance's id."""
     env = {
         **keys, "PATH": os.environ["PATH"], "HOME": str(home), "SKY_RUNTIME_DIR": str(home), "AWS_ENDPOINT_URL": moto,
         "SKYPILOT_DISABLE_USAGE_COLLECTION": "1", "AWS_EC2_METADATA_DISABLED": "true",

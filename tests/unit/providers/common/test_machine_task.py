@@ -132,7 +132,7 @@ class Machine:
     def do(
         self, text: str, task: MachineTask, *, uid: int = 0, env: Mapping[str, str] = MappingProxyType({})
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a text with the variables of its task."""
+        """Run a text with the variables of its task."""
         values = {**task.env, **task.secrets, **env, "RECORD": "/var/tmp/record"}
         lines = [f"export {name}='{value}'" for name, value in values.items()]
         self.script.write_text("\n".join(["#!/bin/bash", *lines, text, ""]))
@@ -259,7 +259,7 @@ def test_run_tells_skypilot_only_of_a_trainer_that_could_not_run(machine: Machin
 
 
 def here(machine: Machine, python: str = PYTHON, **env: str) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
-    """The run of an image that is the machine, and the trainer's environment."""
+    """Run the image that is the machine; return the result and the trainer's environment."""
     path = machine.srv / "venv" / "bin" / "python"
     path.parent.mkdir(parents=True)
     path.write_text(python)

@@ -68,7 +68,7 @@ def api() -> Iterator[Api]:
 
 
 def python(machine: Machine, before: str = "") -> None:
-    """The machine's python3: notes its arguments, and never waits."""
+    """Write the machine's python3, which records its arguments and never waits."""
     hasty = f"import sys, time; time.sleep = lambda s: None; {before}sys.argv.pop(0); exec(sys.stdin.read())"
     text = '#!/bin/bash\nprintf "%s " "$@" >>"$RECORD/argv"\n'
     machine.program("python3", text + f"exec {sys.executable} -I -c '{hasty}' x -\n")

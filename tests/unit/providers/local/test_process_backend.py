@@ -47,7 +47,7 @@ def machine(**more: object) -> Machine:
 
 @pytest.fixture
 async def make(tmp_path: Path) -> AsyncIterator[Callable[[str], ProcessBackend]]:
-    """A body whose instances run a Python program; nothing may be left of them."""
+    """Yield a body whose instances run a Python program; nothing may be left of them."""
 
     def body(program: str) -> ProcessBackend:
         argv = [sys.executable, "-c", textwrap.dedent(program)]
@@ -78,7 +78,7 @@ async def ended(body: ProcessBackend) -> None:
 
 
 def family(tmp_path: Path) -> list[psutil.Process]:
-    """Hypervisor, agent and what the agent started."""
+    """Return the hypervisor, the agent, and the agent's descendants."""
     at = str(tmp_path.resolve() / NAME)
     host = next(
         p

@@ -46,7 +46,7 @@ class World:
         return name
 
     async def run(self, seconds: int) -> None:
-        """Second by second; each is over when the ticker sleeps again, or has nothing left to do."""
+        """Advance second by second; a second ends when the ticker sleeps again or is idle."""
 
         async def parked() -> bool:
             return self.clock.asleep > 0 or not any(t.get_name() == "virtual machines" for t in asyncio.all_tasks())

@@ -21,7 +21,7 @@ from providers.skypilot.plugin_wheel import write_wheel
 
 
 def made(venv: Path, *packages: str) -> Path:
-    """The interpreter of a folder that looks like an environment with those packages."""
+    """Return the interpreter of a folder that looks like an environment with those packages."""
     for folder in (venv / "bin", *(venv / "lib/python3.11/site-packages" / f"{name}.dist-info" for name in packages)):
         folder.mkdir(parents=True, exist_ok=True)
     (venv / "bin/python").touch()

@@ -20,7 +20,7 @@ THERE = (Observed(handle=Handle(provider="simulated", id="i", name=NAME), state=
 async def alone_until(
     *, charged_s: float | None, shown: bool, self_stop: SelfStop = "os_shutdown", **known: Any
 ) -> float | None:
-    """Seconds after the start; with a listing at `SHOWN_S`."""
+    """Return seconds after the start; with a listing at `SHOWN_S`."""
     cloud, clock = Scripted(), SteppedClock()
     cloud.caps = Caps(spot=True, list_lag_s=0, self_stop=self_stop)
     seen = inventory(cloud, clock, "simulated")

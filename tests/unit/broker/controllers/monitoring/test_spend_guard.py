@@ -50,7 +50,7 @@ class Desk:
         return job
 
     async def beat(self, after_s: float, **changes: Any) -> None:
-        """Time passes; the liveness controller records a beat."""
+        """Advance the time, and let the liveness controller record a heartbeat."""
         self.clock.time += timedelta(seconds=after_s)
         self.seq += 1
         (one,) = await self.store.claim_attempts(Lane.LIVENESS, owner="l", lease_s=1, limit=1)

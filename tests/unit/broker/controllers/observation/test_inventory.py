@@ -48,7 +48,7 @@ def inventory(cloud: Scripted, clock: SteppedClock, name: str = "scripted") -> I
 
 
 async def listed(looks: Sequence[tuple[float, Any]]) -> tuple[Inventory, list[float]]:
-    """An inventory after looks at the given distances, and when each began."""
+    """Return an inventory after looks at the given distances, and when each began."""
     cloud, clock = Scripted(), SteppedClock()
     seen, times = inventory(cloud, clock), []
     for apart, shown in looks:

@@ -32,7 +32,7 @@ def blobs() -> ObstoreBlobs:
 
 
 async def standing(tmp_path: Path, blobs: ObstoreBlobs, clock: ManualClock) -> SimulatedProvider:
-    """A cloud with one machine of ours."""
+    """Return a cloud with one machine of ours."""
     config = SimulatedConfig(body="virtual", sold_out=0)
     provider = SimulatedProvider(
         config, VirtualBackend(blobs, clock, config.virtual), installation=HERE, state=tmp_path, clock=clock

@@ -39,7 +39,7 @@ def facts(attempt: Attempt, now_s: float, job: dict[str, Any] | None = None, **c
 
 
 def written(decision: ChargeDecision) -> Attempt:
-    """The attempt as the store has it after the write."""
+    """Return the attempt as the store has it after the write."""
     attempt = decision.attempt
     return replace(
         attempt, charged_to=decision.to, charged_usd=attempt.charged_usd + decision.usd + decision.traffic_usd,

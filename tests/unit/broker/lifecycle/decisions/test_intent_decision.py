@@ -1,4 +1,4 @@
-"""Decision to send the create of a planned attempt, from facts."""
+"""Decision whether the create of a planned attempt is sent."""
 
 from dataclasses import replace
 from decimal import Decimal
@@ -48,7 +48,7 @@ def decide(now_s: float = 10, **changes: Any) -> IntentDecision:
     is_superseded=st.booleans(),
     unreadable=st.sampled_from(["", "timeout"]),
 )
-def test_a_create_is_sent_only_if_nothing_speaks_against_it(
+def test_a_create_is_sent_only_without_an_obstacle(
     now_s: int, stop: bool, signal: Signal | None, forbidden: str, was_sent: bool, is_superseded: bool, unreadable: str
 ) -> None:
     attempt = replace(PLANNED, signal=signal)
@@ -71,7 +71,7 @@ def test_a_create_is_sent_only_if_nothing_speaks_against_it(
         assert decision.due_in_s == CREATE_POLL_S
 
 
-def test_a_create_sent_before_the_backup_is_charged_from_its_planning() -> None:
+def test_a_create_sent_before_the_backup_is_charged_from_the_planning() -> None:
     decision = decide(50, was_sent=True, job={"stop_requested": True})
     assert decision.outcome is IntentOutcome.LOOK_UP
     assert (decision.attempt.state, decision.attempt.detail) == (AttemptState.LAUNCHING, "")
@@ -112,7 +112,7 @@ def test_an_end_before_the_create_names_its_cause(known: IntentFacts, event: Att
     assert reported.message == f"attempt 1 ended before launch: {end[1]}"
 
 
-def test_an_attempt_that_another_followed_ends() -> None:
+def test_an_attempt_superseded_by_another_ends() -> None:
     decision = decide(is_superseded=True)
     assert decision.attempt.reason is Reason.QUOTE_EXPIRED
     assert decision.attempt.detail.startswith("another attempt was bought after the backup")

@@ -25,7 +25,7 @@ def at(moment: float) -> ClockReading:
 
 
 def recorded(looks: Sequence[tuple[float, tuple[Observed, ...]]], kept: int) -> tuple[CloudHistory, list[Listing]]:
-    """A history after listings at these distances, of which the last `kept` are remembered, and all listings."""
+    """Return a history after listings at these distances, of which the last `kept` are remembered, and all listings."""
     history, listings, begun = CloudHistory(), [], 0.0
     for apart, machines in looks:
         begun += apart

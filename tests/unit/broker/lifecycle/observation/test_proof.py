@@ -19,7 +19,7 @@ PACE_S = st.floats(0.25, 8)
 
 
 def listings(times: Sequence[tuple[float, bool]]) -> list[Listing]:
-    """Listings that begin at the times, and take 0.1 s. True: the machine is shown."""
+    """Return listings that begin at the times, and take 0.1 s. True: the machine is shown."""
     return [
         Listing(begun=begun, answered=begun + 0.1, by_name={NAME: (MACHINE,)} if shows else {})
         for begun, shows in times
