@@ -19,6 +19,7 @@ from providers.common.account_guard import Account
 from providers.common.cloud import Cloud, CloudProvider
 from providers.common.credentials import digest_of, sky_env, sky_files
 from providers.lambda_cloud.provider import LambdaCloud, LambdaConfig
+from providers.local.isolation import HostSandbox
 from providers.local.machine import MachineBackend
 from providers.local.process_backend import ProcessBackend
 from providers.local.provider import LocalConfig, LocalProvider
@@ -87,16 +88,23 @@ def build(
     clock: Clock,
     blobs: Blobs,
     launches: bool = False,
+    sandbox: HostSandbox | None = None,
 ) -> dict[str, Provider]:
     """Return the configured providers by name. Each stores its state in `<state>/<name>/`.
 
     `launches`: True starts SkyPilot's server in the background if so configured; needs a running event loop.
+    `sandbox`: builder of isolated machines on this host; None: they are rejected.
     """
     providers: dict[str, Provider] = {}
     if config.local is not None:
-        providers["local"] = LocalProvider(config.local, installation=installation, state=state / "local", clock=clock)
+        providers["local"] = LocalProvider(
+            config.local, installation=installation, state=state / "local", clock=clock, sandbox=sandbox
+        )
     if config.simulated is not None:
-        providers["simulated"] = _simulated(config.simulated, installation, state / "simulated", clock, blobs)
+        backend = _simulated_machines(config.simulated, installation, state / "simulated", clock, blobs, sandbox)
+        providers["simulated"] = SimulatedProvider(
+            config.simulated, backend, installation=installation, state=state / "simulated", clock=clock
+        )
     rented = config.rented()
     if not rented:
         return providers
@@ -141,12 +149,10 @@ def _launcher(
     return SkyLauncher(config, installation=installation, state=state, keys=keys, env=env)
 
 
-def _simulated(
-    config: SimulatedConfig, installation: Installation, state: Path, clock: Clock, blobs: Blobs
-) -> SimulatedProvider:
-    backend: MachineBackend
+def _simulated_machines(
+    config: SimulatedConfig, installation: Installation, state: Path, clock: Clock, blobs: Blobs,
+    sandbox: HostSandbox | None,
+) -> MachineBackend:  # fmt: skip
     if config.body == "virtual":
-        backend = VirtualBackend(blobs, clock, config.virtual, seed=config.seed)
-    else:
-        backend = ProcessBackend(state / "instances", provider="simulated", installation=installation)
-    return SimulatedProvider(config, backend, installation=installation, state=state, clock=clock)
+        return VirtualBackend(blobs, clock, config.virtual, seed=config.seed)
+    return ProcessBackend(state / "instances", provider="simulated", installation=installation, sandbox=sandbox)

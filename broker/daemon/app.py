@@ -33,7 +33,7 @@ from broker.controllers.market.poller import MarketIntervals, MarketPoller
 from broker.controllers.notifications.outbox import OutboxRetention
 from broker.daemon.config import DaemonConfig
 from broker.daemon.home_dir import SPOOL, check_blobs, holding, make_home, with_room
-from broker.daemon.host_admissions import HostAdmissions, host_rules, model_folders
+from broker.daemon.host_admissions import HostAdmissions, host_rules, host_sandbox, model_folders
 from broker.daemon.installation import installation_of, mark_new, only_report, refuse_other_blobs
 from broker.daemon.listeners import Addresses, listening
 from broker.daemon.preflight_adapter import Checks, forbidden
@@ -212,7 +212,7 @@ async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Control
     await refuse_other_blobs(store, blobs)
     providers = build(
         config.providers, installation=installation, state=config.home / "providers", clock=clock, blobs=blobs,
-        launches=True,
+        launches=True, sandbox=(sandbox := host_sandbox(config)),
     )  # fmt: skip
     providers = gated(providers, config.providers.rented(), clock)
     for provider in providers.values():
@@ -233,7 +233,7 @@ async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Control
         costs=costs_of(config),
         forbidden=partial(forbidden, config.trainer.remote_code),
         is_clock_right=clock.is_right,
-        host_admission=HostAdmissions(store, host_rules(config), clock),
+        host_admission=HostAdmissions(store, host_rules(config), clock, sandbox.problem),
     )
     return context, clock, only_report(config.home)
 

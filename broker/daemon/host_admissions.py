@@ -1,11 +1,25 @@
 """Admission of users to the daemon's host, by the teams and tokens of the store; see `broker.policy.host_access`."""
 
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from broker.blobs.connect import folder_of
 from broker.controllers.base.context import ControllerContext
 from broker.daemon.config import DaemonConfig, is_loopback
 from broker.domain.tenancy import OPERATOR
-from broker.policy.host_access import HostAdmission, HostRules, HostUser, HostUsers, admit, is_shared, users_of
+from broker.policy.host_access import (
+    HostAdmission,
+    HostRules,
+    HostUser,
+    HostUsers,
+    admit,
+    is_shared,
+    users_of,
+    with_isolation,
+)
 from broker.ports import Clock, Store
 from broker.preflight.model_folders import ModelFolders
+from providers.local.isolation import HostSandbox
 
 CACHED_S = 1.0
 """Seconds for which the list of users is reused. A user that the list lacks counts as a further user at once."""
@@ -14,18 +28,17 @@ CACHED_S = 1.0
 class HostAdmissions:
     """Implements `broker.policy.host_access.HostAccess`."""
 
-    def __init__(self, store: Store, rules: HostRules, clock: Clock) -> None:
+    def __init__(self, store: Store, rules: HostRules, clock: Clock, problem: Callable[[], Awaitable[str]]) -> None:
+        """Keep the settings. `problem`: returns why this host cannot isolate jobs; empty: it can."""
         self._store = store
+        self._problem = problem
         self._rules = rules
         self._clock = clock
         self._read: tuple[float, HostUsers] | None = None
 
     async def __call__(self, user: HostUser) -> HostAdmission:
-        return admit(self._rules, await self._users(), user)
-
-    async def is_shared(self) -> bool:
-        """Return True if the installation has several users now."""
-        return is_shared(self._rules, await current_users(self._store, self._clock))
+        admission = admit(self._rules, await self._users(), user)
+        return with_isolation(admission, await self._problem()) if admission.isolated else admission
 
     async def _users(self) -> HostUsers:
         started = self._clock.monotonic()
@@ -47,8 +60,19 @@ def model_folders(config: DaemonConfig, context: ControllerContext) -> ModelFold
     return ModelFolders(
         roots=config.model_roots,
         reachable=any(provider.caps.reaches_local_files for provider in context.providers.values()),
-        is_shared=HostAdmissions(context.store, host_rules(config), context.clock).is_shared,
+        is_shared=partial(_is_shared, context, host_rules(config)),
     )
+
+
+async def _is_shared(context: ControllerContext, rules: HostRules) -> bool:
+    """Return True if the installation has several users now."""
+    return is_shared(rules, await current_users(context.store, context.clock))
+
+
+def host_sandbox(config: DaemonConfig) -> HostSandbox:
+    """Return the builder of isolated machines, which hides the daemon's folders."""
+    blobs = folder_of(config.blobs_url)
+    return HostSandbox(hidden=(config.home, *([] if blobs is None else [blobs])), readable=config.model_roots)
 
 
 def host_rules(config: DaemonConfig) -> HostRules:

@@ -6,6 +6,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Literal
 
+from broker.domain.ids import JobId
 from broker.domain.job import Handle
 from broker.domain.offer import Trust
 
@@ -124,6 +125,15 @@ class CloudOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostIsolation:
+    """Job on the daemon's host that must not run as the daemon's user. The ids select its part of the blob store."""
+
+    job: JobId
+    origin: JobId | None = None
+    """The job whose checkpoints this one starts from."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class BootSpec:
     """Parameters that an instance needs to start the agent."""
 
@@ -135,6 +145,8 @@ class BootSpec:
     options: CloudOptions = CloudOptions()
     trainer: TrainerImage | TrainerBundle | None = None
     """The trainer for a rented machine; None where it is installed already (local, simulated)."""
+    isolation: HostIsolation | None = None
+    """Set: a machine that is processes of the daemon's host must run them in a sandbox."""
 
 
 SELF_STOP_S = 1800.0

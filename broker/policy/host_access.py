@@ -1,4 +1,4 @@
-"""Rule that decides who may run code on the daemon's host, where it runs as the daemon's user.
+"""Rule that decides who may run code on the daemon's host, and whether it runs isolated from the daemon.
 
 Used by submit, placement, launch and shell. See docs/guide/teams.md.
 """
@@ -16,7 +16,7 @@ class HostRules:
     teams: tuple[str, ...] = ()
     """Teams whose jobs may run on the host of an installation with several users."""
     trusted: bool = False
-    """True: admitted jobs may run as the daemon's user although there are several users."""
+    """True: admitted jobs run as the daemon's user although there are several users."""
     network: bool = False
     """True: an API of the daemon listens on an address other than loopback."""
 
@@ -45,6 +45,8 @@ class HostAdmission:
 
     refusal: str = ""
     """Why the jobs may not run on the daemon's host, in one line; empty: they may."""
+    isolated: bool = False
+    """True: the jobs must run isolated from the daemon and from other jobs."""
 
 
 def users_of(teams: Iterable[str], tokens: Iterable[tuple[HostUser, Collection[str]]]) -> HostUsers:
@@ -84,12 +86,18 @@ def admit(rules: HostRules, users: HostUsers, user: HostUser) -> HostAdmission:
             refusal="the daemon's host runs jobs of operators and of listed teams only; choose another provider, or "
             f"ask an operator to add {user.team} to providers.local.teams in gpubroker.yaml"
         )
-    if not rules.trusted:
-        return HostAdmission(
-            refusal="jobs on the daemon's host can read its keys and all teams' data, and there are several users; "
-            "choose another provider, or set providers.local.trusted: true in gpubroker.yaml if admitted users may"
-        )
-    return HostAdmission()
+    return HostAdmission(isolated=not rules.trusted)
+
+
+def with_isolation(admission: HostAdmission, problem: str) -> HostAdmission:
+    """Return the admission on a host that cannot isolate jobs because of `problem`; empty: it can."""
+    if not admission.isolated or not problem:
+        return admission
+    return HostAdmission(
+        refusal=f"jobs on the daemon's host cannot be isolated: {problem}. There are several users, and the jobs could "
+        "read the daemon's keys and all teams' data; choose another provider, or set providers.local.trusted: true in "
+        "gpubroker.yaml if admitted users may"
+    )
 
 
 HostAccess = Callable[[HostUser], Awaitable[HostAdmission]]

@@ -28,8 +28,15 @@ from broker.domain.ids import Installation, InstanceName, attempt_of
 from broker.domain.instance import BootSpec, InstanceState, Observed
 from broker.domain.job import Handle
 from broker.runtime.private_files import is_locked, private_folder
+from providers.local.isolation import PLAN, HostSandbox, require_sandbox
 from providers.local.machine import Machine
-from providers.local.process_marks import INSTANCE, INSTANCE_DIR, instances_with_processes, kill_instance
+from providers.local.process_marks import (
+    INSTANCE,
+    INSTANCE_DIR,
+    instances_with_processes,
+    kill_instance,
+    namespace_init,
+)
 
 AGENT = (sys.executable, "-P", "-m", "trainer")
 HYPERVISOR = (sys.executable, "-P", "-m", "providers.local.hypervisor")
@@ -61,10 +68,12 @@ class ProcessBackend:
         installation: Installation,
         argv: Sequence[str] = AGENT,
         capacity: int | None = None,
+        sandbox: HostSandbox | None = None,
     ) -> None:
         """Create the folder `root`, but no machine.
 
         `argv`: program of each machine, which tests replace. `capacity`: largest number of machines; None: no limit.
+        `sandbox`: builder of isolated machines; None: they are rejected.
         """
         private_folder(root)
         self._root = root.resolve()
@@ -72,11 +81,14 @@ class ProcessBackend:
         self._installation = installation
         self._argv = tuple(argv)
         self._capacity = capacity
+        self._sandbox = sandbox
         self._hosts: list[subprocess.Popen[bytes]] = []
 
     async def start(self, machine: Machine, boot: BootSpec) -> Handle:
         if boot.env.get("GPUBROKER_BLOBS", "").startswith("memory:"):
             raise Rejected("memory:// cannot be given to another process; use a folder: file:///path")
+        if boot.isolation is not None and (reason := await require_sandbox(self._sandbox, self._provider).problem()):
+            raise Rejected(f"{self._provider}: jobs cannot be isolated: {reason}")
         return await _to_its_end(self._start, machine, boot)
 
     async def machines(self) -> Sequence[Observed]:
@@ -92,8 +104,13 @@ class ProcessBackend:
             raise Gone(f"{name} is absent")
         plain = {key: os.environ[key] for key in _INHERITED if key in os.environ}
         env = plain | {INSTANCE: name, INSTANCE_DIR: str(folder), "TERM": os.environ.get("TERM", "xterm")}
-        settings = [f"{key}={value}" for key, value in env.items()]
-        return ["env", "-i", "-C", str(folder / "work"), *settings, *(command or ("bash", "-i"))]
+        argv = list(command or ("bash", "-i"))
+        if not (folder / PLAN).exists():
+            return ["env", "-i", "-C", str(folder / "work"), *_settings(env), *argv]
+        sandbox = require_sandbox(self._sandbox, self._provider)
+        if (init := namespace_init(folder)) is None:
+            raise Gone(f"{name} has ended")
+        return ["env", "-i", *_settings(sandbox.environment(env, folder)), *sandbox.enter(folder, init, argv)]
 
     async def destroy(self, name: InstanceName) -> None:
         await _to_its_end(self._destroy, name)
@@ -118,6 +135,9 @@ class ProcessBackend:
             os.rename(fresh, folder)
         try:
             self._spawn(folder, lock, machine, boot)
+        except Rejected:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         except OSError as e:
             shutil.rmtree(folder, ignore_errors=True)
             raise NoCapacity(f"{self._provider}: cannot start a process for {machine.name}: {e}") from e
@@ -129,8 +149,12 @@ class ProcessBackend:
         marks = {INSTANCE: machine.name, INSTANCE_DIR: str(folder)}
         plain = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         agent_env = plain | boot.env | boot.secret_env | marks | {"GPUBROKER_WORKDIR": str(folder / "work")}
+        argv: Sequence[str] = self._argv
+        if boot.isolation is not None:
+            sandbox = require_sandbox(self._sandbox, self._provider)
+            argv, agent_env = sandbox.enclose(folder, boot.isolation, agent_env, argv)
         plan = {
-            "argv": self._argv, "env": agent_env,
+            "argv": argv, "env": agent_env,
             "lifetime_s": machine.lifetime_s, "notice_s": machine.notice_s,
         }  # fmt: skip
         plan_fd = os.memfd_create("plan")
@@ -238,6 +262,10 @@ async def _to_its_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
                 await asyncio.wait([work])
         work.exception()  # marks the exception as retrieved; the caller receives only the cancellation
         raise
+
+
+def _settings(env: Mapping[str, str]) -> list[str]:
+    return [f"{key}={value}" for key, value in env.items()]
 
 
 def _notice_s(folder: Path) -> float | None:

@@ -21,6 +21,21 @@ def instances_with_processes(root: Path) -> set[str]:
     return {folder.name for _, folder in _marked() if folder.parent == root}
 
 
+def namespace_init(folder: Path) -> int | None:
+    """Return the PID of the first process of an isolated machine, or None if it does not run.
+
+    It has two PIDs: this one, and 1 in its namespace. A first process of a namespace that the job created has more.
+    """
+    for process, at in _marked():
+        if at == folder:
+            with suppress(OSError, psutil.Error):
+                status = Path(f"/proc/{process.pid}/status").read_text()
+                pids = next(line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:"))
+                if len(pids) == 2 and pids[1] == "1":
+                    return process.pid
+    return None
+
+
 def kill_instance(folder: Path, held: Callable[[], bool]) -> tuple[int, bool]:
     """Send SIGKILL to all processes of the machine until none is left.
 
@@ -33,7 +48,8 @@ def kill_instance(folder: Path, held: Callable[[], bool]) -> tuple[int, bool]:
     deadline = time.monotonic() + _PATIENCE_S
     killed: set[psutil.Process] = set()
     sessions: set[int] = set()
-    while (victims := _victims(folder, sessions)) or held():
+    # A first process of a namespace that waits for the end of the others has no environment any more, so no mark.
+    while (victims := _victims(folder, sessions) | {process for process in killed if _lives(process)}) or held():
         if time.monotonic() > deadline:
             return len(killed), False
         for process in victims:

@@ -20,6 +20,7 @@ from broker.domain.money import usd
 from broker.domain.offer import GpuAsk, Offer
 from broker.ports import Clock
 from providers.local.gpus import Gpu, gpus
+from providers.local.isolation import HostSandbox
 from providers.local.launcher_locks import LauncherLocks
 from providers.local.machine import Machine
 from providers.local.process_backend import AGENT, ProcessBackend, has_trainer
@@ -39,8 +40,8 @@ class LocalConfig(Config):
     teams: tuple[str, ...] = ()
     """Teams whose jobs may run on this host once the installation has several users; empty: operators only."""
     trusted: bool = False
-    """true: with several users, jobs of operators and `teams` run here as the daemon's user, who can read all data;
-    false: then none runs here."""
+    """true: with several users, jobs of operators and `teams` run here as the daemon's user, who can read all data.
+    false: they run isolated, and not at all if this host cannot isolate them."""
 
 
 class LocalProvider:
@@ -57,10 +58,12 @@ class LocalProvider:
         clock: Clock,
         argv: Sequence[str] = AGENT,
         detect: Callable[[], Awaitable[Sequence[Gpu]]] = gpus,
+        sandbox: HostSandbox | None = None,
     ) -> None:
         """Prepare the provider without detecting GPUs.
 
-        `argv`: program of each machine. `detect`: returns the GPUs; called once, at the first offer.
+        `argv`: program of each machine. `detect`: returns the GPUs; called once, at the first offer. `sandbox`: builder
+        of isolated machines.
         """
         self._config = config
         self._installation = installation
@@ -68,7 +71,7 @@ class LocalProvider:
         self._clock = clock
         self._launchers = LauncherLocks(state / "launchers")
         self._backend = ProcessBackend(
-            state / "instances", provider=NAME, installation=installation, argv=argv, capacity=1
+            state / "instances", provider=NAME, installation=installation, argv=argv, capacity=1, sandbox=sandbox
         )
         self._detect = detect
         self._gpus: asyncio.Future[Sequence[Gpu]] | None = None

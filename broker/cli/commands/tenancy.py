@@ -103,7 +103,7 @@ async def team_new(name: Annotated[str, typer.Argument()], note: Note = "", as_j
         team = await c.create_team(request)
     out.document(team)
     out.say(f"team {team.name} created; next: gpubroker token new OWNER --team {team.name}")
-    out.say("with several teams, jobs run on the daemon's host only as providers.local of gpubroker.yaml allows")
+    out.say("with several teams, jobs on the daemon's host run isolated, and only for providers.local.teams")
 
 
 @command

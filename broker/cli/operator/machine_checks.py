@@ -26,7 +26,7 @@ async def machine_checks() -> list[DoctorCheck]:
     checks = [
         await _blobs(config),
         *(await _rented(config) if config.providers.rented() else ()),
-        *([_trainer(), _host_jobs(config)] if runs_jobs_here else []),
+        *([_trainer(), await _host_jobs(config)] if runs_jobs_here else []),
     ]
     folder = next(p for p in (config.home, *config.home.absolute().parents) if p.exists())
     free = shutil.disk_usage(folder).free
@@ -42,13 +42,19 @@ def _trainer() -> DoctorCheck:
     return DoctorCheck(name="trainer", ok=not missing, detail=detail, fix=fix)
 
 
-def _host_jobs(config: DaemonConfig) -> DoctorCheck:
-    """Report whether jobs of several users may run on this machine as the daemon's user."""
+async def _host_jobs(config: DaemonConfig) -> DoctorCheck:
+    """Report whether jobs of several users may run on this machine, and how they are isolated."""
+    from broker.daemon.host_admissions import host_sandbox
+
     local = config.providers.local
-    if local is None or not local.trusted:
-        return DoctorCheck(name="host jobs", ok=True, detail="for a single user on loopback only")
-    teams = ", ".join(local.teams) or "no team"
-    return DoctorCheck(name="host jobs", ok=True, detail=f"trusted: operators and {teams} can read the daemon's keys")
+    admitted = f"operators and {', '.join(local.teams if local else ()) or 'no team'}"
+    if local is not None and local.trusted:
+        return DoctorCheck(name="host jobs", ok=True, detail=f"trusted: {admitted} can read the daemon's keys")
+    sandbox = host_sandbox(config)
+    if problem := await sandbox.problem():
+        detail = f"for a single user on loopback only, because jobs cannot be isolated: {problem}"
+        return DoctorCheck(name="host jobs", ok=True, detail=detail)
+    return DoctorCheck(name="host jobs", ok=True, detail=f"with several users: {admitted}, in {sandbox.description}")
 
 
 async def _rented(config: DaemonConfig) -> list[DoctorCheck]:

@@ -11,7 +11,7 @@ from typing import Any
 from broker.controllers.base.context import ControllerContext
 from broker.controllers.provisioning.store_grants import Granting
 from broker.domain.errors import AlreadyExists, GpubrokerError
-from broker.domain.instance import SELF_STOP_S, BootSpec, CloudOptions, TrainerBundle, TrainerImage
+from broker.domain.instance import SELF_STOP_S, BootSpec, CloudOptions, HostIsolation, TrainerBundle, TrainerImage
 from broker.domain.job import Attempt, Job
 from broker.domain.money import ZERO
 from broker.domain.tenancy import Tenant
@@ -21,6 +21,7 @@ from broker.estimator.planning.fit import probed
 from broker.estimator.planning.plan_search import world
 from broker.estimator.preemption_rate import losses_per_hour
 from broker.lifecycle.recovery import planned_train_config
+from broker.policy.host_access import HostUser
 from broker.ports import Leased, TenantStore
 from broker.runtime.secret_box import SecretBox, SecretsError
 from trainer.contract import object_keys
@@ -32,7 +33,7 @@ UPLOAD = "upload:"
 
 
 class Unusable(GpubrokerError):
-    """Raised if a secret of the job is missing or unreadable. No create is sent."""
+    """Raised if a secret of the job is missing or unreadable, or its host refuses the owner. No create is sent."""
 
 
 TrainerOf = Callable[[], Awaitable[TrainerImage | TrainerBundle]]
@@ -52,10 +53,11 @@ class Boot:
     async def prepare(self, leased: Leased) -> BootSpec:
         """Write the documents of an attempt, and return its boot spec.
 
-        Raises Unusable when a secret is missing, Rejected when the trainer cannot be provided, BlobsUnavailable when
-        the blob store cannot be written.
+        Raises Unusable when a secret is missing, or when the owner's jobs may not run on the daemon's host any more.
+        Raises Rejected when the trainer cannot be provided, BlobsUnavailable when the blob store cannot be written.
         """
         attempt, job = leased.attempt, leased.job
+        isolation = await self._isolation(leased)
         secrets = await self._secrets(job)
         granted = await Granting(context=self.context, box=self.box).issue(job, attempt, secrets)
         access = granted.access
@@ -81,7 +83,20 @@ class Boot:
             if job.spec.train is not None and (extras := _extras(job.spec.train)):
                 env |= {"GPUBROKER_EXTRAS": extras}
         await self._put_spec(attempt, job)  # last, because a spec means that a create may have been sent
-        return replace(boot_properties(job), env=env, secret_env=secret_env, trainer=trainer)
+        return replace(boot_properties(job), env=env, secret_env=secret_env, trainer=trainer, isolation=isolation)
+
+    async def _isolation(self, leased: Leased) -> HostIsolation | None:
+        """Return the isolation that the owner's jobs need on the daemon's host; None: another host, or no isolation.
+
+        The admission is read again right before the create, because a user may have been added since the placement.
+        """
+        job = leased.job
+        if not self.context.provider_of(leased.attempt).caps.runs_on_host:
+            return None
+        admission = await self.context.host_admission(HostUser(team=job.team, owner=job.owner))
+        if admission.refusal:
+            raise Unusable(admission.refusal)
+        return HostIsolation(job=job.id, origin=job.spec.origin) if admission.isolated else None
 
     async def _secrets(self, job: Job) -> dict[str, str]:
         if not job.spec.secrets:

@@ -2,7 +2,17 @@
 
 import pytest
 
-from broker.policy.host_access import HostRules, HostUser, HostUsers, admit, admit_all, is_shared, users_of
+from broker.policy.host_access import (
+    HostAdmission,
+    HostRules,
+    HostUser,
+    HostUsers,
+    admit,
+    admit_all,
+    is_shared,
+    users_of,
+    with_isolation,
+)
 
 LOCAL = HostUser(team="default", owner="local")
 ANN = HostUser(team="red", owner="ann")
@@ -14,19 +24,28 @@ TWO_TEAMS = users_of(["default", "red"], [(LOCAL, ALL)])
 
 
 def test_single_user_on_loopback_needs_no_configuration() -> None:
-    assert not admit(HostRules(), ALONE, LOCAL).refusal
+    assert admit(HostRules(), ALONE, LOCAL) == HostAdmission()
 
 
 @pytest.mark.parametrize("users", [TWO_USERS, TWO_TEAMS])
-def test_second_user_or_team_needs_trust_for_the_operator(users: HostUsers) -> None:
-    assert "providers.local.trusted: true" in admit(HostRules(), users, LOCAL).refusal
-    assert not admit(HostRules(trusted=True), users, LOCAL).refusal
+def test_second_user_or_team_isolates_the_operator_without_trust(users: HostUsers) -> None:
+    assert admit(HostRules(), users, LOCAL) == HostAdmission(isolated=True)
+    assert admit(HostRules(trusted=True), users, LOCAL) == HostAdmission()
+
+
+def test_host_without_isolation_refuses_with_the_reason() -> None:
+    isolated = HostAdmission(isolated=True)
+    assert with_isolation(isolated, "") == isolated
+    refusal = with_isolation(isolated, "no unshare").refusal
+    assert "no unshare" in refusal
+    assert "providers.local.trusted: true" in refusal
+    assert with_isolation(HostAdmission(), "no unshare") == HostAdmission()
 
 
 def test_network_listener_counts_as_several_users() -> None:
     assert is_shared(HostRules(network=True), ALONE)
     assert not is_shared(HostRules(), ALONE)
-    assert admit(HostRules(network=True), ALONE, LOCAL).refusal
+    assert admit(HostRules(network=True), ALONE, LOCAL).isolated
 
 
 @pytest.mark.parametrize("user", [ANN, BOB])
@@ -38,9 +57,9 @@ def test_unlisted_users_are_refused(user: HostUser, users: HostUsers, trusted: b
     assert f"add {user.team} to providers.local.teams" in admission.refusal
 
 
-def test_listed_teams_run_once_trusted() -> None:
-    assert "trusted: true" in admit(HostRules(teams=("red",)), TWO_TEAMS, ANN).refusal
-    assert not admit(HostRules(teams=("red",), trusted=True), TWO_TEAMS, ANN).refusal
+def test_listed_teams_are_isolated_unless_trusted() -> None:
+    assert admit(HostRules(teams=("red",)), TWO_TEAMS, ANN) == HostAdmission(isolated=True)
+    assert admit(HostRules(teams=("red",), trusted=True), TWO_TEAMS, ANN) == HostAdmission()
 
 
 def test_lesser_token_under_an_operators_name_makes_no_operator() -> None:
