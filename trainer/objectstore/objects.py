@@ -29,15 +29,15 @@ class BadContent(Exception):
     """An object exists, but its size or hash is wrong."""
 
 
-def connect(url: str, options: Mapping[str, str]) -> ObjectStore:
-    """Return a store by URL (file, s3, gs, az, ...).
+def connect(url: str, options: Mapping[str, str], *, make_folder: bool = True) -> ObjectStore:
+    """Return a store by URL (file, s3, gs, az, ...). `make_folder`: create a missing folder of a file URL.
 
     Raises: ObjectStoreError naming the URL if it cannot be created.
     """
     retry: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=SMALL_TIMEOUT_S)}
     try:
         if url.startswith("file:"):
-            return from_url(url, mkdir=True, automatic_cleanup=True)  # no folders without a file
+            return from_url(url, mkdir=make_folder, automatic_cleanup=True)  # no folders without a file
         where = [v for k, v in options.items() if "endpoint" in k.lower() or "base_url" in k.lower()]
         plain = any(v.startswith("http://") for v in where)
         client: Any = {"allow_http": plain}
@@ -51,13 +51,12 @@ def connect(url: str, options: Mapping[str, str]) -> ObjectStore:
 class Objects:
     """Client for the objects below `<installation>/`; counts traffic and records when the store last answered."""
 
-    def __init__(self, store: ObjectStore, installation: str, reader: ObjectStore | None = None) -> None:
-        """Create a client. `reader`: store for reading and listing the same place, if `store` may only write."""
-        self._store = store
-        self._reader = reader or store
+    def __init__(self, store: ObjectStore | None, installation: str, *, folder_url: str = "") -> None:
+        """Create a client of `store`, or of the folder at `folder_url` once it exists."""
+        self._stores = None if store is None else (store, store)
+        """Stores for writing and for reading; None: the folder did not exist yet."""
+        self._folder_url = folder_url
         self._prefix = f"{installation}/"
-        self._root: Path | None = None
-        """Folder that must exist: a write into a removed folder would start a second, empty store. None: a bucket."""
         self.answered_at = time.monotonic()
         self.sent_bytes = 0
         """Bytes of content sent; failed uploads count too, because they are billed."""
@@ -65,21 +64,36 @@ class Objects:
 
     @classmethod
     def open(cls, url: str, options: Mapping[str, str], installation: str) -> Self:
-        """Open a store by URL and a grant's options. Raises: ObjectStoreError."""
-        store, reader = _pair(url, options)
-        opened = cls(store, installation, reader)
-        opened._root = _folder(url)
+        """Open a store by URL and a grant's options. Raises: ObjectStoreError.
+
+        The folder of a file URL is not created, because an empty second store would look like one without a broker. All
+        operations fail until the folder exists.
+        """
+        if url.startswith("file:"):
+            return cls(None, installation, folder_url=url)
+        opened = cls(None, installation)
+        opened.renew(url, options)
         return opened
 
     def renew(self, url: str, options: Mapping[str, str]) -> None:
         """Use renewed credentials of the same place from the next call on. Raises: ObjectStoreError."""
-        self._store, self._reader = _pair(url, options)
+        if not self._folder_url:
+            self._stores = _pair(url, options)
+
+    def _usable(self) -> tuple[ObjectStore, ObjectStore]:
+        """Return the stores for writing and for reading. Raises: OSError if the folder of the store is missing."""
+        if self._folder_url and not (root := _folder(self._folder_url)).is_dir():
+            raise OSError(f"the store's folder {root} is missing; mount it or put it back, it is not created here")
+        if self._stores is None:
+            self._stores = _pair(self._folder_url, {})
+        return self._stores
 
     async def read(self, key: str) -> bytes | None:
         """Return the object's content, or None if it does not exist. Raises: ObjectStoreError."""
         try:
+            _, reader = self._usable()
             async with asyncio.timeout(SMALL_TIMEOUT_S):
-                got = await obstore.get_async(self._reader, self._prefix + key)
+                got = await obstore.get_async(reader, self._prefix + key)
                 data = bytes(await got.bytes_async())
         except FileNotFoundError:
             self._answered()
@@ -94,17 +108,13 @@ class Objects:
         self.received_bytes += len(data)
         return data
 
-    def _check_root(self) -> None:
-        if self._root is not None and not self._root.is_dir():
-            raise OSError(f"the store's folder {self._root} is gone; put it back, it is not created again")
-
     async def write(self, key: str, data: bytes) -> None:
         """Write the object, replacing an older one. Raises: ObjectStoreError."""
         self.sent_bytes += len(data)
         try:
-            self._check_root()
+            writer, _ = self._usable()
             async with asyncio.timeout(SMALL_TIMEOUT_S):
-                await obstore.put_async(self._store, self._prefix + key, data)
+                await obstore.put_async(writer, self._prefix + key, data)
         except (BaseError, OSError, TimeoutError) as e:
             raise ObjectStoreError(f"cannot write {key}: {_line(e)}") from None
         self._answered()
@@ -119,9 +129,9 @@ class Objects:
         """
         self.sent_bytes += len(data)
         try:
-            self._check_root()
+            writer, _ = self._usable()
             async with asyncio.timeout(SMALL_TIMEOUT_S):
-                await obstore.put_async(self._store, self._prefix + key, data, mode="create")
+                await obstore.put_async(writer, self._prefix + key, data, mode="create")
         except AlreadyExistsError:
             return await self.read(key) == data
         except (BaseError, OSError, TimeoutError) as e:
@@ -138,12 +148,12 @@ class Objects:
             size = path.stat().st_size
             self.sent_bytes += size
             async with asyncio.timeout(LARGE_TIMEOUT_S):
-                self._check_root()
+                writer, _ = self._usable()
                 if size <= multipart.PART:
-                    await obstore.put_async(self._store, self._prefix + key, path)
+                    await obstore.put_async(writer, self._prefix + key, path)
                     sent(size)
                 else:
-                    await multipart.upload(self._store, self._prefix + key, path, size, sent)
+                    await multipart.upload(writer, self._prefix + key, path, size, sent)
         except (BaseError, OSError, TimeoutError) as e:
             raise ObjectStoreError(f"cannot upload {key}: {_line(e)}") from None
         self._answered()
@@ -156,9 +166,10 @@ class Objects:
         """
         digest, received = hashlib.sha256(), 0
         try:
+            _, reader = self._usable()
             path.parent.mkdir(parents=True, exist_ok=True)
             async with asyncio.timeout(LARGE_TIMEOUT_S):
-                got = await obstore.get_async(self._reader, self._prefix + key)
+                got = await obstore.get_async(reader, self._prefix + key)
                 with path.open("wb") as file:
                     async for piece in got.stream(min_chunk_size=CHUNK):
                         received += len(piece)
@@ -190,8 +201,9 @@ class Objects:
         """Return the bytes of every object below `prefix` (which ends in `/`) by key. Raises: ObjectStoreError."""
         sizes: dict[str, int] = {}
         try:
+            _, reader = self._usable()
             async with asyncio.timeout(SMALL_TIMEOUT_S * 3):
-                async for batch in obstore.list(self._reader, self._prefix + prefix):
+                async for batch in obstore.list(reader, self._prefix + prefix):
                     sizes |= {meta["path"].removeprefix(self._prefix): meta["size"] for meta in batch}
         except FileNotFoundError:
             return {}
@@ -203,8 +215,9 @@ class Objects:
     async def delete(self, key: str) -> None:
         """Delete an object; an absent object is no error. Raises: ObjectStoreError."""
         try:
+            writer, _ = self._usable()
             async with asyncio.timeout(SMALL_TIMEOUT_S):
-                await obstore.delete_async(self._store, self._prefix + key)
+                await obstore.delete_async(writer, self._prefix + key)
         except FileNotFoundError:
             return
         except (BaseError, OSError, TimeoutError) as e:
@@ -217,9 +230,10 @@ class Objects:
         S3 and GCS answer "forbidden" for an absent object if the credentials may list only its folder.
         """
         try:
+            _, reader = self._usable()
             async with asyncio.timeout(SMALL_TIMEOUT_S):
                 folder = self._prefix + key.rpartition("/")[0]
-                listed = await obstore.list_with_delimiter_async(self._reader, folder)
+                listed = await obstore.list_with_delimiter_async(reader, folder)
         except (BaseError, OSError, TimeoutError):
             return False
         self._answered()
@@ -229,15 +243,15 @@ class Objects:
         self.answered_at = time.monotonic()
 
 
-def _folder(url: str) -> Path | None:
-    return Path(unquote(urlsplit(url).path)) if url.startswith("file:") else None
+def _folder(url: str) -> Path:
+    return Path(unquote(urlsplit(url).path))
 
 
 def _pair(url: str, options: Mapping[str, str]) -> tuple[ObjectStore, ObjectStore]:
     """Return the stores for writing and for reading."""
     own = {name: value for name, value in options.items() if not name.startswith(READER)}
     reading = {name.removeprefix(READER): value for name, value in options.items() if name.startswith(READER)}
-    store = connect(url, own)
+    store = connect(url, own, make_folder=False)
     return store, connect(url, {**own, **reading}) if reading else store
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.trainer.support.token_store import store_url
 from trainer.agent.base.environment import Environment
 from trainer.agent.base.state import AgentState
 from trainer.agent.upload.checkpoint_uploader import Saver
@@ -31,7 +32,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 @pytest.fixture
 def saver(tmp_path: Path, run: RunFolder) -> Saver:
-    url = (tmp_path / "store").as_uri()
+    url = store_url(tmp_path)
     env = Environment(blobs=url, installation="inst", attempt="a", workdir=tmp_path)
     state, objects = AgentState(env=env, run=run), Objects.open(url, {}, "inst")
     return Saver(

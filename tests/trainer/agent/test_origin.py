@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.trainer.support.token_store import store_url
 from trainer.agent.base import prepare
 from trainer.checkpoint import protocol as checkpoint
 from trainer.checkpoint.protocol import Origin
@@ -21,7 +22,7 @@ class Source:
     """The other job's trainer, which keeps its newest two."""
 
     def __init__(self, folder: Path) -> None:
-        self.objects, self._folder = Objects.open((folder / "store").as_uri(), {}, "inst"), folder
+        self.objects, self._folder = Objects.open(store_url(folder), {}, "inst"), folder
         self.step = 0
 
     async def goes_on(self, saves: int) -> list[str]:

@@ -15,6 +15,7 @@ from tests.trainer.support import held_agent as held
 from tests.trainer.support import tiny_jobs
 from tests.trainer.support.harness import FAST, Agent, Bench, until
 from tests.trainer.support.imds import Service, serving
+from tests.trainer.support.token_store import store_url
 from trainer.agent import preemption_notice as notices
 from trainer.agent.base.environment import Environment
 from trainer.agent.base.state import AgentState
@@ -55,7 +56,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def state(tmp_path: Path) -> AgentState:
     run = RunFolder(root=tmp_path / "run")
     run.make()
-    env = Environment(blobs=(tmp_path / "store").as_uri(), installation="inst", attempt="a", workdir=tmp_path)
+    env = Environment(blobs=store_url(tmp_path), installation="inst", attempt="a", workdir=tmp_path)
     return AgentState(env=env, run=run, limits=Limits(drain_s=500))
 
 

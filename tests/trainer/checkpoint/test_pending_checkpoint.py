@@ -12,6 +12,7 @@ import pytest
 from tests.trainer.support import tiny_jobs
 from tests.trainer.support.harness import until
 from tests.trainer.support.tiny_jobs import KINDS
+from tests.trainer.support.token_store import store_url
 from tests.trainer.support.workers import HANGS_S
 from tests.trainer.training.test_full_disk import SMALL, cramped
 from trainer.checkpoint import protocol as checkpoint
@@ -92,7 +93,7 @@ def waiting(run: RunFolder, step: int, *, complete: bool = False) -> Path:
 
 async def test_what_had_been_committed_is_not_brought_twice(tmp_path: Path) -> None:
     """The run was killed between the commit and the removal."""
-    run, objects = RunFolder(root=tmp_path / "work/run"), Objects.open((tmp_path / "store").as_uri(), {}, "standalone")
+    run, objects = RunFolder(root=tmp_path / "work/run"), Objects.open(store_url(tmp_path), {}, "standalone")
     assert leftover.pending_snapshot(run) is None
     run.make()
     for step, committed in ((3, 1), (5, 2), (5, 2)):
@@ -107,7 +108,7 @@ async def test_what_had_been_committed_is_not_brought_twice(tmp_path: Path) -> N
 
 async def test_results_are_brought_beside_a_checkpoint_of_their_step(tmp_path: Path) -> None:
     """The training ended early right after a save, and the store was full at the results."""
-    run, objects = RunFolder(root=tmp_path / "work/run"), Objects.open((tmp_path / "store").as_uri(), {}, "standalone")
+    run, objects = RunFolder(root=tmp_path / "work/run"), Objects.open(store_url(tmp_path), {}, "standalone")
     run.make()
     for complete, verified in ((False, [False]), (True, [False, True]), (True, [False, True])):
         await leftover.commit_pending(objects, ORIGIN, waiting(run, 5, complete=complete))

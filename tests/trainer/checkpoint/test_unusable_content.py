@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.trainer.support.token_store import store_url
 from trainer.agent import deliver_results
 from trainer.agent.base.environment import Environment
 from trainer.agent.base.state import AgentState
@@ -25,7 +26,7 @@ NONCE = "same"
 
 @pytest.fixture
 def objects(tmp_path: Path) -> Objects:
-    return Objects.open((tmp_path / "store").as_uri(), {}, "inst")
+    return Objects.open(store_url(tmp_path), {}, "inst")
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 @pytest.fixture
 def state(tmp_path: Path, run: RunFolder) -> AgentState:
-    env = Environment(blobs=(tmp_path / "store").as_uri(), installation="inst", attempt="a", workdir=tmp_path)
+    env = Environment(blobs=store_url(tmp_path), installation="inst", attempt="a", workdir=tmp_path)
     return AgentState(env=env, run=run)
 
 

@@ -20,11 +20,17 @@ EXAMPLES = [Example(ids=[number, number + 1], prompt=1) for number in range(500)
 IDENTITY = "e" * 64
 
 
+def store_url(folder: Path) -> str:
+    """Make the store's folder in `folder`, as the broker does, and return its URL."""
+    (folder / "store").mkdir(exist_ok=True)
+    return (folder / "store").as_uri()
+
+
 class TokenStore:
     """The store and its machines, each by the number of its attempt."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.url = folder, (folder / "store").as_uri()
+        self.folder, self.url = folder, store_url(folder)
         self.objects = Objects.open(self.url, {}, "inst")
         self.told: list[str] = []
 

@@ -16,6 +16,7 @@ from tests.grants.gate import gated
 from tests.trainer.support import tiny_jobs, workers
 from tests.trainer.support.hub import TOKEN, Hub
 from tests.trainer.support.tiny_jobs import KINDS
+from tests.trainer.support.token_store import store_url
 from trainer.agent import deliver_results as deliver
 from trainer.checkpoint import protocol as checkpoint
 from trainer.checkpoint.protocol import Origin
@@ -39,7 +40,7 @@ ORIGIN = Origin(job="job", attempt="a", kind="train")
 
 @pytest.fixture
 def objects(tmp_path: Path) -> Objects:
-    return Objects.open((tmp_path / "store").as_uri(), {}, "inst")
+    return Objects.open(store_url(tmp_path), {}, "inst")
 
 
 async def committed(objects: Objects, folder: Path) -> str:
