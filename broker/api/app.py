@@ -99,6 +99,7 @@ def _readiness(service: Service) -> Readiness:
         settings.lease_stale_s,
         lambda: service.skew(),
         lambda: service.clock_step(),
+        lambda: service.claim_fault(),
         (settings.spool.parent, *filter(None, [settings.blobs])),
     )
 

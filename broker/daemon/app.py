@@ -331,6 +331,7 @@ def _service(
             check_providers=partial(_check_providers, context.providers),
             skew=lambda: clock.skew_s,
             clock_step=lambda: clock.step_s,
+            claim_fault=context.claim_watch.fault,
         ),
     )  # fmt: skip
 

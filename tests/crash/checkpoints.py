@@ -105,6 +105,7 @@ class Saved:
         self._installation = Installation(f"{INSTALLATION[:5]}{bench.jobs:03d}")
         self._machines = self._attempts = 0
         self.store = self._folder / "store"
+        self.store.mkdir(parents=True, exist_ok=True)
         """Path of the store, if the store is a folder."""
         self.told_step = 0
         """Step of the furthest checkpoint that was reported as committed."""

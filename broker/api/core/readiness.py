@@ -49,12 +49,16 @@ class Readiness:
         stale_s: float,
         skew: Callable[[], float],
         clock_step: Callable[[], float] = lambda: 0.0,
+        claim_fault: Callable[[], str] = lambda: "",
         folders: Sequence[Path] = (),
     ) -> None:
-        """`skew()`, `clock_step()`: see `DaemonHooks`. `folders`: must be writable; missing ones are not checked."""
+        """Create a check. `skew()`, `clock_step()` and `claim_fault()`: see `DaemonHooks`.
+
+        `folders` must be writable; missing ones are not checked.
+        """
         self._folders = folders
         self._mark: bytes | None = None
-        self._skew, self._clock_step = skew, clock_step
+        self._skew, self._clock_step, self._claim_fault = skew, clock_step, claim_fault
         self._store = store
         self._blobs = blobs
         self._clock = clock
@@ -88,6 +92,8 @@ class Readiness:
             self._blob_store(),
             self._answered("the disk", asyncio.to_thread(self._writable)),
         )
+        if broker == OK:
+            broker = self._claim_fault() or OK
         checks = {"database": database, "blobs": blobs, "broker": broker}
         return checks | {"disk": disk, "clock": clock_skew_message(self._skew()) or OK}
 
@@ -103,6 +109,7 @@ class Readiness:
 
     async def _database(self) -> str:
         await self._store.ping()
+        await self._store.check_pages()
         return step_message(self._clock_step()) or OK
 
     async def _blob_store(self) -> tuple[str, str]:

@@ -119,3 +119,5 @@ class DaemonHooks:
     """() -> seconds that this host's wall clock is ahead of the broker's clock."""
     clock_step: Callable[[], float] = lambda: 0.0
     """() -> seconds by which the database's clock was set ahead (negative: back); 0: it is right."""
+    claim_fault: Callable[[], str] = lambda: ""
+    """() -> why the controllers cannot claim jobs or attempts, in one line; empty: they can."""

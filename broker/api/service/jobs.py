@@ -61,7 +61,7 @@ class Service:
         self.box = box
         self.clock = clock
         self.settings = settings
-        self.skew, self.clock_step = hooks.skew, hooks.clock_step
+        self.skew, self.clock_step, self.claim_fault = hooks.skew, hooks.clock_step, hooks.claim_fault
         self.reach = hooks.reach
         self.check_providers = hooks.check_providers
         self.tenancy = Tenancy(store, clock, entropy)

@@ -28,11 +28,15 @@ class Claims:
         `turns`: see `Store.claim_attempts`.
         """
         store, lease_s = self._context.store, self._context.intervals.lease_s
-        if self._unsure:
-            await store.end_leases(owner=self._owner)
-        self._unsure = False
+        with self._context.claim_watch.claiming(self._lane.value), self.writing():
+            if self._unsure:
+                await store.end_leases(owner=self._owner)
+            self._unsure = False
+            claimed = await store.claim_attempts(
+                self._lane, owner=self._owner, lease_s=lease_s, limit=limit, turns=turns
+            )
         with self.writing():
-            yield await store.claim_attempts(self._lane, owner=self._owner, lease_s=lease_s, limit=limit, turns=turns)
+            yield claimed
 
     @contextmanager
     def writing(self) -> Iterator[None]:

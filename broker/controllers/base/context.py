@@ -12,6 +12,7 @@ from broker.domain.spec import JobSpec, Retention
 from broker.lifecycle.liveness import LivenessTimeouts
 from broker.policy.host_access import HostAccess, admit_all
 from broker.ports import Blobs, Clock, Provider, Store
+from broker.runtime.claim_watch import ClaimWatch
 from broker.runtime.peers import BrokerIdentity
 from trainer.contract.documents import Limits
 
@@ -111,6 +112,9 @@ class ControllerContext:
     """Reads the database's clock and returns False while it is not trusted. Rules that the database judges by its own
     clock, with an effect that cannot be undone, wait meanwhile.
     """
+
+    claim_watch: ClaimWatch = field(default_factory=ClaimWatch)
+    """Outcomes of claims, for `/readyz`."""
 
     @property
     def no_wait_turns(self) -> Mapping[str, float]:

@@ -79,9 +79,10 @@ class Placement:
         if not self._started:
             self._started = True
             await self._restored.start()
-        jobs = await context.store.claim_jobs(
-            _STATES, owner=context.owner, lease_s=context.intervals.lease_s, limit=context.intervals.claim
-        )
+        with context.claim_watch.claiming(self.name):
+            jobs = await context.store.claim_jobs(
+                _STATES, owner=context.owner, lease_s=context.intervals.lease_s, limit=context.intervals.claim
+            )
         if not jobs:
             await context.store.wait("jobs", self.every_s)
             return True  # no further pause is needed

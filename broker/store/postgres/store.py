@@ -24,6 +24,8 @@ from broker.store.postgres.submit import Submitter
 from broker.store.postgres.tenant import PostgresTenant
 from broker.store.rules import fences
 
+CHECKED_BLOCKS = 256
+"""Blocks of each table that one check of the pages reads: 2 MiB."""
 API_ROLE = "gpubroker_api"
 """Database role of the API, which migrations/0001_initial.sql creates."""
 
@@ -41,6 +43,8 @@ class PostgresStore(PostgresTenant, PostgresChannels, PostgresGlobalPolicies, Po
         self._applier = Applier(pool)
         files = load(MIGRATIONS)
         self._newest = files[max(files)]
+        self._next_block = 0
+        """Block from which `check_pages` reads next."""
 
     @classmethod
     async def connect(cls, dsn: str, *, pool_size: int = 8) -> "PostgresStore":
@@ -181,6 +185,21 @@ class PostgresStore(PostgresTenant, PostgresChannels, PostgresGlobalPolicies, Po
             raise newer(row["name"], self._newest)
         now: datetime = row["now"]
         return now
+
+    async def check_pages(self) -> None:
+        first = self._next_block
+        try:
+            (read,) = await self._pool.fetch("read_pages", (first, 0), (first + CHECKED_BLOCKS, 0))
+        except StoreUnavailable:
+            raise
+        except StoreError as error:
+            raise StoreError(f"the database is damaged: {error}; restore it: see Back up in operating.md") from error
+        self._next_block = first + CHECKED_BLOCKS if first + CHECKED_BLOCKS < read["blocks"] else 0
+        for row in await self._pool.fetch("checksum_failures"):
+            raise StoreError(
+                f"the database is damaged: {row['failures']} pages failed their checksum, the last within an hour; "
+                "find them with pg_amcheck, and restore the backup"
+            )
 
     async def close(self) -> None:
         await self._submitter.close()

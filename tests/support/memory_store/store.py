@@ -313,6 +313,9 @@ class MemoryStore(MemoryTenant, MemoryChannels, MemoryGlobalPolicies, MemoryGlob
     async def ping(self) -> datetime:
         return self._state.clock.now()
 
+    async def check_pages(self) -> None:
+        return None
+
     async def close(self) -> None:
         return None
 

@@ -347,6 +347,20 @@ UPDATE installation SET master_key = $1 RETURNING master_key;
 SELECT control.system_identifier::text || '/' || own.oid::text AS id
 FROM pg_control_system() AS control, pg_database AS own WHERE own.datname = current_database();
 
+-- name: read_pages
+-- Reads the pages from block $1 up to block $2 of the tables that decide what is bought, and so verifies their checksums.
+SELECT (SELECT count(*) FROM jobs WHERE ctid >= $1::tid AND ctid < $2::tid)
+        + (SELECT count(*) FROM attempts WHERE ctid >= $1::tid AND ctid < $2::tid)
+        + (SELECT count(*) FROM ledger WHERE ctid >= $1::tid AND ctid < $2::tid)
+        + (SELECT count(*) FROM policies WHERE ctid >= $1::tid AND ctid < $2::tid) AS rows,
+    (SELECT max(pg_relation_size(name::regclass)) FROM unnest(ARRAY['jobs', 'attempts', 'ledger', 'policies']) AS name)
+        / current_setting('block_size')::bigint AS blocks;
+
+-- name: checksum_failures
+-- A page that failed its checksum in any connection, also in vacuum. NULL: the server keeps no checksums.
+SELECT checksum_failures AS failures FROM pg_stat_database
+WHERE datname = current_database() AND checksum_last_failure > clock_timestamp() - interval '1 hour';
+
 -- name: ping
 WITH house AS (SELECT id FROM installation FOR SHARE)
 SELECT clock_timestamp() AS now, latest.version, latest.name
