@@ -19,6 +19,7 @@ SLOW = {
     "tests/cli/test_demo.py": "make demo in small, 47 s",
     "tests/clouds/": "SkyPilot's server against emulated clouds, 350 s",
     "tests/conformance/test_provider_clouds.py": "the law of providers on every emulated cloud, 79 s",
+    "tests/controllers/test_spot_moves.py": "half a day of a job, four times, 30 s",
     "tests/crash/": "real daemons and databases that are killed, 480 s",
     "tests/grants/test_run.py": "credentials over many lives, 71 s",
     "tests/security/test_host_isolation.py": "a real daemon and its attackers, 65 s",

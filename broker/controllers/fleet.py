@@ -10,6 +10,7 @@ from broker.controllers.billing.budgets import Budgets
 from broker.controllers.billing.metering import Billing
 from broker.controllers.billing.retention import RetentionController
 from broker.controllers.market.observed_runs import ObservedRuns
+from broker.controllers.monitoring.attempt_review import AttemptReview
 from broker.controllers.monitoring.dead_man_switch import Deadman
 from broker.controllers.monitoring.interruption import Interruption
 from broker.controllers.monitoring.liveness import LivenessController
@@ -77,7 +78,7 @@ class Fleet:
                 Placement(context, inventory, offers, troubles, observed_runs),
                 launch,
                 *_of_machines(context, inventory, launchers, destroys, beats),
-                Guard(context, observed_runs),
+                *_of_spending(context, inventory, offers, observed_runs),
                 RetentionController(context),
                 Budgets(context),
                 observed_runs,
@@ -118,3 +119,10 @@ def _of_machines(
         LauncherCompletion(context, launchers),
         Billing(context, inventory, (observer, launchers, interruption, destroys, inventory)),
     )
+
+
+def _of_spending(
+    context: ControllerContext, inventory: Inventory, offers: Callable[[], Sequence[Offer]], learned: LearnedCorrections
+) -> tuple[Controller, ...]:
+    """Return the controllers that judge what running attempts are expected to spend."""
+    return Guard(context, learned), AttemptReview(context, inventory, offers, learned)

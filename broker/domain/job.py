@@ -64,6 +64,8 @@ class Reason(StrEnum):
     IDLE = "idle"
     BUDGET = "budget"
     """A policy's budget drains the attempt; the job waits in the queue until the budget allows it again."""
+    MOVED = "moved"
+    """The job continues on a cheaper offer."""
 
 
 class Signal(StrEnum):
@@ -80,6 +82,8 @@ class Signal(StrEnum):
     HUNG = "hung"
     BUDGET = "budget"
     """A checkpoint is saved first."""
+    MOVE = "move"
+    """A checkpoint is saved first; the job then continues on a cheaper offer."""
 
 
 TERMINAL_JOB_STATES = frozenset({JobState.SUCCEEDED, JobState.CANCELLED, JobState.FAILED})

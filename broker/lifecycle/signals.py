@@ -27,6 +27,7 @@ SIGNALS: Mapping[Signal, SignalMeaning] = {
     Signal.IDLE_NOW: SignalMeaning(event=AttemptEvent.IDLE_NOW, reason=Reason.IDLE),
     Signal.HUNG: SignalMeaning(event=AttemptEvent.HUNG, reason=Reason.HUNG),
     Signal.BUDGET: SignalMeaning(event=AttemptEvent.BUDGET, reason=Reason.BUDGET),
+    Signal.MOVE: SignalMeaning(event=AttemptEvent.MOVE, reason=Reason.MOVED),
 }
 
 

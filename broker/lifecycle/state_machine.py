@@ -19,6 +19,7 @@ class AttemptEvent(StrEnum):
     CAP = "cap near"
     OUT_OF_TIME = "out of time"
     BUDGET = "budget used up"
+    MOVE = "moves to a cheaper offer"
     IDLE = "idle"
     IDLE_NOW = "idle, end at once"
     CREATED = "create answered, or machine listed"
@@ -127,6 +128,7 @@ ATTEMPT_RULES: Mapping[tuple[A, E], Rule] = {
     (A.TRAINING, E.CAP): Rule(next=A.DRAINING, effects=_DRAIN, reason=Reason.CAPPED),
     (A.TRAINING, E.OUT_OF_TIME): Rule(next=A.DRAINING, effects=_DRAIN, reason=Reason.OUT_OF_TIME),
     (A.TRAINING, E.BUDGET): Rule(next=A.DRAINING, effects=_DRAIN, reason=Reason.BUDGET),
+    (A.TRAINING, E.MOVE): Rule(next=A.DRAINING, effects=_DRAIN, reason=Reason.MOVED),
     (A.TRAINING, E.IDLE): Rule(next=A.DRAINING, effects=_DRAIN, reason=Reason.IDLE),
     (A.TRAINING, E.IDLE_NOW): _end(Reason.IDLE),
     (A.TRAINING, E.NOTICE): Rule(next=A.DRAINING, effects=_DRAIN, reason=Reason.PREEMPTED),

@@ -21,7 +21,7 @@ from broker.lifecycle.state_machine import (
 from trainer.contract.documents import Final, Outcome
 from trainer.contract.object_keys import step_of
 
-FREE_RETRIES = frozenset({Reason.DEADMAN, Reason.NO_CAPACITY, Reason.QUOTE_EXPIRED, Reason.BUDGET})
+FREE_RETRIES = frozenset({Reason.DEADMAN, Reason.NO_CAPACITY, Reason.QUOTE_EXPIRED, Reason.BUDGET, Reason.MOVED})
 """End reasons that do not use up `retry.max`: no fault occurred and (almost) nothing was paid."""
 
 MAX_PREEMPTIONS_WITHOUT_PROGRESS = 20
@@ -88,7 +88,7 @@ def reason_of(final: Final, drained_for: Reason | None) -> Reason:
 
 _FAULTS = frozenset({Reason.USER_ERROR, Reason.DATA, Reason.OOM})
 """Faults of the job itself, which a retry would repeat."""
-_RETRIED = frozenset({Signal.BUDGET, Signal.HUNG})
+_RETRIED = frozenset({Signal.BUDGET, Signal.HUNG, Signal.MOVE})
 """Signals after which a job continues."""
 
 
@@ -144,7 +144,7 @@ def job_event(job: Job, reason: Reason, *, image_refused: bool = False, free: bo
         case Reason.IMAGE:
             may_retry = not image_refused and job.retries_used < job.spec.retry.max
             return JobEvent.RETRY if may_retry else JobEvent.FAILED
-        case Reason.QUOTE_EXPIRED | Reason.BUDGET:
+        case Reason.QUOTE_EXPIRED | Reason.BUDGET | Reason.MOVED:
             return JobEvent.RETRY
         case _:
             return JobEvent.RETRY if _may_retry(job, reason, free) else JobEvent.FAILED
@@ -163,10 +163,10 @@ def _may_retry(job: Job, reason: Reason, free: bool) -> bool:
 def back_off_s(reason: Reason, used: int) -> float:
     """Return seconds before the next quote, doubling up to five minutes.
 
-    0 after an expired quote, because nothing was bought, and after a drain for a budget, because the policy delays the
-    job.
+    0 after an expired quote, because nothing was bought. 0 after a drain for a budget, because the policy delays the
+    job. 0 after a move, because the next offer is on sale.
     """
-    if reason in (Reason.QUOTE_EXPIRED, Reason.BUDGET):
+    if reason in (Reason.QUOTE_EXPIRED, Reason.BUDGET, Reason.MOVED):
         return 0.0
     base = 1.0 if reason in (Reason.PREEMPTED, Reason.NO_CAPACITY) else 5.0
     return min(300.0, base * 2.0 ** min(used, 16))

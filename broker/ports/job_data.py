@@ -12,7 +12,7 @@ from broker.domain.spec import IdleKind
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """A change to a live attempt by the guard or the budgets.
+    """A change to a live attempt by the guard, the budgets or the review of attempts.
 
     The change applies only if no other broker has reported the same warning to users.
     """
@@ -25,6 +25,8 @@ class Note:
     idle: IdleKind | None
     signal: Signal | None = None
     """Signal to raise with the change; None: no signal."""
+    reason: str | None = None
+    """Text that the job shows until its attempt has ended; None: unchanged."""
     events: tuple[Event, ...] = ()
 
 

@@ -67,7 +67,7 @@ def placement_events(decision: PlacementDecision) -> tuple[Event, ...]:
     """Return the events that report a decision; none while a job waits for the same cause as before."""
     kind = _EVENT_KINDS.get(decision.outcome)
     waits = decision.outcome is PlacementOutcome.WAITING
-    if kind is None or (waits and _same_but_for_numbers(decision.job.reason, decision.before.reason)):
+    if kind is None or (waits and same_but_for_numbers(decision.job.reason, decision.before.reason)):
         return ()
     attempt = decision.admit.id if decision.admit else None
     message = decision.message or decision.job.reason
@@ -131,7 +131,7 @@ def _quote(facts: PlacementFacts, market: MarketFacts) -> QuotedMarket:
         workload_left(job, market.resume_from),
         offers,
         now=facts.now,
-        local_files=settings.local_files or _has_local_model(job),
+        local_files=settings.local_files or has_local_model(job),
         scoped_store=settings.scoped_store,
         spent=job.spent_usd,
         cap_left=cap_left,
@@ -250,7 +250,7 @@ def _with_troubles(facts: PlacementFacts, reason: str) -> str:
     return "; ".join([reason, *troubles])
 
 
-def _same_but_for_numbers(reason: str, other: str) -> bool:
+def same_but_for_numbers(reason: str, other: str) -> bool:
     """Return True if two reasons differ in prices and counts only, since these change with every quote."""
     return _NUMBER.sub("", reason) == _NUMBER.sub("", other)
 
@@ -264,7 +264,7 @@ def _min_budget_usd(facts: PlacementFacts, line: QuoteLine) -> Decimal:
     return min_budget_usd(line, _caps(facts, line), every_s, facts.settings.drain_budget)
 
 
-def _has_local_model(job: Job) -> bool:
+def has_local_model(job: Job) -> bool:
     """Return True if the model is a folder of this host."""
     return job.spec.train is not None and job.spec.train.model.startswith(("/", "./", "../", "~"))
 

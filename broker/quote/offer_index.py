@@ -5,6 +5,7 @@ the quote's time.
 """
 
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress, groupby, islice
@@ -53,18 +54,19 @@ class OfferIndex:
 def offer_index(offers: Sequence[Offer], spots: History) -> OfferIndex:
     """Return the index of a market.
 
-    The latest index is cached if `offers` is a tuple, because all quotes until the next poll of the clouds share it.
+    The latest indices of tuples are cached, because they are used until the clouds are polled again. In addition to the
+    market, reviews of running attempts use short lists.
     """
-    cached = _latest.get("index")
-    if cached is not None and cached.offers is offers and cached.spots is spots:
-        return cached
+    for cached in _latest:
+        if cached.offers is offers and cached.spots is spots:
+            return cached
     index = _build(offers, spots)
     if isinstance(offers, tuple):
-        _latest["index"] = index
+        _latest.append(index)
     return index
 
 
-_latest: dict[str, OfferIndex] = {}
+_latest: deque[OfferIndex] = deque(maxlen=4)
 
 
 def _build(offers: Sequence[Offer], spots: History) -> OfferIndex:

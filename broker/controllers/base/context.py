@@ -12,6 +12,7 @@ from broker.domain.spec import JobSpec, Retention
 from broker.lifecycle.liveness import LivenessTimeouts
 from broker.policy.host_access import HostAccess, admit_all
 from broker.ports import Blobs, Clock, Provider, Store
+from broker.quote.placement_facts import PlacementSettings
 from broker.runtime.claim_watch import ClaimWatch
 from broker.runtime.peers import BrokerIdentity
 from trainer.contract.documents import Limits
@@ -38,6 +39,9 @@ class Intervals:
     """Seconds between two reads of the observations of ended attempts."""
     stored_s: float = 3600.0
     """Seconds between two checks of the stored data of a job that is not terminal."""
+    review_s: float = 180.0
+    """Seconds between two reviews of an attempt that may move to a cheaper offer. A new spot offer starts one at once.
+    """
     deadman_s: float = 20.0
     lease_s: float = 30.0
     claim: int = 200
@@ -127,6 +131,19 @@ class ControllerContext:
     @property
     def drain_budget(self) -> DrainBudget:
         return self.intervals.drain_budget(self.limits.drain_s)
+
+    @property
+    def placement_settings(self) -> PlacementSettings:
+        """Properties of the installation on which every purchase depends."""
+        return PlacementSettings(
+            installation=self.installation,
+            caps={name: provider.caps for name, provider in self.providers.items()},
+            drain_budget=self.drain_budget,
+            local_files=self.blobs.local,
+            scoped_store=self.blobs.scopes,
+            storage_usd_per_gib_month=self.costs.storage_usd_per_gib_month,
+            retry_s=self.intervals.replace_s,
+        )
 
     def provider_of(self, attempt: Attempt) -> Provider:
         """Return the provider of an attempt.

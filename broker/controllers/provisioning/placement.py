@@ -114,15 +114,7 @@ class Placement:
         excluded = {**await context.store.blocked_offers(), **self._inventory.refusals}
         on_host = host_offers(self._offers(), {name: provider.caps for name, provider in context.providers.items()})
         refused = {owner: await refused_offers(context.host_admission, owner, on_host) for owner in applied}
-        settings = PlacementSettings(
-            installation=context.installation,
-            caps={name: provider.caps for name, provider in context.providers.items()},
-            drain_budget=context.drain_budget,
-            local_files=context.blobs.local,
-            scoped_store=context.blobs.scopes,
-            storage_usd_per_gib_month=context.costs.storage_usd_per_gib_month,
-            retry_s=context.intervals.replace_s,
-        )
+        settings = context.placement_settings
         return _PlacementRound(settings=settings, excluded=excluded, now=now, applied=applied, refused_on_host=refused)
 
     def _gather(self, job: Job, shared: _PlacementRound) -> PlacementFacts:

@@ -54,8 +54,16 @@ def interrupt(attempt: Attempt, job: Job, now: datetime) -> InterruptionDecision
     event = required_end(attempt, job)
     assert event is not None
     interrupted = step(attempt, event, now).attempt
-    detail = out_of_time_message(job, now) if event is AttemptEvent.OUT_OF_TIME else event.value
-    return InterruptionDecision(before=attempt, attempt=replace(interrupted, detail=detail), event=event)
+    return InterruptionDecision(
+        before=attempt, attempt=replace(interrupted, detail=_detail(event, job, now)), event=event
+    )
+
+
+def _detail(event: AttemptEvent, job: Job, now: datetime) -> str:
+    """Return why an attempt is interrupted. The review writes the target and the saving of a move to `job.reason`."""
+    if event is AttemptEvent.OUT_OF_TIME:
+        return out_of_time_message(job, now)
+    return (job.reason or event.value) if event is AttemptEvent.MOVE else event.value
 
 
 def decide_drain(facts: DrainFacts) -> InterruptionDecision:

@@ -16,7 +16,15 @@ from broker.notify.slack.blocks import SlackMessage, message
 from broker.notify.slack.text import HEADER_MAX, Json, context, line, mrkdwn, plain, section
 
 SILENT = frozenset(
-    {"job.submitted", "attempt.booting", "attempt.draining", "attempt.completed", "training.interval", "training.best"}
+    {
+        "job.submitted",
+        "attempt.booting",
+        "attempt.draining",
+        "attempt.stays",
+        "attempt.completed",
+        "training.interval",
+        "training.best",
+    }
 )
 """Events without a reply, because the root message or the summary shows them, or users do not need them."""
 ENDS = frozenset({"job.succeeded", "job.failed", "job.capped", "job.cancelled"})
@@ -30,6 +38,7 @@ TITLES: Mapping[str, tuple[str, str]] = {
     "attempt.refused": ("🚫", "Not bought"),
     "attempt.training": ("🚀", "Running"),
     "attempt.preempted": ("⚡", "Preempted"),
+    "attempt.moves": ("🔀", "Moves to spot"),
     "attempt.lost": ("⚡", "Lost"),
     "attempt.hung": ("🧊", "Hung"),
     "attempt.oom": ("💥", "Out of memory"),

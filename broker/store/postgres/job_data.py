@@ -10,7 +10,7 @@ from broker.store.postgres import row_codec
 from broker.store.postgres.apply import notify, send_events
 from broker.store.postgres.base import PostgresPart, write_audit
 from broker.store.postgres.pool import QUERIES, Pool, columns
-from broker.store.rules import job_data
+from broker.store.rules import fences, job_data
 
 
 class PostgresTenantJobData(PostgresPart):
@@ -58,9 +58,9 @@ class PostgresGlobalJobData(PostgresPart):
             events = [
                 row_codec.written_event(event, job["event_seq"] + n) for n, event in enumerate(note.events, start=1)
             ]
-            await connection.execute(
-                QUERIES["note_job"], note.job.id, row_codec.forecast_json(note.forecast), len(events)
-            )
+            reason = None if note.reason is None else fences.clean(note.reason)
+            forecast = row_codec.forecast_json(note.forecast)
+            await connection.execute(QUERIES["note_job"], note.job.id, forecast, len(events), reason)
             signal = note.signal and note.signal.value
             await connection.execute(QUERIES["note_attempt"], note.attempt.id, note.idle, signal)
             await send_events(connection, events)

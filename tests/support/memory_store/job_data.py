@@ -41,7 +41,8 @@ class MemoryGlobalJobData(MemoryPart):
         job, attempt = self._state.jobs.get(note.job.id), self._state.attempts.get(note.attempt.id)
         if job is None or attempt is None or not cost_rules.note_holds(note, job.value, attempt.value):
             return False
-        job.value = with_columns(job.value, forecast=note.forecast)
+        reason = job.value.reason if note.reason is None else note.reason
+        job.value = with_columns(job.value, forecast=note.forecast, reason=reason)
         attempt.value = with_columns(attempt.value, idle=note.idle)
         if note.signal is not None:
             self._state.signal(attempt, note.signal)

@@ -4,7 +4,7 @@
 SELECT *, prices_of(id) AS prices FROM attempts WHERE id = $1 FOR NO KEY UPDATE;
 
 -- name: note_job
-UPDATE jobs SET forecast = $2, event_seq = event_seq + $3 WHERE id = $1;
+UPDATE jobs SET forecast = $2, event_seq = event_seq + $3, reason = COALESCE($4, reason) WHERE id = $1;
 
 -- name: note_attempt
 UPDATE attempts SET idle = $2, signal = COALESCE(signal, $3),

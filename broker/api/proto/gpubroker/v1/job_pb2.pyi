@@ -73,6 +73,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_IDLE: _ClassVar[Reason]
     REASON_IMAGE: _ClassVar[Reason]
     REASON_BUDGET: _ClassVar[Reason]
+    REASON_MOVED: _ClassVar[Reason]
 
 class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -163,6 +164,7 @@ REASON_OUT_OF_TIME: Reason
 REASON_IDLE: Reason
 REASON_IMAGE: Reason
 REASON_BUDGET: Reason
+REASON_MOVED: Reason
 PHASE_UNSPECIFIED: Phase
 PHASE_STARTING: Phase
 PHASE_LOADING: Phase

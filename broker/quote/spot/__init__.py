@@ -1,0 +1,1 @@
+"""Decisions about spot machines of jobs with a deadline: reviews of running attempts."""

@@ -1,0 +1,275 @@
+"""Decides whether a running attempt on demand moves to spot, or stays. Used by the review controller.
+
+A move is a drain and a new attempt, which placement buys. `review_active` is pure. It quotes the rest of the job as
+placement would after the drain, so that placement then buys the offer that the review has compared.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+from broker.billing.accrual import HOUR, machine_cost, machine_s
+from broker.billing.caps import min_budget_usd, reservation, reserved
+from broker.billing.drain import lead_s
+from broker.billing.prices import ceiling, price_now
+from broker.domain.instance import Caps
+from broker.domain.job import Attempt, AttemptState, Job, Reason
+from broker.domain.money import ZERO, show, usd
+from broker.domain.offer import Offer, Quote, QuoteLine
+from broker.domain.spec import JobSpec
+from broker.estimator.planning.corrections import Corrections
+from broker.estimator.workload import remaining
+from broker.lifecycle.recovery import adjusted_workload
+from broker.lifecycle.transitions import made_progress
+from broker.policy.budgets import Applied, judge, purchase
+from broker.quote.engine import quote
+from broker.quote.job_placement import has_local_model
+from broker.quote.placement import choose
+from broker.quote.placement_facts import PlacementSettings
+
+MIN_STAY_S = 1200.0
+"""Seconds that an attempt trains before it may move."""
+MAX_DOUBLINGS = 5
+"""Maximum number of times that fruitless moves double the minimum stay."""
+UNLIMITED_USD = Decimal(10**9)
+"""Cap of the quote for staying, which no offer exceeds."""
+MOVE_SHARE = Decimal("0.9")
+"""An attempt moves only if the move is expected to cost at most this share of staying."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActiveReview:
+    """All facts on which the review of one active attempt depends."""
+
+    job: Job
+    attempt: Attempt
+    now: datetime
+    """Current time of the database clock."""
+    settings: PlacementSettings
+    offers: Sequence[Offer]
+    """Offers on sale that may be bought now; see `shortlist`."""
+    learned: Corrections
+    """Corrections of the estimator from this installation's own runs."""
+    policies: Sequence[Applied] = ()
+    """Policies that cover the job, with their spending at `policies_at`."""
+    policies_at: datetime
+    forbidden: str = ""
+    """Reason why the installation does not run this job; empty: it does."""
+    earlier: Sequence[Attempt] = ()
+    """Ended attempts of the job, oldest first. The controller reads them only before a move."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Move:
+    """The attempt drains, and the job continues on a cheaper offer."""
+
+    offer: Offer
+    saved_usd: Decimal
+    """Expected dollars saved until the end of the job, all costs of the move included."""
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stay:
+    """The attempt continues, with the reason in one line."""
+
+    reason: str
+
+
+def review_active(facts: ActiveReview) -> Move | Stay:
+    """Return whether the attempt moves to spot now."""
+    if (reason := _obstacle(facts)) is not None:
+        return Stay(reason=reason)
+    made, stay_usd = _quote(facts), _stay_usd(facts)
+    if stay_usd is None:
+        return Stay(reason="stays on demand: its duration is unknown")
+    choice = choose(
+        made,
+        cap_left=_cap_left(facts),
+        attempt_number=facts.job.attempts + 1,
+        least=lambda line: _least_usd(facts, line),
+    )
+    line = choice.line
+    if line is None or not line.offer.spot or line.usd_p50 is None or made.deadline_at_risk:
+        return Stay(reason=f"stays on demand: {_no_spot_message(made, choice.line)}")
+    return _compare(facts, line, stay_usd, line.usd_p50 + _drain_usd(facts))
+
+
+def _compare(facts: ActiveReview, line: QuoteLine, stay_usd: Decimal, move_usd: Decimal) -> Move | Stay:
+    """Return a move if it saves enough for its risk, and if no policy could hold back its purchase."""
+    if move_usd > stay_usd * MOVE_SHARE:
+        return Stay(
+            reason=f"stays on demand: a move to {line.offer.id} is expected to cost {show(move_usd)} to the end, "
+            f"staying {show(stay_usd)}"
+        )
+    request = purchase(line, _reserve_usd(facts, line), facts.job.cap_usd, facts.job.approved_usd)
+    # The request counts in addition to the running attempt: another job may take the place that the attempt gives up.
+    if (refusal := judge(request, facts.policies, facts.policies_at)) is not None:
+        return Stay(reason=f"stays on demand: a move could lose its place, {refusal.reason}")
+    return _move(line, stay_usd - move_usd)
+
+
+def _move(line: QuoteLine, saved_usd: Decimal) -> Move:
+    offer = line.offer
+    return Move(
+        offer=offer,
+        saved_usd=saved_usd,
+        message=f"moves to spot in {offer.region} ({offer.cloud} {offer.instance_type}, "
+        f"{show(offer.usd_per_hour)}/h), saves {show(saved_usd)}",
+    )
+
+
+def may_move(job: Job, attempt: Attempt) -> bool:
+    """Return True if an attempt is of the kind that a review may move: it trains on demand, and spot is allowed."""
+    return (
+        attempt.state is AttemptState.TRAINING
+        and attempt.signal is None
+        and not attempt.line.offer.spot
+        and attempt.line.offer.usd_per_hour > 0
+        and not job.stop_requested
+        and job.spec.resources.spot != "never"
+    )
+
+
+def required_stay_s(earlier: Sequence[Attempt]) -> float:
+    """Return seconds that an attempt trains before it may move: doubled by each fruitless move in a row.
+
+    A move is fruitless if the spot machines after it trained for less than the minimum stay.
+    """
+    fruitless, spot_s = 0, 0.0
+    for attempt in reversed(earlier):
+        if attempt.line.offer.spot:
+            spot_s += _trained_s(attempt)
+        elif attempt.reason is Reason.MOVED:
+            if spot_s >= MIN_STAY_S:
+                break
+            fruitless, spot_s = fruitless + 1, 0.0
+    return MIN_STAY_S * 2.0 ** min(fruitless, MAX_DOUBLINGS)
+
+
+def _trained_s(attempt: Attempt) -> float:
+    end = attempt.terminating_since or attempt.ended_at
+    return (end - attempt.first_beat_at).total_seconds() if attempt.first_beat_at and end else 0.0
+
+
+def _obstacle(facts: ActiveReview) -> str | None:
+    """Return why the attempt cannot move now at any price; None: it can."""
+    job, attempt = facts.job, facts.attempt
+    if not may_move(job, attempt):
+        return "stays: it does not train on demand, or spot is not allowed"
+    if facts.forbidden:
+        return f"stays on demand: {facts.forbidden}"
+    if job.spec.script is not None and not job.spec.script.checkpoints:
+        return "stays on demand: the script writes no checkpoints, so a move would lose its work"
+    if attempt.idle is not None or not made_progress(attempt):
+        return "stays on demand: it has not saved a checkpoint of its own, so a move could lose work"
+    trained_s = (facts.now - (attempt.first_beat_at or facts.now)).total_seconds()
+    stay_s = required_stay_s(facts.earlier)
+    if trained_s < stay_s:
+        return f"stays on demand: it may move after {stay_s / 60:.0f} min of training"
+    if not any(offer.spot for offer in facts.offers):
+        return "stays on demand: no spot offer is on sale"
+    return None
+
+
+def _changeover_s(facts: ActiveReview) -> float:
+    """Return the longest time from the decision to the purchase: drain, destroy and proof of absence."""
+    return lead_s(facts.attempt.line.offer, _caps(facts), facts.settings.drain_budget)
+
+
+def _quote(facts: ActiveReview) -> Quote:
+    """Quote the rest of the job as placement would after the drain."""
+    job, attempt, settings = facts.job, facts.attempt, facts.settings
+    return quote(
+        _spec_at_measured_speed(facts),
+        remaining(adjusted_workload(job), _saved_step(attempt)),
+        facts.offers,
+        now=facts.now,
+        local_files=settings.local_files or has_local_model(job),
+        scoped_store=settings.scoped_store,
+        spent=job.spent_usd,
+        cap_left=_cap_left(facts),
+        excluded={},
+        caps=settings.caps,
+        machine_s=job.machine_s + machine_s(attempt, facts.now),
+        lead_s=settings.drain_budget.lead_s + _changeover_s(facts),
+        storage_usd_per_gib_month=settings.storage_usd_per_gib_month,
+        learned=facts.learned,
+    )
+
+
+def _spec_at_measured_speed(facts: ActiveReview) -> JobSpec:
+    """Return the spec with a deadline that is earlier by as much as the attempt runs slower than estimated."""
+    spec, expected, planned_s = facts.job.spec, facts.job.forecast, facts.attempt.line.step_s
+    if spec.deadline is None or expected is None or not planned_s or expected.step_s <= planned_s:
+        return spec
+    left_s = (spec.deadline - facts.now).total_seconds() * planned_s / expected.step_s
+    return spec.model_copy(update={"deadline": facts.now + timedelta(seconds=left_s)})
+
+
+def _stay_usd(facts: ActiveReview) -> Decimal | None:
+    """Return the expected dollars to finish on the running machines, which are set up already; None: unknown."""
+    job, attempt, settings = facts.job, facts.attempt, facts.settings
+    unlimited = job.spec.model_copy(update={"deadline": None, "max_duration": None})
+    here = quote(
+        unlimited,
+        remaining(adjusted_workload(job), attempt.beat.step if attempt.beat else 0),
+        [attempt.line.offer],
+        now=facts.now,
+        local_files=False,
+        scoped_store=True,
+        spent=ZERO,
+        cap_left=UNLIMITED_USD,
+        excluded={},
+        caps=settings.caps,
+        learned=facts.learned,
+    )
+    hours = here.best.hours if here.best else None
+    if hours is None:
+        return None
+    left = Decimal(repr(hours.training + hours.evaluation + hours.checkpoints))
+    return usd(price_now(attempt) * attempt.line.nodes * left)
+
+
+def _drain_usd(facts: ActiveReview) -> Decimal:
+    """Return the expected dollars of the drain: the last save, the teardown, and half a minute for the order."""
+    attempt, caps = facts.attempt, _caps(facts)
+    saved = attempt.beat.checkpoint if attempt.beat else None
+    seconds = 30.0 + (saved.save_s if saved else 0.0) + caps.teardown_s + caps.list_lag_s
+    return usd(price_now(attempt) * attempt.line.nodes * Decimal(repr(seconds)) / HOUR)
+
+
+def _cap_left(facts: ActiveReview) -> Decimal:
+    """Return what is left under the cap after the longest drain at the highest price."""
+    attempt, price = facts.attempt, price_now(facts.attempt)
+    offer, nodes = attempt.line.offer, attempt.line.nodes
+    longest = machine_cost(offer, nodes, timedelta(seconds=_changeover_s(facts)), ceiling(offer, price))
+    return max(ZERO, reservation(facts.job) - longest)
+
+
+def _reserve_usd(facts: ActiveReview, line: QuoteLine) -> Decimal:
+    return reserved(facts.job, line, facts.settings.caps[line.offer.provider], facts.settings.drain_budget)
+
+
+def _least_usd(facts: ActiveReview, line: QuoteLine) -> Decimal:
+    every_s = facts.job.spec.checkpoint.min_interval_s
+    return min_budget_usd(line, facts.settings.caps[line.offer.provider], every_s, facts.settings.drain_budget)
+
+
+def _caps(facts: ActiveReview) -> Caps:
+    return facts.settings.caps[facts.attempt.line.offer.provider]
+
+
+def _saved_step(attempt: Attempt) -> int:
+    """Return the step of the last committed checkpoint. The drain saves a later one unless it fails."""
+    return attempt.beat.checkpoint.step if attempt.beat and attempt.beat.checkpoint else 0
+
+
+def _no_spot_message(made: Quote, line: QuoteLine | None) -> str:
+    """Return why the quote leads to no spot purchase."""
+    if made.deadline_at_risk:
+        return "the deadline leaves no time for a move"
+    if line is not None and any(made.lines[place].offer.spot for place in range(made.kept_count)):
+        return "on demand costs less than spot"
+    return "no spot offer fits its deadline, cap and requirements"
