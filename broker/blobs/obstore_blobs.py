@@ -17,6 +17,7 @@ from broker.blobs.connect import CALL_S, connect, folder_of, one_line, options_o
 from broker.blobs.credentials.base import Issuer
 from broker.blobs.credentials.issuers import GrantSettings, issuer_of, unscoped_warning, without_credentials
 from broker.blobs.credentials.scope import Scope
+from broker.blobs.folder_listing import list_folder
 from broker.domain.blob_url import scheme_of
 from broker.domain.errors import AlreadyExists, BlobError, BlobsUnavailable, BlobTooLarge
 from broker.domain.ids import AttemptId, Installation, JobId
@@ -111,7 +112,7 @@ class ObstoreBlobs:
         if prefix and not prefix.endswith("/"):
             raise ValueError(f"prefix {prefix!r} does not end in '/'")
         try:
-            return sorted(await self._ask("list", prefix, self._walk(prefix)), key=lambda info: info.key)
+            return sorted(await self._ask("list", prefix, self._list(prefix)), key=lambda info: info.key)
         except FileNotFoundError as e:
             raise BlobsUnavailable(f"cannot list {prefix} at {self._url}: {one_line(e)}") from None
 
@@ -173,6 +174,16 @@ class ObstoreBlobs:
 
     async def _size(self, key: str) -> int:
         return (await obstore.head_async(self._store, self._prefix + key))["size"]
+
+    async def _list(self, prefix: str) -> builtins.list[BlobInfo]:
+        try:
+            return await self._walk(prefix)
+        except FileNotFoundError:
+            raise
+        except BaseError:
+            if self._folder is None or not self._folder.is_dir():
+                raise
+            return await asyncio.to_thread(list_folder, self._folder / self._prefix, prefix)
 
     async def _walk(self, prefix: str) -> builtins.list[BlobInfo]:
         listing: list[BlobInfo] = []
