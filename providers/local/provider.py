@@ -40,8 +40,8 @@ class LocalConfig(Config):
     teams: tuple[str, ...] = ()
     """Teams whose jobs may run on this host once the installation has several users; empty: operators only."""
     trusted: bool = False
-    """true: with several users, jobs of operators and `teams` run here as the daemon's user, who can read all data.
-    false: they run isolated, and not at all if this host cannot isolate them."""
+    """true: with several users, jobs of operators and `teams` run as the daemon's user, who can read all data; false:
+    they run isolated, if this host can do that."""
 
 
 class LocalProvider:

@@ -23,6 +23,7 @@ from broker.client.transport.atomic_file import placed
 from broker.client.transport.connection import Connection
 from broker.client.transport.errors import Misconfigured, NotSaved
 from broker.daemon.home_dir import make_home
+from providers.local import kernel_calls
 from trainer.contract import yaml_document as yamlfile
 
 COMMAND = (sys.executable, "-c", "from broker.cli import main; main()")
@@ -235,6 +236,18 @@ def test_doctor_makes_nothing(own_home: Path) -> None:
     (store,) = (check for check in json.loads(out)["checks"] if check["name"] == "blob store")
     assert (store["ok"], "`gpubroker serve` creates it" in store["detail"]) == (True, True)
     assert list(own_home.iterdir()) == []
+
+
+@pytest.mark.parametrize(("version", "words"), [(7, "in "), (0, "Landlock is too old or off")])
+def test_doctor_reports_the_isolation_of_jobs_on_this_host(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch, version: int, words: str
+) -> None:
+    monkeypatch.setattr(kernel_calls, "landlock_version", lambda: version)
+    _, out, _ = run("doctor", "--json")
+    (check,) = (check for check in json.loads(out)["checks"] if check["name"] == "host jobs")
+    assert check["ok"]
+    assert words in check["detail"]
+    assert ("unshare" in check["detail"] or "a sandbox cannot start" in check["detail"]) == bool(version)
 
 
 def test_blobs_init_leaves_a_folder_of_others_open(own_home: Path) -> None:
