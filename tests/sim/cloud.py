@@ -311,9 +311,16 @@ class CloudConnection:
 
     async def destroy(self, handle: Handle) -> None:
         self._world.note(self.process.id, f"destroy {handle.id}")
+        orphans = self._world.watch.orphans
         if SWEEPS.get():
-            self._world.watch.orphans.swept(handle.id)
-        await self._ask("destroy", lambda: self._world.cloud.destroy(handle))
+            orphans.swept(handle.id)
+        orphans.unanswered.add(handle.id)
+        try:
+            await self._ask("destroy", lambda: self._world.cloud.destroy(handle))
+        except Gone:
+            orphans.unanswered.discard(handle.id)
+            raise
+        orphans.unanswered.discard(handle.id)
         if self._world.weather.hits("cloud.duplicate"):
             self._world.spawn(self._late(handle), "duplicate")
 

@@ -12,6 +12,8 @@ class Orphans:
     def __init__(self, world: "World") -> None:
         self._world = world
         self._since: dict[str, float] = {}
+        self.unanswered: set[str] = set()
+        """Machines whose latest destroy was requested by a broker and not answered. The request is repeated."""
 
     def tick(self) -> None:
         world, now = self._world, self._world.loop.time()
@@ -31,9 +33,12 @@ class Orphans:
         return self._world.cloud.has_owner(machine_id, row.value)
 
     def swept(self, machine_id: str) -> None:
-        """The sweep destroys what has been an orphan for as long as listings may lag."""
+        """The sweep destroys what has been an orphan for as long as listings may lag.
+
+        A repeated request may meet a machine that the cloud has created since under the same id.
+        """
         world, watch = self._world, self._world.watch
-        if machine_id not in world.cloud.standing():
+        if machine_id not in world.cloud.standing() or machine_id in self.unanswered:
             return
         own = attempt_of_machine(machine_id)
         row = world.state.attempts.get(own)
