@@ -186,7 +186,7 @@ def measured(predictions: Path, budget_s: float) -> None:
     """Measure all cases and write the table next to the predictions. Raises ValueError for edited predictions."""
     document = json.loads(predictions.read_text())
     if digest(document["rows"]) != document["digest"]:
-        raise ValueError(f"{predictions}: was changed after it was frozen; freeze anew")
+        raise ValueError(f"{predictions}: was changed after it was frozen; freeze the predictions again")
     rows, started = [], datetime.now(UTC)
     for row in document["rows"]:
         late = (datetime.now(UTC) - started).total_seconds() > budget_s - PATIENCE_S / 4

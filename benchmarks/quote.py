@@ -1,6 +1,6 @@
-"""Time of one quote over a whole market: `python -m benchmarks.quote --offers 50000`. The last line is JSON.
+"""Measure one quote over a whole market: `python -m benchmarks.quote --offers 50000`. The last line is JSON.
 
-`first`: over a market without any quote since the last poll of the clouds; `cpu_ms`: any other.
+`first_cpu_ms`: the first quote after a poll of the clouds, which builds the index; `cpu_ms`: any later quote.
 """
 
 import argparse
@@ -60,15 +60,15 @@ def market(count: int, now: datetime) -> tuple[Offer, ...]:
 
 
 def timed(offers: tuple[Offer, ...], now: datetime) -> tuple[Quote, float, float]:
-    """(the quote with its first 100 lines, ms, ms of the processor)"""
+    """Return (quote, milliseconds, CPU milliseconds) of a quote with its first 100 lines."""
     caps = {name: Caps(spot=True) for name in PROVIDERS}
     start, cpu = time.perf_counter(), time.process_time()
-    made = quote(
+    result = quote(
         SPEC, WORK, offers, now=now, local_files=False, scoped_store=True, spent=Decimal(0), cap_left=SPEC.cap_usd,
         excluded={}, caps=caps,
     )  # fmt: skip
-    tuple(made.lines[:100])
-    return made, (time.perf_counter() - start) * 1000, (time.process_time() - cpu) * 1000
+    tuple(result.lines[:100])
+    return result, (time.perf_counter() - start) * 1000, (time.process_time() - cpu) * 1000
 
 
 def main() -> None:
@@ -81,16 +81,16 @@ def main() -> None:
     timed(offers, now)
     firsts = [timed((*offers,), now) for _ in range(args.repeats)]
     runs = [timed(offers, now) for _ in range(args.repeats)]
-    times, made = sorted(run[1] for run in runs), runs[-1][0]
+    times, result = sorted(run[1] for run in runs), runs[-1][0]
     start = time.perf_counter()
-    tuple(made.lines)
+    tuple(result.lines)
     every = (time.perf_counter() - start) * 1000
-    print(summary(made))
-    best = made.best
+    print(summary(result))
+    best = result.best
     if best is not None:
         print(f"best: {best.offer.id} at ${best.offer.usd_per_hour}/h, ${best.usd_p50} expected to finish")
     print(f"quote and first 100 lines: median {statistics.median(times):.0f} ms; every line: {every:.0f} ms more")
-    told = {
+    figures = {
         "offers": args.offers,
         "ms": round(statistics.median(times), 1),
         "cpu_ms": round(statistics.median(run[2] for run in runs), 1),
@@ -99,7 +99,7 @@ def main() -> None:
         "ms_worst": round(times[-1], 1),
         "all_lines_ms": round(every, 1),
     }
-    print(json.dumps(told))
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

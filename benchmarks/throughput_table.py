@@ -1,4 +1,4 @@
-"""Training speed: the model of time against published results.
+"""Compare the broker's model of training speed with published results.
 
 Prints tables by source and GPU, the errors of rows whose model size, method or GPU was left out of the fit, and one
 JSON line. `--fit` prints newly fitted shares for `broker.estimator.speed.calibration`; `--rows` prints every row.
@@ -28,7 +28,7 @@ from broker.estimator.speed.hardware import TABLE
 
 DRAWS = 20
 HELD_OUT = "peft"
-"""The source that nothing was ever fitted on."""
+"""Source whose rows no fit ever used."""
 ARCHITECTURES: Mapping[str, frozenset[str]] = {
     "Hopper": frozenset({"h100-sxm", "h100-500w"}),
     "Ampere": frozenset({"a100-80gb-sxm", "a100-40gb"}),
@@ -38,14 +38,14 @@ ARCHITECTURES: Mapping[str, frozenset[str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Left:
-    """A row, and the surprise about it of a fit that had not seen its kind."""
+    """A row, and its error by a fit without similar rows. `surprise`: log of estimated over measured speed."""
 
     row: Row
     surprise: float
 
 
 def left_out(rows: Sequence[Row], key: Callable[[Row], str], *, per_gpu: bool = True) -> list[Left]:
-    """Return each row by a fit on the rows of all other keys."""
+    """Return each row with its error by a fit on the rows that have another key."""
     found = []
     for value in sorted({key(r) for r in rows}):
         by = fit([r for r in rows if key(r) != value], per_gpu=per_gpu)
@@ -54,7 +54,7 @@ def left_out(rows: Sequence[Row], key: Callable[[Row], str], *, per_gpu: bool = 
 
 
 def unseen(rows: Sequence[Row], held: Sequence[Row]) -> list[Left]:
-    """Return each row by a fit on GPUs of other architectures; `held` by one on all of `rows`."""
+    """Return each of `rows` by a fit on GPUs of other architectures, and each of `held` by a fit on all `rows`."""
     of = {gpu: name for name, gpus in ARCHITECTURES.items() for gpu in gpus}
     shared = fit(rows, per_gpu=False)
     return left_out(rows, lambda r: of[r.gpu], per_gpu=False) + [
@@ -69,15 +69,17 @@ def path_of(row: Row) -> tuple[str, str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Corrected:
-    """Rest of a surprise after other runs, and the half width of the interval then, as logarithms."""
+    """Remaining error after a correction by other runs, and half the width of its interval, as logarithms."""
 
     surprise: float
     width: float
 
 
 def after_runs(left: Sequence[Left], runs: int) -> list[Corrected]:
-    """Every row once so many other ones of that GPU and library are known, by what the broker learns by: each other one
-    alone, or, of several, `DRAWS` random choices."""
+    """Return each row as the broker corrects it after `runs` other runs of the same GPU and library.
+
+    With one run, each other row is used in turn; with several, `DRAWS` random choices are.
+    """
     found, draw = [], random.Random(runs)
     learned: dict[tuple[object, ...], Belief] = {}
     for one in left:
@@ -96,7 +98,7 @@ def after_runs(left: Sequence[Left], runs: int) -> list[Corrected]:
 
 
 def covered(left: Sequence[Left], key: Callable[[Row], str], coverage: float = 0.9) -> float:
-    """Return the share of rows in an interval that was made from the surprises about all other keys."""
+    """Return the share of rows that lie in the interval made from the errors of rows with other keys."""
     hits = 0
     for value in {key(one.row) for one in left}:
         width = quantile((one.surprise for one in left if key(one.row) != value), coverage)
@@ -105,7 +107,7 @@ def covered(left: Sequence[Left], key: Callable[[Row], str], coverage: float = 0
 
 
 def words(surprises: Sequence[float]) -> str:
-    """Return errors in percent of the measured speed."""
+    """Return number, median, P90, maximum and bias of errors, in percent of the measured speed."""
     errors = sorted(100 * abs(math.expm1(s)) for s in surprises)
     p90 = errors[min(len(errors), math.ceil(0.9 * len(errors))) - 1]
     bias = 100 * math.expm1(statistics.median(surprises))
@@ -152,7 +154,7 @@ def _p90(errors: list[float]) -> float:
 
 
 def intervals(known: Sequence[Left], strange: Sequence[Left]) -> dict[str, float]:
-    """Factors: the 90 % interval of eager rows, and the worst row of an architecture that the fit had not seen."""
+    """Return factors: 90 % intervals of eager rows and of unseen architectures, and the worst unseen row."""
     eager = [one.surprise for one in known if one.row.at_best[0].modules]
     return {
         "SPREAD_MEASURED": round(math.exp(quantile(eager, 0.9)), 3),
@@ -167,14 +169,14 @@ def _as_shipped(rows: Sequence[Row], *, each: bool) -> None:
         for one in shipped:
             off = f"{100 * math.expm1(one.surprise):+7.2f} %  {one.row.rate:9.1f} tokens/s"
             print(f"{off}  {one.row.source}: {one.row.name}")
-    table("as shipped (peft: a GPU that nothing was fitted on; all other rows were fitted on)", grouped(shipped))
+    table("as shipped (fitted on these rows, except peft)", grouped(shipped))
 
 
 def _of_later() -> dict[float, list[bool]]:
-    """Return, for each width, which of the rows outside all fits lie within it."""
+    """Return, for each interval width, whether each row that no fit used lies in the interval."""
     unknown = [Left(row=r, surprise=surprise(r, FITTED)) for r in blind()]
     table(
-        "as shipped, of fms-acceleration with transformers 4.45.2 and mixtures of experts, which nothing was fitted on",
+        "as shipped, for fms-acceleration with transformers 4.45.2 and mixtures of experts (not fitted on)",
         by_family(unknown),
     )
     later = {
@@ -205,7 +207,7 @@ def _after(rows: Sequence[Row], strange: Sequence[Left]) -> dict[int, list[Corre
 def main() -> None:
     """Print the tables, then one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fit", action="store_true", help="fit the shares anew and print them")
+    parser.add_argument("--fit", action="store_true", help="print newly fitted shares")
     parser.add_argument("--rows", action="store_true", help="print every row")
     args = parser.parse_args()
     rows, refused = everything()

@@ -23,7 +23,7 @@ PROGRESS = frozenset(
         "job.waiting",
     }
 )
-"""Kinds of which only the latest waiting delivery is sent."""
+"""Event kinds of which a stream sends only the latest waiting delivery; earlier ones are folded into it."""
 
 NOT_TAKEN = "never taken"
 """Reason under which abandoned deliveries are counted."""
@@ -32,7 +32,7 @@ FOLDED = "folded"
 
 
 def wants(patterns: Sequence[str], kind: str) -> bool:
-    """Return True if a channel with these patterns receives `kind`: no pattern, the kind itself, or `prefix*`."""
+    """Return True if a channel receives `kind`: `patterns` is empty, or has the kind or a `prefix*` that matches."""
     return not patterns or any(
         kind == pattern or (pattern.endswith("*") and kind.startswith(pattern[:-1])) for pattern in patterns
     )

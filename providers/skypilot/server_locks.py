@@ -34,7 +34,7 @@ class ServerLocks:
         self._folder = _folder_id(state)
 
     def new(self) -> tuple[str, int]:
-        """Return a new id and the descriptor of its file under a shared lock, which a supervisor takes over."""
+        """Return a new server id, and the descriptor of its file with a shared lock, which the supervisor inherits."""
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
         server = f"{socket.gethostname()}.{boot}.{self._folder}.{os.urandom(4).hex()}"
         lock = os.open(self._servers / server, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)

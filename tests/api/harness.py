@@ -1,4 +1,4 @@
-"""The real application on a real socket, over any store; the benchmarks start it the same way."""
+"""Runs the real HTTP application on a socket over any store, for tests and benchmarks."""
 
 import os
 import tempfile
@@ -47,7 +47,7 @@ LIMITS = StreamLimits(recheck_s=0.02)
 
 @dataclass
 class FixedMarket:
-    """The simulated market's offers at one moment; a test may exchange them."""
+    """Market with the simulated clouds' offers at one moment; a test may replace `items`."""
 
     runs_on_host: bool = False
     items: Sequence[Offer] = field(default_factory=lambda: offers(SimulatedConfig(sold_out=0), GpuAsk(), SEEN, cores=2))
@@ -84,7 +84,7 @@ def spec(ref: str, **changes: Any) -> dict[str, Any]:
 
 @dataclass
 class Running:
-    """A served application."""
+    """Running application, with a client for its HTTP API."""
 
     url: str
     service: Service
@@ -95,16 +95,16 @@ class Running:
     async def token(
         self, owner: str, *scopes: Scope, team: str = DEFAULT_TEAM, expires_at: datetime | None = None
     ) -> dict[str, str]:
-        """Return headers with a new token. Any other team is made first."""
+        """Create a token, and the team if it is new; return the headers with the token."""
         await self.service.store.put_team(team, "")
         token_id, text = mint(os.urandom)
-        given = scopes or ("read", "submit")
-        row = Token(id=token_id, team=team, owner=owner, scopes=given, created_at=SEEN, expires_at=expires_at)
+        granted = scopes or ("read", "submit")
+        row = Token(id=token_id, team=team, owner=owner, scopes=granted, created_at=SEEN, expires_at=expires_at)
         await self.service.store.put_token(row, hashed(text))
         return {"Authorization": f"Bearer {text}"}
 
     async def revoke(self, owner: str) -> None:
-        """Revoke all tokens of an owner, as this daemon does it."""
+        """Revoke all tokens of an owner, as the daemon that serves the request does."""
         for token in await self.service.store.tokens():
             if token.owner == owner:
                 await self.service.store.delete_token(token.id)
@@ -126,7 +126,7 @@ class Running:
     async def call(
         self, method: str, path: str, headers: Mapping[str, str], status: int, **options: Any
     ) -> dict[str, Any]:
-        """The JSON of an answer that must have this status."""
+        """Send a request, require the status, and return the answer's JSON."""
         async with self.http.request(method, self.url + path, headers=headers, **options) as response:
             text = await response.text()
             assert response.status == status, f"{method} {path}: {response.status} {text}"
@@ -174,5 +174,5 @@ async def serving(
     finally:
         await runner.cleanup()
         await posts.close()
-        with suppress(OSError):  # none was sent, or another one is used yet
+        with suppress(OSError):  # no upload created the folder, or another application still uses it
             settings.spool.rmdir()

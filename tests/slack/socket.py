@@ -1,4 +1,4 @@
-"""Socket Mode's far end: tickets, envelopes, acknowledgements, and the same envelope again when none came."""
+"""Emulates Slack's side of Socket Mode: tickets, envelopes, and repeats without an acknowledgement."""
 
 import asyncio
 import itertools
@@ -11,7 +11,7 @@ REFRESH = {"type": "disconnect", "reason": "refresh_requested", "debug_info": {"
 
 
 class Sockets:
-    """`retry_s`: how long Slack waits for an acknowledgement before it sends the envelope again."""
+    """WebSockets of an app. `retry_s`: seconds without an acknowledgement before an envelope is sent again."""
 
     def __init__(self, retry_s: float = 60.0) -> None:
         self.retry_s = retry_s
@@ -19,19 +19,20 @@ class Sockets:
         self.opened = 0
         self.acked: dict[str, dict[str, Any]] = {}
         self.sent: list[str] = []
-        """Envelope ids, repeats included."""
+        """Ids of sent envelopes, including repeats."""
         self._changed = asyncio.Condition()
         self._tickets = (f"t{n}" for n in itertools.count(1))
         self._valid: set[str] = set()
         self._envelopes = itertools.count(1)
 
     def ticket(self) -> str:
-        """Open one connection."""
+        """Return a ticket with which the app may open one connection."""
         name = next(self._tickets)
         self._valid.add(name)
         return name
 
     async def link(self, request: web.Request) -> web.StreamResponse:
+        """Serve one connection of the app."""
         ticket = request.query.get("ticket", "")
         if ticket not in self._valid:
             raise web.HTTPForbidden
@@ -41,25 +42,26 @@ class Sockets:
         await socket.send_json({"type": "hello", "num_connections": len(self.open) + 1, "connection_info": {}})
         self.open.append(socket)
         self.opened += 1
-        await self._tell()
+        await self._notify()
         try:
             async for message in socket:
                 if message.type is WSMsgType.TEXT:
                     ack = json.loads(message.data)
                     self.acked[ack["envelope_id"]] = ack
-                    await self._tell()
+                    await self._notify()
         finally:
             self.open.remove(socket)
-            await self._tell()
+            await self._notify()
         return socket
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
-    async def until(self, true: Any, within_s: float = 300.0) -> None:
+    async def until(self, check: Any, within_s: float = 300.0) -> None:
+        """Wait until `check()` is true. Raises TimeoutError."""
         async with asyncio.timeout(within_s), self._changed:
-            await self._changed.wait_for(true)
+            await self._changed.wait_for(check)
 
     async def deliver(self, kind: str, payload: dict[str, Any], *, tries: int = 3) -> dict[str, Any]:
         """Send an envelope until it is acknowledged; return the acknowledgement."""
@@ -79,13 +81,13 @@ class Sockets:
         raise AssertionError(f"no acknowledgement of {name}")
 
     async def repeat(self, name: str, kind: str, payload: dict[str, Any]) -> None:
-        """The same envelope once more, as after a lost acknowledgement."""
+        """Send an acknowledged envelope again, as after a lost acknowledgement."""
         self.acked.pop(name, None)
         await self.open[-1].send_json({"type": kind, "envelope_id": name, "payload": payload})
         await self.until(lambda: name in self.acked)
 
     async def refresh(self) -> None:
-        """Slack asks for a new connection, as it does every few hours."""
+        """Request a new connection of the app, as Slack does every few hours."""
         await self.open[-1].send_json(REFRESH)
 
     async def close(self) -> None:

@@ -1,6 +1,6 @@
-"""Bytes of live tensors at every moment of a step, by following their storages through torch's dispatcher.
+"""Tracker of the bytes of live tensors during a step, which follows their storages through torch's dispatcher.
 
-It needs no arithmetic: on the meta device the same operations make the same storages, without any memory.
+On the meta device, operations create the same storages as on a real device, but without memory or arithmetic.
 """
 
 import contextlib
@@ -15,23 +15,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 BY_INDEX = frozenset({aten.index.Tensor, aten._index_put_impl_.default, aten.index_put_.default})
-"""Operations whose sizes follow from the values of a mask, which the meta device lacks."""
+"""Operations whose result size depends on the values of a mask, which the meta device lacks."""
 
 
 ALONE = 4, 2
-"""Reference counts of a tensor and of its storage, as a mode sees them, if only autograd holds it (torch 2.13)."""
+"""Reference counts of a tensor and of its storage within a dispatch mode, if only autograd holds both (torch 2.13)."""
 
 
 def in_backward() -> bool:
-    """Return whether autograd is running a graph now."""
+    """Return True during a backward pass."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _adds_in_place(func: Any, args: Sequence[Any]) -> bool:
-    """Return whether autograd would add the second gradient of a tensor to the first one in place.
+    """Return True if autograd, without this dispatch mode, would add a tensor's second gradient to the first in place.
 
-    Without a mode it does so if the first gradient is no view and has no other holder. Under a mode such as this one,
-    torch never does so (input_buffer.cpp, `can_accumulate_inplace`).
+    It does so if the first gradient is no view and has no other holder. Under a dispatch mode torch always allocates
+    the sum (input_buffer.cpp, `can_accumulate_inplace`).
     """
     if func is not aten.add.Tensor or not in_backward() or torch.is_grad_enabled():
         return False
@@ -63,7 +63,7 @@ class Storages(TorchDispatchMode):
         """Functions that replace some operations by parts with the same memory use, and return None for all others."""
         self._only: str | None = None
         self.answer = True
-        """Result of the meta device if Python asks for a boolean, as models do to check for padding tokens."""
+        """Value of a boolean meta tensor if Python code reads the tensor, as models do to check for padding tokens."""
 
     def hold(self, tensor: torch.Tensor, category: str) -> None:
         """Count the tensor's storage under this category from now on."""

@@ -44,7 +44,7 @@ TEXT: dict[int, str] = {
     429: "Too many calls, or too much at once; `Retry-After` says when to ask again.",
     502: "The blob store holds other bytes than the manifest says.",
     503: "The database or the blob store cannot be reached, or there is too much to answer; `Retry-After` says when.",
-    507: "The daemon's disk has no room for it.",
+    507: "The daemon's disk has no space for the upload.",
 }
 
 

@@ -19,7 +19,7 @@ from trainer.tasks.text.preference_pairs import Preference, PreferenceData, desc
 
 
 class DpoModel(TaskModel[PreferenceData]):
-    """Decoder with adapters. A loss is the loss of a pair, equation 7 of the paper, in nats."""
+    """Decoder with adapters. The loss of a pair is equation 7 of the paper, in nats."""
 
     architecture = "AutoModelForCausalLM"
     peft_type = "CAUSAL_LM"

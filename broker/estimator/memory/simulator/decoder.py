@@ -37,7 +37,7 @@ class DecoderSimulator:
         self.head = self.embedding if shape.tied_embeddings else Weight(
             matrix, n.weight, trained=n.full, grad_width=n.trained
         )  # fmt: skip
-        # tied: the head's gradient waits for the other use and is added then
+        # With tied embeddings the head's gradient exists first; the gradient of the lookup is added to it.
         if step.accumulated and not shape.tied_embeddings:
             self.embedding.gradient = self.head.gradient = EARLIER
         self.forward_residue: dict[int, Bytes] = {}
@@ -45,7 +45,7 @@ class DecoderSimulator:
         """Bytes that each simulated middle layer leaves behind in its forward and its backward pass, by layer."""
         self.probed: dict[tuple[bool, int], tuple[int, int]] = {}
         self.ends: LayerOps | None = None
-        """Operations with the adapter of the embeddings; None: they have none."""
+        """Operations of the embeddings' adapter; None: the embeddings have no adapter."""
         self.prefix = ""
         """Name of the simulated stack with a trailing space, if the model has several stacks; otherwise empty."""
 
@@ -144,7 +144,7 @@ class DecoderSimulator:
         return x, first
 
     def _mask(self) -> Tensor:
-        """Return the mask of all layers, a byte for each pair of tokens; the model holds it until it returns.
+        """Return the mask of all layers, a byte for each pair of tokens. The model holds it through the forward pass.
 
         The models' own attention adds a mask in the type of the embeddings, one for each kind of layer.
         """
@@ -326,7 +326,7 @@ class DecoderSimulator:
         tape.adjust("temporary", step.share(scratch))
 
     def _spread(self, name: str, by: Bytes) -> Bytes:
-        """Return the bytes with what the devices exchange. DDP's buckets are as large as the gradients."""
+        """Return the bytes plus the buffers for communication. The buckets of DDP are as large as the gradients."""
         step, n = self.asked, self.asked.numerics
         if step.shards == 1:
             return {**by, "communication": self.trained * n.trained} if step.replicas > 1 else by

@@ -1,4 +1,4 @@
-"""Memory of encoder-decoders, by the tape alone; tests/trainer/memtrace compares with the tracer."""
+"""Memory estimates of encoder-decoders. tests/trainer/memtrace compares the same estimates with the tracer."""
 
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,7 @@ def peak(model: str, **asked: Any) -> int:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_published_one_is_estimated_with_its_own_parameters(model: str) -> None:
+def test_a_published_model_is_estimated_with_its_parameters(model: str) -> None:
     found = estimate(model, method="full", seq=256, target_seq=64, micro_batch=8)
     assert found["parameters"] == found["trainable_parameters"] == PARAMETERS[model]
     bias = 50265 * 4 if model == BART else 0
@@ -32,7 +32,7 @@ def test_a_published_one_is_estimated_with_its_own_parameters(model: str) -> Non
     assert found["tokens_per_s_basis"] == "no --gpu was given"
 
 
-def test_an_old_name_of_the_hub_is_the_same_model() -> None:
+def test_a_former_hub_name_gives_the_same_estimate() -> None:
     assert estimate("t5-small", seq=64)["peak_allocated_bytes"] == peak(T5, seq=64)
 
 
@@ -62,22 +62,22 @@ def test_more_rows_or_tokens_never_need_less(model: str, least: bool, seq: int, 
         assert peak(model, **{**asked, name: more}) >= here
 
 
-def test_what_is_written_is_as_long_as_what_is_read_where_nobody_says() -> None:
+def test_the_output_is_as_long_as_the_input_by_default() -> None:
     assert peak(T5, seq=300) == peak(T5, seq=300, target_seq=300) > peak(T5, seq=300, target_seq=30)
 
 
-def test_t5s_last_matrices_are_not_quantised_with_the_others() -> None:
+def test_t5s_output_matrices_are_not_quantised() -> None:
     config = {"model_type": "t5", "d_model": 512, "d_ff": 2048, "d_kv": 64, "num_heads": 8, "num_layers": 6}
     lora, qlora = (estimate(config=config, seq=16, method=m, lora_targets="q") for m in ("lora", "qlora"))
     quantised = 12 * 512 * 2048 + 18 * 4 * 512 * 512
     saved = lora["by_category"]["weights"] - qlora["by_category"]["weights"]
     norms = 2 * (12 + 1 + 18 + 1) * 512
-    tables = 2048 * (12 + 18 * 4)  # of each matrix of 4 bits
+    tables = 2048 * (12 + 18 * 4)  # one table for each 4-bit matrix
     assert saved + norms + tables == pytest.approx(quantised * (2 - 0.5 - 1 / 64), rel=1e-3)
     assert (lora["margin_pct"], qlora["margin_pct"]) == (5, 10)
 
 
-def test_other_kinds_of_t5_have_other_mlps() -> None:
+def test_gated_t5_has_one_more_matrix_per_mlp() -> None:
     base = {"model_type": "t5", "num_layers": 2, "num_decoder_layers": 3}
     plain, gated = (estimate(config=base | {"feed_forward_proj": kind}, seq=64) for kind in ("relu", "gated-silu"))
     assert gated["parameters"] - plain["parameters"] == 5 * 512 * 2048
@@ -103,21 +103,21 @@ def test_other_kinds_of_t5_have_other_mlps() -> None:
         ({"config": {"model_type": "bart", "decoder_attention_heads": 4}}, "other heads in its decoder"),
     ],
 )
-def test_what_makes_no_sense_is_said_in_one_line(asked: dict[str, Any], words: str) -> None:
+def test_an_invalid_option_is_one_line(asked: dict[str, Any], words: str) -> None:
     with pytest.raises(EstimateError, match=words) as raised:
         estimate(**{"seq": 64, **asked})
     assert "\n" not in str(raised.value)
 
 
 def test_scaling_table_counts_reads_and_writes_and_states_its_evidence() -> None:
-    """A scaling table counts what is read and written and says how little is known."""
+    """A row counts input and output tokens, and the interval shows that nothing was measured."""
     ask = EstimateOptions(length=512, target=128)
     found = what_if("gpus=1,2,16", model=T5, gpu="L40S", ask=ask, global_batch=1024, rows=6400 * 16)
     assert found["tokens_per_row"] == 640
     for row in found["points"]:
         low, high = row["tokens_per_s_interval"]
         assert (row["tokens_per_s"] / low, high / row["tokens_per_s"]) == pytest.approx((2, 2), rel=1e-3)
-        assert row["plan"]["parallelism"] in ("single", "ddp"), "how one would be divided is not known"
+        assert row["plan"]["parallelism"] in ("single", "ddp"), "sharding of encoder-decoders is not known"
         assert 0 < row["mfu"] < 1
         assert row["hours"] * 3600 * row["tokens_per_s"] == pytest.approx(6400 * 16 * 640, rel=1e-3)
     more = what_if("gpus=1", model=T5, gpu="L40S", ask=replace(ask, target=512), global_batch=1024, rows=6400 * 16)
