@@ -67,7 +67,7 @@ def rival(which: resume_rivals.Rival, folder: Path, numbers: Iterable[int], seed
 
 
 def within(count: int, minutes: float) -> Iterator[int]:
-    """Yield step numbers until `steps`, or until the deadline."""
+    """Return numbers up to `count`, or until `minutes` have passed."""
     until = time.monotonic() + minutes * 60
     return itertools.takewhile(lambda _: time.monotonic() < until, range(count))
 

@@ -72,7 +72,7 @@ def default_totals() -> Path:
 
 
 def added(before: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
-    """The sums of all whole numbers; a part may tell new ones. Of the others, seconds and rates, the greatest."""
+    """Return the sums of all whole numbers, of which a round may add new ones, and the maxima of seconds and rates."""
     counts = {name: value for name, value in told.items() if isinstance(value, int)}
     measured = {name: value for name, value in told.items() if isinstance(value, float)}
     sums = {name: before.get(name, 0) + value for name, value in counts.items()}
@@ -113,7 +113,7 @@ def behind(totals: Mapping[str, Any], parts: Sequence[str]) -> str:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Raises SystemExit where another one adds to the same sums."""
+    """Lock the sums. Raises SystemExit if another process holds the lock."""
     with (folder / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -82,7 +82,7 @@ def test_a_soak_that_is_killed_keeps_its_sums_and_takes_its_round_along(tmp_path
 
 
 def until(fact: Callable[[], Any]) -> Any:
-    """Wait until another process has done something: until `check` returns a value."""
+    """Wait until another process has done something: until `fact` returns a value."""
     deadline = time.monotonic() + 300
     while not (value := fact()):
         assert time.monotonic() < deadline

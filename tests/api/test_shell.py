@@ -25,7 +25,7 @@ from tests.api.test_files import admitted
 
 @pytest.fixture
 async def training(api: Running) -> tuple[str, dict[str, str]]:
-    """(a job whose machine is this one, its owner's headers)."""
+    """Return (job whose machine is this host, headers of its owner)."""
     headers = await api.token("ann")
     ref = (await api.upload(headers, b"word,definition\na,b\nc,d\n" * 20))["ref"]
     job = (await api.call("POST", "/v1/jobs", headers, 202, json=spec(ref)))["id"]
@@ -48,7 +48,7 @@ async def training(api: Running) -> tuple[str, dict[str, str]]:
 async def ran(
     api: Running, job: str, headers: dict[str, str], *words: str, tty: bool = False, stdin: bytes = b""
 ) -> tuple[int, bytes, bytes]:
-    """(exit code, output, errors)"""
+    """Return (exit code, output, errors)."""
     parts = {1: b"", 2: b""}
     url, params = f"{api.url}/v1/jobs/{job}/shell", [("word", w) for w in words] + [("tty", str(int(tty)))]
     async with api.http.ws_connect(url, headers=headers, params=params) as socket:
@@ -89,7 +89,7 @@ async def test_a_terminal_has_the_size_of_the_client_s(api: Running, training: t
 
 @pytest.fixture(autouse=True)
 def _hung_up_on_in_peace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program on a busy machine may take long to hear of it; none here has to be killed."""
+    """Wait long enough after the SIGHUP that no program of a busy machine has to be killed."""
     monkeypatch.setattr("broker.api.http.terminal.HANG_UP_S", 300.0)
 
 

@@ -40,7 +40,7 @@ class Daemon:
         self._runner: web.AppRunner | None = None
 
     async def start(self, *answers: bytes) -> None:
-        """Each request to the feed gets the next answer, then the connection is closed."""
+        """Serve a feed: each request gets the next answer, then the connection is closed."""
         left = list(answers)
 
         async def feed(request: web.Request) -> web.StreamResponse:
@@ -149,7 +149,7 @@ VIEW = ArtifactView(path="adapter/a", bytes=len(SHARD), sha256=hashlib.sha256(SH
 
 @asynccontextmanager
 async def serving(*answers: bytes) -> AsyncIterator[str]:
-    """A daemon that says that it sends SHARD; each time come the next bytes in its place, and the connection ends."""
+    """Yield a daemon that announces SHARD, but sends the next bytes at each request and closes the connection."""
     left = list(answers)
 
     async def artifact(request: web.Request) -> web.StreamResponse:

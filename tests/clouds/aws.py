@@ -104,7 +104,7 @@ class Aws:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Variables that send every AWS client here; S3 goes to moto itself, since the front reads whole bodies."""
+        """Return variables that send AWS clients here; S3 goes to moto itself, as the front reads whole bodies."""
         return {
             "AWS_ENDPOINT_URL": self.url,
             "AWS_ENDPOINT_URL_S3": self.front.moto,
@@ -117,7 +117,7 @@ class Aws:
         return {"aws": {"ssh_proxy_command": f"{sys.executable} {PROXY} {self.url} %h"}}
 
     def write_catalog(self, folder: Path) -> None:
-        """The files of SkyPilot's catalog that no purchase brings. `folder`: `.sky/catalogs/v8/aws` of its home."""
+        """Write the files of SkyPilot's catalog that purchases lack. `folder`: `.sky/catalogs/v8/aws` of its home."""
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / "images.csv", "w", newline="") as file:
             rows = csv.writer(file)
@@ -225,7 +225,7 @@ class Aws:
     # ------------------------------------------------------------------------------------------------------ their ends
 
     async def preempt(self, machine: str, *, notice_s: float = 120.0) -> None:
-        """A spot interruption: the notice at once, the end after `notice_s` without further word."""
+        """Interrupt a spot machine: give the notice at once, end the machine after `notice_s`."""
         rented = self.world.rented[machine]
         time = self.world.now() + timedelta(seconds=notice_s)
         self._imds[machine][INSTANCE_ACTION] = f'{{"action": "terminate", "time": "{time:%Y-%m-%dT%H:%M:%SZ}"}}'
@@ -252,7 +252,7 @@ class Aws:
         instance.state_reason = StateReason(message=reason[1], code=reason[0])
 
     async def _heed_shutdown(self, region: str, rented: Rented) -> None:
-        """A machine that shuts itself down is terminated or stopped, as it was launched to be."""
+        """Terminate or stop a machine that shut itself down, as its launch requested."""
         await self.world.reach(rented.id, "running", within_s=600)
         if isinstance(rented.machine, NamespaceMachine):
 
@@ -279,7 +279,7 @@ class Aws:
 
 
 def _billed_from(one: Mapping[str, Any]) -> Literal["created", "running"]:
-    """EC2 bills the state `running`, which moto reports for an instance long before its machine is up."""
+    """Return the start of billing: EC2 bills from `running`, which moto reports long before the machine has booted."""
     return "created" if one["State"]["Name"] == "running" else "running"
 
 

@@ -86,7 +86,7 @@ def need_debootstrap() -> None:
 
 
 def index_settings() -> dict[str, str]:
-    """uv's environment for the indexes that pip is configured with here, as `make venv` uses them."""
+    """Return uv's environment for the indexes that pip is configured with here, as `make venv` uses them."""
     code = "import json, install; print(json.dumps(install.uv_environment(install.pip_settings())))"
     env = os.environ | {"PYTHONPATH": str(CHECKOUT / ".ci")}
     done = subprocess.run(
@@ -170,7 +170,7 @@ def provision(root: Path) -> None:
 
 
 def _drop_mount_points(root: Path, folders: Sequence[Path]) -> None:
-    """The empty folders that the binds left behind."""
+    """Remove the empty folders that the binds left behind."""
     for folder in folders:
         for outside in (folder, *folder.parents):
             inside = root / outside.relative_to("/")

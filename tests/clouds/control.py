@@ -141,7 +141,7 @@ class Control:
         self._rented(machine_id).status = status
 
     def hold_boots(self) -> None:
-        """Machines are created and do not come up, until `release_boots`."""
+        """Let new machines not boot until `release_boots`."""
         self._world.boots.clear()
 
     def release_boots(self) -> None:

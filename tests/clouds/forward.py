@@ -67,7 +67,7 @@ class Link:
     def __init__(
         self, control: socket.socket, arrived: Callable[[Mapping[str, Any], socket.socket | None], None]
     ) -> None:
-        """`arrived` gets every message that answers no request, on the switchboard's loop."""
+        """Connect. `arrived` receives every message that answers no request, on the switchboard's loop."""
         self._control = control
         self._control.setblocking(False)
         self._arrived = arrived

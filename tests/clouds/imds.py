@@ -26,7 +26,7 @@ class Imds:
         self._tokens: dict[str, float] = {}
 
     async def serve(self, sock: socket.socket) -> None:
-        """One connection, one request."""
+        """Serve one connection with one request."""
         reader, writer = await asyncio.open_connection(sock=sock, limit=LIMIT)
         with contextlib.suppress(ConnectionError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             async with asyncio.timeout(REQUEST_S):

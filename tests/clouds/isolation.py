@@ -30,7 +30,7 @@ class Inside(Protocol):
 
 @contextmanager
 def planted() -> Iterator[Mapping[str, Any]]:
-    """Things of the host that a machine must not find, in words that the probe takes."""
+    """Yield things of the host that a machine must not find, in the probe's format."""
     marker = f"marker-of-the-host-{secrets.token_hex(8)}"
     with tempfile.TemporaryDirectory() as folder, socket.socket() as tcp:
         file, path = Path(folder, marker), str(Path(folder, f"{marker}.sock"))

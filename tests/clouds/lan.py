@@ -14,7 +14,7 @@ class Lan:
     """Machines that are attached reach each other at addresses that begin with the same number."""
 
     def __init__(self) -> None:
-        """Raises OSError where this host cannot make one."""
+        """Create the network. Raises OSError if this host cannot."""
         missing = [tool for tool in TOOLS if shutil.which(tool) is None]
         if missing:
             raise OSError(f"{' and '.join(missing)} is missing: apt-get install iproute2 util-linux")

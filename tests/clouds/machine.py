@@ -41,7 +41,7 @@ class Machine(Protocol):
     def alive(self) -> bool: ...
     @property
     def root(self) -> Path | None:
-        """Upper folder of its overlay: what was written on its disk, readable after its end. None: it has no disk."""
+        """Upper folder of the overlay: the files written on the machine's disk, also after its end. None: no disk."""
         ...
 
     async def ready(self) -> None:

@@ -76,7 +76,7 @@ class NamespaceMachine:
         await self._switchboard.call(self._ready())
 
     async def run(self, *argv: str, env: Mapping[str, str] | None = None) -> tuple[int, str]:
-        """Exit status and output of a command run inside as root. Raises ConnectionError when the machine is dead."""
+        """Run a command as root; return exit status and output. Raises ConnectionError if the machine is dead."""
         assert self._link is not None
         return await self._switchboard.call(self._link.execute(argv, env or {}))
 
@@ -225,7 +225,7 @@ class NamespaceMachine:
             self.died(self.halted)
 
     def _end_life(self) -> None:
-        """enclose.py kills process 1 when it sees this, and with it goes everything in its namespace."""
+        """Close the pipe. enclose.py then kills process 1, and the kernel everything in its namespace."""
         if self._life >= 0:
             os.close(self._life)
             self._life = -1
@@ -276,7 +276,7 @@ class NamespaceMachines:
     """`tests.clouds.machine.Machines`; made by `open` only."""
 
     def __init__(self, root_fs: Path, forwards: Mapping[int, int | tuple[str, int]]) -> None:
-        """`forwards`: what 127.0.0.1:port means inside, as a port of this host's loopback or an address."""
+        """Prepare. `forwards`: target of ports on 127.0.0.1 inside: a port of this host's loopback, or an address."""
         self.forwards = {port: ("127.0.0.1", to) if isinstance(to, int) else to for port, to in forwards.items()}
         self.booted: list[NamespaceMachine] = []
         self._root_fs = root_fs

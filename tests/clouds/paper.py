@@ -185,7 +185,7 @@ class Server:
         return await buy(name, purchase)
 
     async def _call(self, method: str, path: str, body: Any = None, *, point: str = "") -> Any:
-        """`point`: passed once the cloud has carried the call out, and before its answer is read."""
+        """Call the cloud. `point`: passed after the cloud executed the call and before the answer is read."""
         self.life.check()
         with held():
             async with self._http.request(method, self._clouds.url + path, json=body) as answer:

@@ -141,7 +141,7 @@ class RunPodApi:
         }  # fmt: skip
 
     def _lowest(self, gpu: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Prices for one GPU of the cheapest pool that fits; all null but the name when none has so many free."""
+        """Return the prices per GPU of the cheapest pool with enough free GPUs; without one, null except the name."""
         fitting = [p for p in self._fitting(gpu.id, asked) if asked.get("secureCloud") in {None, p.secure}]
         best = min(fitting, key=lambda p: p.price, default=None)
         counts = [n for n in range(1, gpu.max_count + 1) if any(p.free >= n for p in fitting)]
@@ -298,12 +298,12 @@ class RunPodApi:
 
 
 def key_of(pod: str) -> str:
-    """The key that is laid into a pod (docs.runpod.io/pods/templates/environment-variables: `Pod-scoped API key`)."""
+    """Return a pod's key (docs.runpod.io/pods/templates/environment-variables: `Pod-scoped API key`)."""
     return f"own-key-of-{pod}"
 
 
 def startup_of(docker_args: str) -> str:
-    """The script in a pod's start command: SkyPilot's is `echo <base64> | base64 --decode`; any other is itself."""
+    """Return the script in a pod's start command, decoded if it is SkyPilot's `echo <base64> | base64 --decode`."""
     found = re.search(r"echo (\S+) \| base64", docker_args)
     return base64.b64decode(found.group(1)).decode() if found else docker_args
 

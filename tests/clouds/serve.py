@@ -36,7 +36,7 @@ Ctrl-C ends everything, machines included."""
 
 
 async def machines(kind: str, forwards: Mapping[int, int]) -> Machines:
-    """`real` needs root, namespaces and a baked root file system: see tests/clouds/README.md."""
+    """Return the machines. `real` needs root, namespaces and a baked root file system: see tests/clouds/README.md."""
     if kind == "paper":
         return PaperMachines()
     from tests.clouds.machines import NamespaceMachines

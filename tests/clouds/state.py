@@ -222,7 +222,7 @@ class World:
         return [e for e in self.events if e.id == machine_id]
 
     def violate(self, cloud: str, what: str) -> None:
-        """The caller did what the real API does not know: the test fails in the end."""
+        """Record a call that the real API does not know, so that the test fails at its end."""
         self.violations.append(f"{cloud}: {what}")
 
     # ------------------------------------------------------------------------------------------------------- the end

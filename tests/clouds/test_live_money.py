@@ -31,7 +31,7 @@ async def clouds(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Clouds]:
 
 @pytest.fixture
 async def installation(clouds: Clouds, tmp_path: Path) -> AsyncIterator[LiveInstallation]:
-    """After a daemon of installation abcd, with listings that do not lag."""
+    """Yield the state after a daemon of installation abcd ended, with listings that do not lag."""
     sections = {name: {"endpoint": clouds.url, "emulated": True} for name in ("runpod", "vast")}
     installation = LiveInstallation(
         tmp_path, ["runpod", "vast"], {"blobs": "s3://b/c", "providers": {**sections, "simulated": {}}}

@@ -169,7 +169,7 @@ async def heard(sky: SkyLauncher, mine: InstanceName) -> bool | str:
 
 
 def leaks(disk: Path) -> list[str]:
-    """Files that were written on the machine's disk and hold an account's key, or the key of all its machines."""
+    """Return files on the machine's disk that hold an account's key, or the key of all its machines."""
     found = []
     for path in disk.rglob("*"):
         if path.is_file() and not path.is_symlink() and path.stat().st_size < LARGE:

@@ -48,7 +48,7 @@ async def ssh(rented: Rented, key: Path, command: str) -> tuple[int, str]:
 
 
 async def create(clouds: Clouds, public: str) -> tuple[str, str, str]:
-    """One machine at RunPod, Vast and Lambda, each given the key in its own way."""
+    """Create one machine at RunPod, Vast and Lambda, and pass the key to each in its own way."""
     script = f'mkdir -p ~/.ssh; echo "{public}" >> ~/.ssh/authorized_keys; sleep infinity'
     encoded = base64.b64encode(script.encode()).decode()
     pod = {"name": "gb-a", "gpuTypeId": "NVIDIA L40S", "bidPerGpu": 0.3, "env": [{"key": "NAME", "value": "worth"}],

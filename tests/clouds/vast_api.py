@@ -213,7 +213,7 @@ class VastApi(JsonApi):
 
 
 def key_of(instance: str) -> str:
-    """The key that is laid into an instance (docs.vast.ai/guides/instances/docker-environment: CONTAINER_API_KEY)."""
+    """Return an instance's key (docs.vast.ai/guides/instances/docker-environment: CONTAINER_API_KEY)."""
     return f"own-key-of-{instance}"
 
 

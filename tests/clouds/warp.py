@@ -133,7 +133,7 @@ class Point:
         self.passed = asyncio.Event()
 
     def reached(self, name: str, life: Life) -> None:
-        """`life`: of the process that has come there; it goes no further when it was among the killed."""
+        """Pass a point. `life`: life of the calling process, which stops here if it was killed."""
         if name == self._name and not self.passed.is_set():
             self._kill()
             self.passed.set()

@@ -38,7 +38,7 @@ UPDATE offer_blocks SET until = until - $1 * interval '1 second'
 
 
 async def shift_time(dsn: str, seconds: float) -> None:
-    """The database's clock cannot be set, so its future moves nearer instead."""
+    """Move all future times nearer, because the database's clock cannot be set."""
     connection = await asyncpg.connect(dsn)
     try:
         await connection.execute(SHIFT.replace("$1", str(float(seconds))))

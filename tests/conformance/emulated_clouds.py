@@ -75,7 +75,7 @@ class LaunchServer(Server):
             )  # fmt: skip
 
     async def _launch(self, name: InstanceName, purchase: Purchase, task: MachineTask) -> None:
-        """SkyPilot's workers have one name, which all of them bear."""
+        """Launch as one of SkyPilot's workers, which all have the same name."""
         assert task.nodes <= 2
         if task.nodes == 2:
             await self._buy(f"{name}-{USER}-worker", purchase)
@@ -275,7 +275,7 @@ class EmulatedCloud:
 
 @asynccontextmanager
 async def open_emulated_cloud(kind: str, home: Path) -> AsyncIterator[EmulatedCloud]:
-    """An account without machines at one cloud. Nothing that the cloud does not know may have been called."""
+    """Yield an account without machines at one cloud, and require that all calls were valid."""
     async with AsyncExitStack() as stack:
         clouds = await stack.enter_async_context(Clouds(now=LoopClock().now))
         aws = None

@@ -32,7 +32,7 @@ def budget(limit: str, **more: Any) -> dict[str, Any]:
 
 
 async def admit(store: Store, **changes: Any) -> bool:
-    """A new job, and whether it got an attempt, which reserves $9.50."""
+    """Submit a job, and return True if its attempt, which reserves $9.50, was admitted."""
     await submitted(store, **changes)
     job = await claimed_job(store)
     (held,) = await store.apply([admission(job)])

@@ -27,7 +27,7 @@ class World(Protocol):
     def kind(self) -> str: ...
     @property
     def adopts(self) -> bool:
-        """A create under the name of an existing machine returns that machine; False: it raises OutcomeUnknown."""
+        """Return True if a create under an existing name returns that machine; False: it raises OutcomeUnknown."""
         ...
 
     @property
@@ -70,7 +70,7 @@ def new_name(installation: Installation = OURS) -> InstanceName:
 
 
 async def an_offer(provider: Provider, *, spot: bool = False) -> Offer:
-    """One that is not said to be sold out, where there is one."""
+    """Return an offer, if possible one that is not reported as sold out."""
     offers = [o for o in await provider.offers(GpuAsk()) if o.spot == spot]
     return min(offers, key=lambda offer: offer.available is False)
 

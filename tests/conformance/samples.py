@@ -86,7 +86,7 @@ def make_attempt(job: Job, number: int = 1, **changes: Any) -> Attempt:
 
 
 def in_state(attempt: Attempt, state: AttemptState) -> Attempt:
-    """`attempt` with what the state needs."""
+    """Return `attempt` with the fields that the state requires."""
     sent = None if state is AttemptState.PLANNED else START
     leaving = state in (AttemptState.DRAINING, AttemptState.TERMINATING, AttemptState.ENDED)
     return replace(

@@ -61,7 +61,7 @@ def _s3_options() -> Iterator[dict[str, str]]:
 
 @pytest.fixture(params=["file", "memory", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, str]]:
-    """(url, options) of an empty store."""
+    """Return (url, options) of an empty store."""
     if request.param == "file":
         return f"file://{tmp_path_factory.mktemp('blobs')}", {}
     if request.param == "memory":

@@ -113,7 +113,7 @@ def make_world(tmp_path: Path) -> Callable[..., World]:
 
 @pytest.fixture
 async def tidy() -> AsyncIterator[Callable[[World], Awaitable[None]]]:
-    """Nothing of a world may be left when a test is over."""
+    """Yield a function that destroys all machines of a world, and require that none is left."""
     worlds: list[World] = []
 
     async def remember(world: World) -> None:

@@ -76,7 +76,7 @@ async def test_however_many_admit_at_once_no_limit_is_passed(brokers: list[Postg
     await asyncio.gather(*(submitted(brokers[0], owner=rng.choice(["ann", "bob"])) for _ in range(240)))
 
     async def broker(store: PostgresStore, own: str) -> int:
-        """Admits, alone and in batches; charges a part of it; ends some, whose rest others may have."""
+        """Admit attempts, alone and in batches, charge a part, and end some, so that others get the rest."""
         admitted, chance = 0, random.Random(own)
         while jobs := await store.claim_jobs(
             [JobState.QUEUED], owner=own, lease_s=HOUR, limit=chance.choice([1, 3, 9])

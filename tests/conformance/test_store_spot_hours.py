@@ -14,7 +14,7 @@ SENT = START - timedelta(hours=4)
 
 
 async def stood(store: Store, hours: float | None, reason: Reason | None, *, nodes: int = 1, **offer: object) -> None:
-    """An attempt that was terminated after so long; None: its machine was never asked for."""
+    """Store an attempt that ended after `hours`; None: its create was never sent."""
     await submitted(store)
     job, line = await claimed_job(store), make_line()
     asked = admission(job)

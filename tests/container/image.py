@@ -48,7 +48,7 @@ class Store:
         return "localhost/base"
 
     def build(self, base: str) -> str:
-        """`deploy/Containerfile.trainer` of what is committed in this checkout, as it is, but for its FROM."""
+        """Build `deploy/Containerfile.trainer` of the committed checkout with another FROM; return the image."""
         context = self.folder / "context"
         context.mkdir()
         archive = subprocess.run(["git", "archive", "HEAD"], cwd=CHECKOUT, stdout=subprocess.PIPE, check=True).stdout

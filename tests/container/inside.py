@@ -44,7 +44,7 @@ def notice(run: Run) -> None:
 
 
 def train(run: Run, folder: Path) -> dict[str, Any]:
-    """The agent, its children and a checkpoint, as the user that a machine's set-up drops to."""
+    """Run the agent as the unprivileged user of a machine's set-up, up to a checkpoint."""
     llama(folder / "model")
     rows = "".join(f"w{i % 90},w{i % 70} w{i % 50}\n" for i in range(64))
     (folder / "rows.csv").write_text("q,a\n" + rows)

@@ -55,7 +55,7 @@ async def test_a_second_broker_adopts_what_the_launcher_of_a_dead_one_has_set_up
 
 
 async def taken_over(rig: BrokerRig, job: JobId) -> None:
-    """The broker that launches dies with its call to the launcher, which goes on."""
+    """Kill the broker during its call to the launcher, which continues."""
     first = asyncio.create_task(rig.fleet("first").run())
     await until_machine_recorded(rig, job)
     first.cancel()

@@ -104,7 +104,7 @@ def keeper_of(rig: BrokerRig) -> Keeper:
 
 
 async def _looked(rig: BrokerRig, keeper: Keeper, job: str) -> bool:
-    """Claimed looks that another keeper has begun are waited for; then this one's are made at once."""
+    """Wait for the polls of another controller, then poll at once."""
     await keeper.step()
     now = await rig.store.job(job)  # type: ignore[arg-type]
     return (

@@ -174,7 +174,7 @@ async def trains(rig: VirtualTimeRig, job: JobId, number: int) -> bool:
 
 
 async def _unreadable(rig: VirtualTimeRig, job: JobId) -> None:
-    """While the blob store does not tell whether another one followed, nothing is created."""
+    """Check that nothing is created while the blob store cannot show whether another attempt followed."""
 
     async def down(key: str) -> bytes:
         raise BlobsUnavailable("down")

@@ -85,7 +85,7 @@ class Yard:
 
 
 def fails(times: int, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """`call`, which does not answer so often first."""
+    """Return `call` with `times` failures before its first answer."""
     left = [OutcomeUnknown("503")] * times
 
     async def asked(*args: Any) -> Any:

@@ -52,7 +52,7 @@ class Daemon:
     """`gpubroker serve` on a home of its own."""
 
     def __init__(self, *, limits: Mapping[str, float] = {}, database_url: str | None = None, **simulated: Any) -> None:
-        """`database_url` None: with a PostgreSQL of its own."""
+        """Prepare. `database_url` None: the daemon embeds its own PostgreSQL."""
         self.home = Path(tempfile.mkdtemp(prefix="gb-"))
         config = json.loads(json.dumps(CONFIG))
         config["providers"]["simulated"] |= simulated

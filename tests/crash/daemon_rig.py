@@ -62,7 +62,7 @@ class DaemonRig:
     def __init__(
         self, services: SharedServices, *, daemons: int = 1, template: str | None = TEMPLATE, new: bool = False
     ) -> None:
-        """`template`: the database to copy; None: an empty one. `new`: no daemon ever ran in the home."""
+        """Prepare. `template`: database to copy; None: an empty one. `new`: no daemon ever ran in the home."""
         services.installations += 1
         self._template, self._new = template, new
         self.services = services

@@ -35,7 +35,7 @@ async def home_effects(services: SharedServices) -> list[str]:
 
 
 async def killed_at_file(services: SharedServices, effect: int, totals: Totals) -> None:
-    """One life in a new home, killed right before that effect of its first start."""
+    """Run one life in a new home that is killed just before that effect of its first start."""
     async with DaemonRig(services, new=True) as rig:
         rig.daemon.orders["die_at"] = effect
         rig.daemon.start()
@@ -58,7 +58,7 @@ async def migrations(services: SharedServices) -> list[Point]:
 
 
 async def killed_in_migration(services: SharedServices, point: Point, totals: Totals) -> None:
-    """The next start goes on with the migrations, and still knows that this database is new: it only reports."""
+    """Kill during a migration. The next start continues, and still treats the database as new: it only reports."""
     async with DaemonRig(services, template=None) as rig:
         rig.daemon.gate.kill_at = point
         rig.daemon.start()
@@ -72,7 +72,7 @@ async def killed_in_migration(services: SharedServices, point: Point, totals: To
 
 
 async def ended_at(services: SharedServices, point: Point, totals: Totals) -> None:
-    """SIGTERM while that passes: it is neither broken off nor waited for."""
+    """Send SIGTERM during that passage, which is neither interrupted nor awaited."""
     async with DaemonRig(services) as rig:
         gate, daemon = rig.daemon.gate, rig.daemon
 
@@ -149,7 +149,7 @@ async def _freeze(daemons: Sequence[SupervisedDaemon], daemon: SupervisedDaemon)
 
 
 async def filled(services: SharedServices, times: int, seed: int, totals: Totals) -> None:
-    """The home's disk is full for a while; every other time the daemon is killed meanwhile, and has to start on it."""
+    """Fill the home's disk for a while; every other time, kill the daemon so that it starts on the full disk."""
     draw = random.Random(f"full/{seed}")
     async with DaemonRig(services) as rig:
         daemon = rig.daemon

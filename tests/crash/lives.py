@@ -55,7 +55,7 @@ async def _stopped(rig: DaemonRig) -> None:
 
 
 async def _stopped_early(rig: DaemonRig) -> None:
-    """While its create is on the way, which comes through when the launch is given up; with its caller dead, never."""
+    """Stop the job during its create, which arrives when the launch is cancelled, or never if the caller is dead."""
     gate, daemon, held, given_up = rig.daemon.gate, rig.daemon, asyncio.Event(), asyncio.Event()
 
     async def hold() -> bool:

@@ -172,7 +172,7 @@ class Flow:
 async def killed_at_random(
     services: SharedServices, kills: int, seed: int, totals: Totals, *, cuts: float = 0.0
 ) -> None:
-    """kill -9 at any time, also while it starts; `cuts`: share of its passages that are broken off besides."""
+    """Kill at random times, also during a start. `cuts`: share of passages that are also interrupted."""
     draw = random.Random(f"random/{seed}")
     async with DaemonRig(services) as rig:
         daemon = rig.daemon

@@ -47,7 +47,7 @@ class Nursery:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def fork(self, **order: Any) -> int:
-        """The number of a new process. Whoever is cancelled meanwhile leaves none, and no number to the next one."""
+        """Fork a process and return its PID. A cancelled caller leaves neither a process nor an unread PID."""
         asked = asyncio.ensure_future(self._ask(order))
         try:
             return await asyncio.shield(asked)
@@ -92,7 +92,7 @@ class SharedServices:
             await connection.close()
 
     async def kill_postgres(self) -> None:
-        """SIGKILL of the postmaster and all of its backends; its keeper starts it again."""
+        """Send SIGKILL to the postmaster and its backends; their keeper starts PostgreSQL again."""
         child = self.postgres._child
         assert child is not None
         try:
@@ -157,7 +157,7 @@ async def blob_store() -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def nursery_of(module: str) -> AsyncIterator[Nursery]:
-    """Its processes know no proxy of the environment, and no account of this machine's."""
+    """Yield a nursery whose processes see no proxy and no account of this machine."""
     inherited = {"PATH", "LANG", "HOME", "PYTHONPATH"}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", module, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,

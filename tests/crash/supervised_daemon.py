@@ -51,7 +51,7 @@ class SupervisedDaemon:
         self._keeper: asyncio.Task[None] | None = None
 
     async def prepare(self, database: str, installation: Installation | None, master: bytes) -> None:
-        """`installation` None: a home in which no daemon ever was."""
+        """Create the home. `installation` None: no daemon ever ran in it."""
         await self.database.start()
         await self.http.start()
         self.home.mkdir(mode=0o700, parents=True)
@@ -134,7 +134,7 @@ class SupervisedDaemon:
         return f"Pid:\t{number}\n" in facts
 
     def client(self) -> AsyncClient:
-        """Raises OSError before the first start."""
+        """Return a client. Raises OSError before the first start."""
         found = json.loads((self.home / "client.json").read_text())
         return AsyncClient(found["url"], found["token"])
 

@@ -112,7 +112,7 @@ class Gate:
         return answer
 
     def _signed(self, query: Mapping[str, str]) -> bool:
-        """A URL that the daemon signed; moto checks no signature either."""
+        """Return True for a URL that the daemon signed. The signature is not checked, as in moto."""
         return query.get("X-Amz-Credential", "").startswith(f"{ROOT}/") and "X-Amz-Signature" in query
 
     def _lists_everything(self, session: Session, request: web.Request) -> bool:

@@ -163,5 +163,5 @@ class Soak:
 
 
 def as_json(outcome: Outcome, **more: object) -> str:
-    """One line."""
+    """Return the figures as one line of JSON."""
     return json.dumps({**more, **outcome.__dict__}, default=list)

@@ -15,7 +15,7 @@ SERVICES = [service for file in FILES for service in file.DESCRIPTOR.services_by
 
 
 def rows(heading: str) -> list[list[str]]:
-    """Return the cells of the table whose header begins with `head`."""
+    """Return the cells of the table whose header begins with `heading`."""
     table = PAGE[PAGE.index(heading) :].split("\n\n", 1)[0]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
 

@@ -94,7 +94,7 @@ async def test_silent_guests_make_room_for_one_who_asks(servers: ApiServers, mon
 
 
 async def some_end(tasks: list[asyncio.Task[Refused]], count: int) -> None:
-    """Whichever they are."""
+    """Check only that the call ends, with any result."""
     async with asyncio.timeout(PATIENCE_S):
         while sum(task.done() for task in tasks) < count:
             await asyncio.wait([t for t in tasks if not t.done()], return_when=asyncio.FIRST_COMPLETED)

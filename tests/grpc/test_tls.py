@@ -30,7 +30,7 @@ from tests.support.memory_store.store import MemoryStore
 
 
 def issue(folder: Path, name: str, serial: int) -> None:
-    """cert.pem and key.pem for localhost, each replaced at once."""
+    """Write cert.pem and key.pem for localhost, each atomically."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.now(UTC)

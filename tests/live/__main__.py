@@ -69,7 +69,7 @@ def _refuse(why: str) -> int:
 
 
 async def _read_only(clouds: list[str], endpoints: Mapping[str, str], *, named: bool) -> int:
-    """`named`: the clouds were asked for by name, so one without a key is a failure."""
+    """Check the clouds by reads only. `named`: the user named the clouds, so a missing key is a failure."""
     found = []
     for cloud in clouds:
         if why := missing(cloud, os.environ, Path.home()):

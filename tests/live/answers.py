@@ -34,7 +34,7 @@ class Watched(dict[str, Any]):
     """An object of an answer that remembers which of its fields were asked for."""
 
     def __init__(self, value: Mapping[str, Any], paths: Mapping[str, str], read: set[str]) -> None:
-        """`paths`: of the fields, by name; one that is not there may be asked for as well."""
+        """Prepare. `paths`: paths of fields by name; other fields may be queried too."""
         super().__init__(value)
         self._paths, self._read = paths, read
 
@@ -71,12 +71,12 @@ class Answers:
     # ------------------------------------------------------------------------------------------------ tapping the line
 
     def asked(self, path: str, body: Any) -> None:
-        """Queries are kept though they fail: what they ask for is what we depend on."""
+        """Record a query, also if it fails: the broker depends on the queried fields."""
         if path == GRAPHQL and "__schema" not in body["query"]:
             self.queries.append(parse(body["query"]))
 
     def rest(self, path: str, body: Any, answer: Any) -> Any:
-        """Raises KeyError for a call that is not in the schema file."""
+        """Return the answer's schema. Raises KeyError for a call that is not in the schema file."""
         self.calls += 1
         if path == GRAPHQL and ("__schema" in body["query"] or answer.get("errors")):
             return answer
@@ -118,7 +118,7 @@ class Answers:
         return self.shapes.setdefault(call, Shape(call, self._aws[call]["answer"], lenient=True))
 
     def _all_of_aws(self) -> set[str]:
-        """The file holds nothing but what is read."""
+        """Return all paths of the AWS file, which holds only fields that are read."""
         return {path for call in self._aws if call in self.shapes for path in self.shapes[call].paths}
 
     # -------------------------------------------------------------------------------------------------------- watching

@@ -13,7 +13,7 @@ from providers.vast import provider as vast
 
 
 async def balance(cloud: str, env: Mapping[str, str], home: Path, endpoint: str | None = None) -> Decimal | None:
-    """Dollars; None where the cloud does not say. Lambda has no such call; AWS's lags by a day and costs money."""
+    """Return the balance in dollars; None for Lambda, which has no such call, and AWS, whose call lags and costs."""
     if cloud not in ("runpod", "vast"):
         return None
     base = endpoint or {"runpod": runpod.ENDPOINT, "vast": vast.ENDPOINT}[cloud]

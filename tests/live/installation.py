@@ -35,7 +35,7 @@ class LiveInstallation:
     """The home of one run. It is not deleted, because it identifies the run's machines."""
 
     def __init__(self, home: Path, clouds: list[str], given: Mapping[str, Any]) -> None:
-        """`given`: a gpubroker.yaml; its blob store must be a bucket."""
+        """Prepare. `given`: path of a gpubroker.yaml whose blob store is a bucket."""
         self.home, self.clouds = home, clouds
         sections = given.get("providers") or {}
         chosen = {name: sections.get(name) or {} for name in clouds}
@@ -61,7 +61,7 @@ class LiveInstallation:
     # ------------------------------------------------------------------------------------------------------ the daemon
 
     async def start(self) -> None:
-        """Raises RuntimeError with the end of its log when it does not come up."""
+        """Start the daemon. Raises RuntimeError with the end of its log if it does not start."""
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.config_file.write_text(yaml.safe_dump(self.configuration))
         client_file = self.home / "client.json"
@@ -78,7 +78,7 @@ class LiveInstallation:
                 await asyncio.sleep(0.1)
 
     async def kill(self) -> None:
-        """SIGKILL, and its SkyPilot server with it: as a host that loses its power."""
+        """Kill the daemon and its SkyPilot server, as a power failure would."""
         assert self._process is not None
         self._process.kill()
         await self._process.wait()
@@ -121,7 +121,7 @@ class LiveInstallation:
         return job
 
     async def until(self, job: str, what: str, holds: Callable[[JobDetail], bool], *, within_s: float) -> JobDetail:
-        """The job once it `holds`. Raises AssertionError when it rests before, or does not in time."""
+        """Wait until `holds(job)`, and return the job. Raises AssertionError if it ends before, or after a timeout."""
         try:
             async with asyncio.timeout(within_s):
                 while True:
@@ -186,7 +186,7 @@ async def sweep(installation: LiveInstallation) -> dict[str, str]:
 
 
 async def _sweep(installation: LiveInstallation, cloud: str) -> None:
-    """Two empty listings, a listing's lag apart: what was being created may show only in the second."""
+    """Destroy until two listings a list lag apart are empty; a running create may show only in the second."""
     native, clock, empty = installation.native(cloud), SystemClock(), 0
     while empty < 2:
         if standing := await installation.machines(cloud):

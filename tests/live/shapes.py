@@ -55,7 +55,7 @@ class Shape:
     def __init__(
         self, call: str, schema: Any, *, lenient: bool = False, names: Mapping[str, str] | None = None
     ) -> None:
-        """`lenient`: everything may be null, and fields that the schema lacks are passed over. `names`: of aliases."""
+        """Prepare. `lenient`: every field may be null, unknown fields are ignored. `names`: field names by alias."""
         self.call, self.schema = call, schema
         self._lenient, self._names = lenient, names or {}
         self._fields: dict[str, _Seen] = {}
@@ -70,7 +70,7 @@ class Shape:
         self._value(self.schema, answer, self.call)
 
     def differences(self, read: Set[str]) -> list[Difference]:
-        """`read`: paths that our code looked at."""
+        """Return all differences. `read`: paths that the broker's code read."""
         found = [Difference(field=p, what=f"new ({_kinds(k)})", needed=False) for p, k in self._new.items()]
         for path, seen in self._fields.items():
             needed = path in read or bool(DRIVERS & _sources(seen.schema))

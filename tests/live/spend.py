@@ -66,14 +66,14 @@ def job(cloud: str, cap: Decimal, *, steps: int) -> Mapping[str, Any]:
 
 
 async def fine_tuned(installation: LiveInstallation, cloud: str, cap: Decimal) -> None:
-    """A job from submit to its end, and nothing left of it."""
+    """Run a job from submit to its end, and require that no machine is left."""
     name = await installation.submit(job(cloud, cap, steps=20), DATA)
     await installation.until(name, "fine-tuned", _succeeded, within_s=RUN_S)
     await _nothing_stands(installation, cloud)
 
 
 async def taken(installation: LiveInstallation, cloud: str, cap: Decimal) -> None:
-    """Its machine is destroyed by the cloud's own API while it trains: noticed, and resumed on another one."""
+    """Destroy the training machine by the cloud's own API; the job must resume on another one."""
     name = await installation.submit(job(cloud, cap, steps=400), DATA)
     await installation.until(name, "training with a checkpoint behind it", _well_under_way, within_s=LAUNCH_S)
     for machine in await installation.machines(cloud):
@@ -86,7 +86,7 @@ async def taken(installation: LiveInstallation, cloud: str, cap: Decimal) -> Non
 
 
 async def killed(installation: LiveInstallation, cloud: str, cap: Decimal) -> None:
-    """The daemon and its SkyPilot server are killed in the middle of a launch: never two machines of one name."""
+    """Kill the daemon and its SkyPilot server during a launch; no name may have two machines."""
     name = await installation.submit(job(cloud, cap, steps=20), DATA)
     await installation.until(name, "a launch", lambda d: any(run.create_sent_at for run in d.runs), within_s=LAUNCH_S)
     await installation.kill()
@@ -217,7 +217,7 @@ async def _try(report: Report, name: str, scenario: Awaitable[None]) -> None:
 
 
 async def _end(installation: LiveInstallation, report: Report) -> None:
-    """Cancels, counts, stops the daemon, and then sweeps: nothing can be launched behind the sweep any more."""
+    """Cancel the jobs, count, stop the daemon, then sweep, because no launch can follow the sweep then."""
     if not (installation.home / "installation").exists():
         return  # no daemon ever was, so nothing could be rented
     try:
@@ -234,7 +234,7 @@ async def _end(installation: LiveInstallation, report: Report) -> None:
 
 
 async def _compare(report: Report, installation: LiveInstallation, cloud: str, had: Decimal | None) -> None:
-    """An account's balance covers all that goes on in it, so only what exceeds our ledger is a fault."""
+    """Report a balance above our ledger only, because an account may have other costs."""
     now = await balance(cloud, *_user(), installation.endpoint(cloud))
     if had is None or now is None:
         report.fell_usd[cloud] = "its API does not tell"

@@ -19,6 +19,6 @@ async def both(postgres_dsn: str) -> AsyncIterator[ApiServers]:
 
 @pytest.fixture(params=KINDS)
 async def servers(request: pytest.FixtureRequest, both: ApiServers) -> ApiServers:
-    """Entered by each transport in turn."""
+    """Return the servers, for each transport in turn."""
     both.kind = request.param
     return both

@@ -35,7 +35,7 @@ BIG = 48 * 1024**2
 
 @asynccontextmanager
 async def narrow(kind: Kind, limits: StreamLimits, **how: Any) -> AsyncIterator[tuple[ApiServers, str]]:
-    """(a servers with these limits, the job of a member whose token is not asked for again)"""
+    """Yield (servers with these limits, a job of a member whose token is not checked again)."""
     async with standing(MemoryStore(SystemClock()), kind, limits=limits, **how) as servers, asyncio.timeout(GUARD_S):
         operator = await servers.transport("olga")
         job, _ = await operator.submit(await good(operator))

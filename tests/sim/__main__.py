@@ -96,7 +96,7 @@ def stories(seeds: range, file: Path, *, hints: bool, processes: int | None) -> 
 
 
 def seeds_of(text: str) -> range:
-    """`FROM:TO`, without TO itself; of `commit`: others for every commit, the same ones for the same commit."""
+    """Return the seeds of `FROM:TO`, without TO, or of `commit`, which depend on the commit's hash."""
     if text == "commit":
         head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
         start = int(head.stdout.strip() or "0", 16) % SPACE

@@ -206,7 +206,7 @@ class Body(VirtualBackend):
         )
 
     def _trainee(self, spec: AttemptSpec, instance: _Instance | None) -> Trainee:
-        """`instance`: None for a trainer that goes on without its machine."""
+        """Return a trainer. `instance` None: the trainer continues without its machine."""
 
         def survives(written: str) -> None:
             if instance is None:
@@ -271,7 +271,7 @@ class Body(VirtualBackend):
             await self._blobs.put(keys.heartbeat(instance.attempt, 0), last.model_dump_json().encode())
 
     async def fail(self, name: str, which: float) -> None:
-        """Its trainer comes to an end that is no success: which one, is drawn from [0, 1)."""
+        """End the trainer without success; a draw from [0, 1) chooses the outcome."""
         one = self._instances.get(name)
         if one is None or one.spec is None or self._does_nothing(name):
             return
@@ -296,7 +296,7 @@ class Body(VirtualBackend):
         return [int(i.removeprefix(f"{name}-")) for i in own]
 
     async def haunt(self, name: str, for_s: float) -> None:
-        """A machine that goes on after its destruction: beats, saves, and wants the last word."""
+        """Let a machine continue after its destroy: it sends heartbeats, saves, and writes a final report."""
         one = self._instances.get(name)
         if one is None or one.spec is None:
             return

@@ -128,7 +128,7 @@ class DrawnCloud(SimulatedCloud):
         return self._priced(self._dated(self._halted(machine) if extra else machine))
 
     def _halted(self, machine: Observed) -> Observed:
-        """One of several whose host has stopped it is listed so within a list lag, and bills."""
+        """Return a machine as stopped within a list lag if its host stopped it; the machine still bills."""
         stops = self._clock.monotonic() >= self.world.body.stopped.get(machine.handle.id, math.inf)
         return with_columns(machine, state=InstanceState.STOPPED) if stops else machine
 

@@ -92,14 +92,14 @@ class Happenings:
             self._world.start(slot)
 
     async def _leave(self, fault: Fault) -> None:
-        """Every broker dies, and none starts again until they all do."""
+        """Kill every broker, and start all of them again at the same time."""
         self._world.strikes.note(fault.kind)
         self.all_leave(self._world.loop.time())
         await asyncio.sleep(fault.for_s)
         self.all_return()
 
     def all_leave(self, since: float) -> None:
-        """`since`: when the last of them wrote what stays."""
+        """Record that all brokers left. `since`: time of their last durable write."""
         self.away, self._nobody = (since, math.inf), True
         for process in (slot.process for slot in self._world.slots if not slot.process.dead):
             self._world.kill(process)
@@ -179,7 +179,7 @@ class Happenings:
             world.spawn(world.body.haunt(name, fault.for_s), "zombie")
 
     async def _halt(self, name: InstanceName, fault: Fault) -> None:
-        """Its host goes offline, or another one has bid more: listings say so within their lag. Some return."""
+        """Stop a machine, as an offline host or a higher bid does; listings show this within their lag. Some return."""
         world, now = self._world, self._world.loop.time()
         world.note("cloud", f"stopped {name}")
         world.body.stopped[name] = now + fault.share * world.cloud.caps.list_lag_s
@@ -189,7 +189,7 @@ class Happenings:
             await world.body.come_back(name)
 
     async def _halt_node(self, node: str, fault: Fault) -> None:
-        """The same of one machine of several, whose first one goes on."""
+        """Stop one machine of several, whose first one continues."""
         self._world.struck(fault.kind, node)
         await self._halt(InstanceName(node), fault)
 
@@ -210,7 +210,7 @@ class Happenings:
             world.watch.lost(attempt_of_machine(name), world.loop.time())
 
     async def _rot(self, fault: Fault) -> None:
-        """The newest checkpoint of a job that goes on is damaged where it lies."""
+        """Damage the newest checkpoint of a running job in the store."""
         world = self._world
 
         def saved() -> list[str]:

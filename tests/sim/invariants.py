@@ -108,7 +108,7 @@ class Watch:
         self.measures.forget()
 
     def restored_at(self, now: float) -> None:
-        """Brokers start on it now: what they are to find out begins to count."""
+        """Record that brokers start on the restored database; deadlines for them begin."""
         world, standing = self._world, {*self._world.cloud.standing()}
         for machine_id in standing:
             row = world.state.attempts.get(attempt_of_machine(machine_id))
@@ -322,7 +322,7 @@ class Watch:
             self.measures.wanted(own, self._world.cloud.surplus)  # a surplus machine is then the only one to adopt
 
     def able(self) -> None:
-        """Something has changed of who could see a death or destroy a machine."""
+        """Record a change in which brokers can observe a death or destroy a machine."""
         world, down = self._world, self._world.weather.lasts
         running = [s.number for s in world.slots if not (s.process.dead or s.process.frozen)]
         cut = (down("store.down", number) or down("cloud.cut", number) for number in running)
@@ -388,7 +388,7 @@ class Watch:
         return stop_requested and one.state in (AttemptState.LAUNCHING, AttemptState.BOOTING, AttemptState.TRAINING)
 
     def entered_at(self, own: AttemptId) -> float:
-        """When it came to the state that it is in."""
+        """Return the time at which the attempt entered its state."""
         return self._entered[own]
 
     def calm_s(self, since: float) -> float:

@@ -53,7 +53,7 @@ class Keeping:
             self._world.fail("resume_is_exact", f"{key} holds {there and there[0].decode()!r}")
 
     def loaded(self, spec: AttemptSpec, key: str, manifest: Manifest, disk: Mapping[str, bytes]) -> None:
-        """A machine resumes from what now lies on its disk."""
+        """Record that a machine resumes from the files on its disk."""
         job = JobId(spec.job)
         if not self.may_start_from(job, key):
             self._world.fail("own_checkpoint", f"job {job} loaded {key}")
@@ -71,7 +71,7 @@ class Keeping:
             self._world.fail("resume_furthest", f"{spec.attempt} loaded {key}, and {named[0]} was named")
 
     def may_start_from(self, job: JobId, key: str) -> bool:
-        """Its own, and those of the job that its spec names."""
+        """Return True for a job's own checkpoints, and those of the job that its spec names."""
         own = self._world.backups.job(job)
         allowed = (job, None if own is None else own.spec.origin)
         return key.startswith(tuple(keys.checkpoints(one) for one in allowed if one is not None))
@@ -114,7 +114,7 @@ class Keeping:
         return any(beyond.count(one) >= ENOUGH for one in later)
 
     def tick(self) -> None:
-        """Machines that hear of no broker for too long have saved and stopped; while they can hear at all."""
+        """Check that machines that saw no lease renewed for too long, in a readable store, have saved and stopped."""
         world, now = self._world, self._world.loop.time()
         limit_s = world.limits.deadman_s + world.limits.drain_s + SLACK_S
         if now - world.touched_at <= limit_s:

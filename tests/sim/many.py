@@ -57,7 +57,7 @@ def hashes(seeds: Iterable[int]) -> dict[int, str]:
 
 
 def differing(seeds: range) -> list[int]:
-    """Seeds whose story was another one in a second process, which has simulated the others before, not the same."""
+    """Return seeds whose story differs in a second process that simulated other seeds before."""
     with pool(2) as two:
         once, again = two.map(hashes, (seeds, seeds[::-1]))
     return [seed for seed in seeds if once[seed] != again[seed]]

@@ -7,7 +7,7 @@ from broker.domain.ids import AttemptId
 
 
 def attempt_of_machine(machine_id: str) -> AttemptId:
-    """`gb-<installation>-<attempt>`, with `-<node>` behind it for all but the first machine."""
+    """Return the attempt of `gb-<installation>-<attempt>`, which `-<node>` follows for all but the first machine."""
     return AttemptId(machine_id.split("-")[2])
 
 

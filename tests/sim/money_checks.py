@@ -181,7 +181,7 @@ class MoneyChecks:
     # ------------------------------------------------------------------------------------------------ what is checked
 
     def adds_up(self, job: Job, attempts: Sequence[Attempt]) -> None:
-        """After each write."""
+        """Check the sums after each write."""
         written, late = self._written(job.id)
         charged = sum((one.charged_usd for one in attempts), ZERO)
         if not written == charged == job.spent_usd:
@@ -230,7 +230,7 @@ class MoneyChecks:
         return Decimal(str(seconds))
 
     def settled(self, attempt: Attempt, stands: Sequence[MachineRecord], settler: Process) -> None:
-        """Its last charge is made. `stands`: its machines, as the cloud bills them."""
+        """Check an attempt after its last charge. `stands`: its machines, as the cloud bills them."""
         ledger = [entry for entry in self._world.state.ledger[attempt.job_id] if entry.attempt_id == attempt.id]
         released = sum((entry.usd for entry in ledger if entry.kind is LedgerKind.RELEASE), ZERO)
         if released != max(ZERO, attempt.reserved_usd - attempt.charged_usd):

@@ -44,7 +44,7 @@ def _mutant(name: str, caught_by: str, *patches: tuple[str, Any], aim: tuple[Fau
 
 
 def _always_on(*kinds: str, share: float = 1.0) -> tuple[Fault, ...]:
-    """Each for all brokers, from a while after the first jobs' beginning."""
+    """Return faults that affect all brokers, from some time after the first jobs begin."""
     return tuple(
         Fault(kind=kind, at=100.0 if kind.startswith("blobs") else 0.0, for_s=1000.0, share=share, target=broker)
         for kind in kinds

@@ -45,11 +45,11 @@ class OmittingGate(RateLimitedProvider):
         return left
 
     def another(self, machine_id: str) -> None:
-        """A machine that comes late has another id at a cloud, for which no destroy was taken yet; here the same."""
+        """Do nothing: a late machine has the same id here. At a cloud it has a new id, which was never destroyed."""
         self._destroyed.discard(machine_id)
 
     def _blink(self, shown: Sequence[Observed]) -> Sequence[Observed]:
-        """Some of those whose agents beat are called stopped. Of what has not beaten one such word is believed."""
+        """List some machines with heartbeats as stopped; without a heartbeat, one such listing would end a machine."""
         if not self._world.weather.lasts("cloud.list_stopped"):
             self._blinked = set()
             return shown
@@ -65,7 +65,7 @@ class OmittingGate(RateLimitedProvider):
         ]
 
     def _beats(self, name: InstanceName) -> bool:
-        """It trains for the broker, and has beaten when it last had to."""
+        """Return True if the machine trains and sent its latest due heartbeat."""
         world = self._world
         if name not in world.cloud.standing() or name in world.body.stopped or name in world.body.silent:
             return False

@@ -33,7 +33,7 @@ class Orphans:
         return self._world.cloud.has_owner(machine_id, row.value)
 
     def swept(self, machine_id: str) -> None:
-        """The sweep destroys what has been an orphan for as long as listings may lag.
+        """Check that the sweep destroys a machine that was an orphan for a list lag.
 
         A repeated request may meet a machine that the cloud has created since under the same id.
         """

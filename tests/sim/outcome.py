@@ -58,12 +58,12 @@ class Outcome:
         return sum(met > 0 for met in self.lives)
 
     def without_trace(self) -> "Outcome":
-        """Ten thousand stories would fill the memory."""
+        """Return the outcome without its trace, because thousands of traces would fill the memory."""
         return Outcome(**{**vars(self), "trace": ()})
 
 
 def summary(done: Sequence[Outcome], seconds: float) -> dict[str, Any]:
-    """`leak_age_*`, `detect_*`: virtual seconds, see README.md; `lifetimes_per_s`: real ones."""
+    """Return the figures. `leak_age_*`, `detect_*`: virtual seconds, see README.md; `lifetimes_per_s`: real seconds."""
     leaks = [age for outcome in done for age in outcome.leak_ages]
     raw = [age for outcome in done for age in outcome.leak_ages_raw]
     detects = [age for outcome in done for age in outcome.detects]

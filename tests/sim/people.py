@@ -104,7 +104,7 @@ class People:
         return sum((state.attempts[one].value.reserved_usd for one in state.of_job[own]), ZERO)
 
     async def stop(self, machine: str) -> None:
-        """The job that this machine was bought for."""
+        """Stop the job for which this machine was bought."""
         row = self._world.state.attempts.get(attempt_of_machine(machine))
         if row is not None:
             stop = Event(job_id=row.value.job_id, kind="job.stop_requested", message="stop")

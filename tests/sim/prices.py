@@ -113,7 +113,7 @@ def _priced(offer: Offer, factor: Decimal) -> Decimal:
 
 
 def _steps(seed: int, number: int, fault: Fault) -> Iterator[tuple[float, Decimal]]:
-    """`share`: how far it moves up or down."""
+    """Yield (time, price) steps. `share`: largest relative change."""
     draw, at, ends = rng(seed, "price moves", number), fault.at, fault.at + fault.for_s
     while at < ends:
         factor = draw.uniform(1, 1 + fault.share)

@@ -24,7 +24,7 @@ def simulate(seed: int, plan: Sequence[Fault] | None = None, *, hints: bool = Tr
 
 
 def _forget(worlds: list[World]) -> None:
-    """Tasks of dead brokers are collected here, where what they have to say does not matter."""
+    """Collect the tasks of dead brokers here, and ignore their errors."""
     hook, logger = sys.unraisablehook, logging.getLogger("asyncio")
     level = logger.level
     sys.unraisablehook = lambda _: None

@@ -19,7 +19,7 @@ class Strikes:
     _jobs: dict[str, set[JobId]] = field(default_factory=dict)
 
     def note(self, kind: str, job: JobId | None = None) -> None:
-        """`job`: whose machine, call or wish it was; None: every job that lives now has met it."""
+        """Record a fault. `job`: the affected job; None: every job that is live now."""
         if job is not None:
             self._jobs.setdefault(kind, set()).add(job)
             return

@@ -70,7 +70,7 @@ class World:
     limits = Limits(heartbeat_s=10, poll_s=10, deadman_s=400, drain_s=60)
 
     def __init__(self, seed: int, plan: Sequence[Fault], *, hints: bool = True) -> None:
-        """`hints`: False drops all that only shortens a wait, the store's and a cloud's notice of an end."""
+        """Prepare. `hints` False: drop messages that only shorten a wait, such as a cloud's notice of an end."""
         self.seed, self.plan, self.hints = seed, plan, hints
         self.loop = SimLoop(seed)
         self.loop.on_kill = self.kill
@@ -327,7 +327,7 @@ class World:
         return self.submitted[job], self.loop.time() if ended is None else self.time_of(ended)
 
     def _met(self, job: JobId) -> int:
-        """Faults that a job has lived through."""
+        """Return the number of faults that a job has met."""
         return at_work(self.plan, *self._life(job)) + self.own.get(job, 0)
 
 

@@ -116,7 +116,7 @@ def first_left_out(listings: Any, shows: Any, since: float, lag_s: float, born: 
 
 
 def second_left_out(listings: Any, shows: Any, since: float, lag_s: float, born: float) -> Any:
-    """Charged up to the second listing of the proof, though both may be too early to show what was young."""
+    """Charge up to the second listing of the proof, though a new machine may be missing from both."""
     proven = _PROOF_LISTING(listings, shows, since, lag_s, since)
     return None if proven is None else _without(listings, shows, since)[1]
 
@@ -186,7 +186,7 @@ def runs(self: Any, name: Any) -> bool:
 
 
 async def unreadable_is_silence(self: HeartbeatReader) -> None:
-    """The beats of before the outage stay, and age."""
+    """Keep the heartbeats of before an outage, and let them age."""
     try:
         await _REFRESH(self)
     except BlobsUnavailable:
@@ -194,7 +194,7 @@ async def unreadable_is_silence(self: HeartbeatReader) -> None:
 
 
 async def age_by_date(self: HeartbeatReader) -> None:
-    """The store's date of a beat against this machine's clock."""
+    """Compare the store's date of a heartbeat with this machine's clock."""
     await _REFRESH(self)
     clock: Any = self._context.clock
     store: Any = self._context.blobs
@@ -221,7 +221,7 @@ _CLOSE_LEDGER = end.close_ledger
 
 
 def charged_to_the_end(facts: Any, attempt: Any, **more: Any) -> Any:
-    """Also the time is charged that the proof took."""
+    """Charge the time of the absence proof too."""
     return _CLOSE_LEDGER(facts, replace(attempt, absent_at=None), **more)
 
 
@@ -280,7 +280,7 @@ _SUBMIT = memory_tenant.MemoryTenant.submit
 
 
 async def answer_first(self: Any, job: Any, **more: Any) -> Any:
-    """Written a little later, unless something comes in between."""
+    """Write the answer a little later, unless another write comes first."""
 
     def write() -> None:
         self.later = asyncio.ensure_future(_SUBMIT(self, job, **more))
@@ -336,7 +336,7 @@ def all_objects(job: Any, attempts: Any, kept: Any) -> list[str]:
 
 
 def one_is_enough(job: Job, *seen: Any) -> tuple[str, ...]:
-    """One commit of the current attempt."""
+    """Protect origins only until one commit of the current attempt."""
     checkpoint = job.spec.checkpoint.model_copy(update={"keep": 1})
     return superseded(replace(job, spec=job.spec.model_copy(update={"checkpoint": checkpoint})), *seen)
 

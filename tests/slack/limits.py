@@ -35,7 +35,7 @@ class Bucket:
     at: float
 
     def wait_s(self, now: float) -> float:
-        """0 and one token taken, or the seconds until there is one."""
+        """Take one token and return 0, or return the seconds until a token is available."""
         self.tokens = min(self.size, self.tokens + (now - self.at) * self.rate)
         self.at = now
         if self.tokens >= 1:

@@ -210,12 +210,12 @@ class Slack:
         return {"channel": channel.id, "ts": args["ts"]}
 
     def history(self, args: Args) -> dict[str, Any]:
-        """Newest first, without replies."""
+        """Return messages, newest first, without replies."""
         roots = [m for m in self._channel(args).messages.values() if "thread_ts" not in m]
         return self._page(args, roots[::-1])
 
     def replies(self, args: Args) -> dict[str, Any]:
-        """Oldest first, the root at the head."""
+        """Return a thread: the root, then its replies, oldest first."""
         messages = self._channel(args).messages
         root = messages.get(str(args.get("ts")))
         if root is None:
@@ -248,7 +248,7 @@ class Slack:
         return {"upload_url": f"{self.url}/upload/v1/{name}", "file_id": name}
 
     async def upload(self, request: web.Request) -> web.StreamResponse:
-        """Raw bytes, or the form's field `filename`."""
+        """Accept an upload as raw bytes or as the form field `filename`."""
         file = self.files.get(request.match_info["name"])
         if file is None or self.down:
             return web.Response(status=404 if file is None else 503, text="no")
@@ -330,7 +330,7 @@ async def _arguments(request: web.Request) -> dict[str, Any]:
 
 
 def _cut(request: web.Request) -> web.StreamResponse:
-    """The connection ends without an answer."""
+    """End the connection without an answer."""
     assert request.transport is not None
     request.transport.abort()
     return web.Response(status=500)

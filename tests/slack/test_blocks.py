@@ -59,7 +59,7 @@ def texts(value: Any) -> list[dict[str, Any]]:
 
 
 def check(message: SlackMessage) -> None:
-    """Slack takes it, and no control sequence is left in anything that Slack interprets."""
+    """Check that Slack would accept the message and that no interpreted text has a control sequence."""
     assert faults(list(message.blocks)) == []
     assert 0 < len(message.text) <= TEXT_MAX
     interpreted = [message.text, *(t["text"] for t in texts(message.blocks) if t["type"] == "mrkdwn")]

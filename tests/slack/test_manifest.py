@@ -43,7 +43,7 @@ def test_its_addresses_are_ours() -> None:
 
 
 async def everything(desk: Desk) -> None:
-    """Every call that we make with a bot token."""
+    """Make every call that the broker makes with a bot token."""
     desk.curve = ((1, 4.0), (2, 3.0))
     job = make_job()
     await desk.tell(desk.event(job, "job.submitted"), JobSnapshot(job=job))

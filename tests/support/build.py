@@ -53,7 +53,7 @@ def active_job(**changes: Any) -> Job:
 
 
 def changes(*prices: tuple[float, str]) -> tuple[PriceChange, ...]:
-    """(seconds after T0, dollars an hour)."""
+    """Return the price changes of (seconds after T0, dollars an hour) pairs."""
     return tuple(PriceChange(since=at(seconds), usd_per_hour=Decimal(price)) for seconds, price in prices)
 
 

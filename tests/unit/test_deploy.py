@@ -27,7 +27,7 @@ CONTAINERFILES = sorted(DEPLOY.glob("Containerfile.*"))
 
 
 def instructions(file: Path) -> Iterator[tuple[str, str]]:
-    """(FROM, COPY, …; what follows), comments and line breaks taken out."""
+    """Yield (instruction, arguments) without comments and line breaks."""
     lines = [line for line in file.read_text().splitlines() if not line.lstrip().startswith("#")]
     for line in "\n".join(lines).replace("\\\n", " ").splitlines():
         if line.strip():

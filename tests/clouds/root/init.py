@@ -135,7 +135,7 @@ class Init:
         self.say({"startup": code})
 
     def watch_startup(self) -> None:
-        """A start-up script that ends in `sleep infinity`, as a container's must, has run when it sleeps."""
+        """Wait until the start-up script has run: until it executes its final `sleep infinity`."""
         for file in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
                 if file.read_bytes() == b"sleep\0infinity\0":
@@ -160,7 +160,7 @@ class Init:
                 self.watch_startup()
 
     def halt(self) -> None:
-        """`shutdown`: see power.sh."""
+        """Execute `shutdown`: see power.sh."""
         self.say({"halt": True})
         sys.exit(0)
 

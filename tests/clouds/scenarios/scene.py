@@ -63,7 +63,7 @@ class Scene:
     """Told before a scene is taken down."""
 
     def __init__(self, *, clouds: tuple[str, ...] = CLOUDS, paper: bool = False, **settings: Any) -> None:
-        """`paper`: no machine is booted. `settings`: over the daemon's configuration, section by section."""
+        """Prepare. `paper`: no machine boots. `settings`: override the daemon's configuration by section."""
         self._names, self._paper, self._settings = clouds, paper, settings
         self._stack = AsyncExitStack()
         self.home = Path(tempfile.mkdtemp(prefix="gb-"))

@@ -122,7 +122,7 @@ class MemoryTenantPolicies(MemoryPart):
         return shown(row)
 
     def _extend(self, job: Job, cap_usd: Decimal) -> None:
-        """The reservation of the attempt that runs. Raises OverBudget."""
+        """Extend the reservation of the running attempt. Raises OverBudget."""
         state = self._state
         held = (state.attempts[own] for own in state.of_job[job.id] if state.attempts[own].value.live)
         running = next(held, None)

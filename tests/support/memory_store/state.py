@@ -112,7 +112,7 @@ class State:
         self.by_state[to.state][to.id] = None
 
     def signal(self, row: MemoryRow[Attempt], why: Signal | None = None) -> None:
-        """`why`: raised unless there is one; None: its job is asked to stop."""
+        """Write signal `why` unless the attempt has a signal; None: request a stop of its job."""
         if why is not None and row.value.signal is not None:
             return
         self.by_lane[fences.lane_of(row.value.state, row.signal)].pop(row.value.id)

@@ -110,7 +110,7 @@ class MemoryStore(MemoryTenant, MemoryChannels, MemoryGlobalPolicies, MemoryGlob
         return fences.holds(change, jobs, attempts)
 
     def _room(self, change: Change) -> bool:
-        """False when the admitted attempt exists already, or the job would have a second live one."""
+        """Return False if the attempt already exists, or if the job would have a second live attempt."""
         new, to = change.admit, change.attempt[1] if change.attempt else None
         appears = new or to
         if appears is None:
@@ -122,7 +122,7 @@ class MemoryStore(MemoryTenant, MemoryChannels, MemoryGlobalPolicies, MemoryGlob
         return sum(a.live for a in [*after, new] if a is not None) <= 1
 
     def _allowed(self, attempt: Attempt | None) -> bool:
-        """False when a policy refuses the admission."""
+        """Return False if a policy refuses the admission."""
         if attempt is None:
             return True
         state, job = self._state, self._state.jobs[attempt.job_id].value

@@ -43,7 +43,7 @@ def source(tmp_path: Path) -> Source:
 
 
 async def started(source: Source, resume_from: list[str], folder: Path) -> tuple[int | None, list[str]]:
-    """(step that the heir starts from, why others were passed over)."""
+    """Return (first step of the job, reasons for which other checkpoints were passed over)."""
     told: list[str] = []
     spec: Any = AttemptSpec(installation="inst", job="heir", attempt="h1", number=1, resume_from=tuple(resume_from))
     found = await prepare.restore(source.objects, spec, HEIR, folder / "back", told.append)

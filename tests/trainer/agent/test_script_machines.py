@@ -27,7 +27,7 @@ sys.exit(int(sys.argv[1]) if node == "1" else 0)
 
 
 def both(bench: Bench, code: int = 0) -> tuple[Agent, Agent]:
-    """`code`: what the second machine's program ends with. Both save as often as they can."""
+    """Return the agents of two machines. `code`: exit code of the second's program. Both save as often as possible."""
     saving = CheckpointConfig(every_s=1, keep=2)
     first = script(bench, EACH, str(code), world=World(nodes=2), checkpoint=saving)
     return first, bench.beside(first)

@@ -108,7 +108,7 @@ def manifest(**changes: Any) -> Callable[[Path], None]:
 
 
 def swapped(folder: Path) -> None:
-    """Every piece verifies, and they are not those of one another."""
+    """Swap pieces between token caches, so that each piece verifies but belongs to another cache."""
     path = folder / keys.MANIFEST
     made = TokenCacheManifest.model_validate_json(path.read_bytes())
     first = next(one for one in made.pieces if one.path.startswith(ROWS))

@@ -21,7 +21,7 @@ ORIGIN = Origin(job="j", attempt="a", kind="train")
 
 
 def write(folder: Path, step: int = 1) -> Path:
-    """Two processes' halves of a tensor of five rows."""
+    """Write two processes' halves of a tensor with five rows."""
     import torch
 
     from trainer.checkpoint.snapshot import Local, SnapshotWriter, joined, parts
@@ -62,7 +62,7 @@ def first(folder: Path) -> Path:
 
 
 def forge(folder: Path, change: Callable[[Any, Any], object]) -> None:
-    """`change` gets the plan and its tensor."""
+    """Change a checkpoint: `change` receives the plan and its tensor."""
     plan = json.loads((folder / "plan.json").read_text())
     change(plan, plan["tensors"]["model"]["w"])
     (folder / "plan.json").write_text(json.dumps(plan))

@@ -43,7 +43,7 @@ class Run:
         assert words in self.said.read_text(), self.erred.read_text()
 
     def end(self, *, asked: bool = True) -> tuple[int, str]:
-        """(exit code, its last word)."""
+        """Return (exit code, final message)."""
         if asked:
             self.process.send_signal(signal.SIGTERM)
         return self.process.wait(HANGS_S), (self.erred.read_text().splitlines() or [""])[-1]

@@ -51,7 +51,7 @@ def shelves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shelves
 
 
 def rows(path: str, beside: Path, env: dict[str, str] | None = None, **more: Any) -> tuple[str, str, list[Any]]:
-    """(format, name, rows)."""
+    """Return (format, name, rows)."""
     data = DataConfig(path=path, completion="{a}", **more)
     with places.gather(data, beside, env or {}) as found:
         return found.format, found.name, list(each_row(found.path, found.format, path))

@@ -44,7 +44,7 @@ Hire = Callable[..., Crew]
 
 
 def job(model: Path, method: str, **more: Any) -> TrainConfig:
-    """Dropout where there are adapters; rows of uneven length, and a last micro-batch for which there are no rows."""
+    """Return a job with dropout in adapters, rows of different lengths, and an empty last micro-batch."""
     return TrainConfig(
         **{
             "model": str(model),
@@ -284,7 +284,7 @@ def test_on_one_machine_the_reason_stands(hire: Hire) -> None:
 
 
 def doubtful(rank: int) -> None:
-    """The second process sees every evaluation better than the last by its last bit, the first one sees no change."""
+    """Let every evaluation improve by one bit in the second process, and not at all in the first."""
     from trainer.parallel import barrier as meeting
     from trainer.parallel import ddp as parallel
     from trainer.training import evaluation as evaluate

@@ -33,7 +33,7 @@ def job(folder: Path, output: dict[str, Any]) -> Path:
 
 
 def trained(path: Path, **variables: str) -> tuple[int, str]:
-    """(exit code, all that it said and wrote down)."""
+    """Return (exit code, output and logs)."""
     env = {k: v for k, v in os.environ.items() if k != "HF_HUB_OFFLINE"} | {"NO_PROXY": "127.0.0.1"} | variables
     argv = [sys.executable, "-m", "trainer", "--config", str(path), "--output", str(path.parent / "out")]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=HANGS_S)

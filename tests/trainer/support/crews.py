@@ -44,7 +44,7 @@ class Crew:
         restore: Path | None = None,
         harm: Harm | None = None,
     ) -> None:
-        """`harm` is called in each process with its rank, before it begins."""
+        """Prepare. `harm` is called in each process with its rank before the process begins."""
         self.runs = [RunFolder(root=folder / str(node)) for node in range(nodes)]
         port = free_port()
         self.processes: list[BaseProcess] = []
@@ -104,7 +104,7 @@ class Crew:
 
 
 def told(snapshot: Path) -> list[tuple[int, float, float, float]]:
-    """(step, loss, learning rate, norm of the gradients) of every step."""
+    """Return (step, loss, learning rate, gradient norm) of every step."""
     rows = [json.loads(line) for line in (snapshot / "metrics.jsonl").read_text().splitlines()]
     return [(r["step"], r["loss"], r["lr"], r["grad_norm"]) for r in rows]
 

@@ -11,7 +11,7 @@ from tests.trainer.support.pack import tar
 
 
 def drawn(count: int) -> Iterator[tuple[str, np.ndarray]]:
-    """(which digit, its pixels from 0 to 255), of every digit as many as of the others."""
+    """Yield (digit, pixels from 0 to 255), equally often for each digit."""
     found = load_digits()
     for number, (pixels, label) in enumerate(zip(found.images, found.target, strict=True)):
         if number >= count:

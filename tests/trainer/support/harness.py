@@ -25,7 +25,7 @@ FAST = Limits(heartbeat_s=0.1, poll_s=0.1, log_s=0.1, deadman_s=0, outage_s=60, 
 
 
 def until(fact: Callable[[], Any], what: str, seconds: float = 600.0) -> Any:
-    """Wait until `check` is true in another process; fail with the name of the check."""
+    """Wait until `fact` is true of another process; fail with `what` after `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if value := fact():
@@ -184,7 +184,7 @@ class Bench:
         return agent
 
     def committed(self) -> list[tuple[str, Manifest]]:
-        """(key, manifest) of every committed checkpoint, the furthest first."""
+        """Return (key, manifest) of every committed checkpoint, the furthest first."""
         paths = self.path(keys.checkpoints(JOB)).glob(f"*/*/{keys.MANIFEST}")
         listed = keys.manifests(p.relative_to(self.root / INSTALLATION).as_posix() for p in paths)
         found = [(key, Manifest.model_validate_json(self.path(key).read_bytes())) for key in listed]
@@ -212,7 +212,7 @@ class Bench:
 
 
 def alive(pid: int) -> bool:
-    """True while the process runs; a zombie does not."""
+    """Return True while the process runs; a zombie does not run."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):  # it went before the file was opened, or read

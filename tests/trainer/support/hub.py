@@ -24,7 +24,7 @@ class Hub:
     _stored: dict[str, bytes] = field(default_factory=dict)
 
     def answer(self, method: str, path: str, token: str, body: bytes) -> tuple[int, Any]:
-        """(status, JSON)."""
+        """Return (status, JSON)."""
         if path.startswith("/lfs/") and method == "PUT":
             oid = path.rsplit("/", 1)[1]
             assert hashlib.sha256(body).hexdigest() == oid

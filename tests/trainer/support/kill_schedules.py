@@ -60,7 +60,7 @@ class Story:
     """All that a finished job says and holds, without times."""
 
     rows: list[Any]
-    """(step, loss, learning rate, norm of the gradients) of every step."""
+    """Return (step, loss, learning rate, gradient norm) of every step."""
     hashes: dict[str, str]
     """SHA-256 of weights, moments, results, samples and scores, by path."""
 

@@ -63,7 +63,7 @@ def _to_another(sent: Any) -> Any:
 
 
 def _plain_messages() -> None:
-    """FSDP2's gathers and reductions by messages: gloo's own take copies, and its threads hold tensors for a while."""
+    """Replace FSDP2's collectives by messages, because gloo's own copy tensors and hold them for a while."""
     import torch
     from torch import distributed
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
@@ -113,7 +113,7 @@ def _rank(
 def really(
     folder: Path, config: Mapping[str, Any], layers: int, asks: Sequence[TraceOptions]
 ) -> list[tuple[Segments, int]]:
-    """(bytes by category at the worst moment of each segment, the allocator's own peak) of every step."""
+    """Return (bytes by category at each segment's peak, the allocator's peak) of every step."""
     out, master, many = folder / "made.json", f"127.0.0.1:{free_port()}", asks[0].gpus
     processes = [
         FORKS.Process(

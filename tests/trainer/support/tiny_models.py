@@ -25,7 +25,7 @@ BERT: dict[str, Any] = {
 
 
 def bert(folder: Path) -> Path:
-    """Pre-trained as a masked language model: it has neither a pooler nor a head."""
+    """Return a masked language model without a pooler and a head."""
     import torch
     from transformers import BertConfig, BertForMaskedLM
 
@@ -107,7 +107,7 @@ SMALL: dict[str, Any] = {"vocab_size": WORDS, "d_model": 32, "pad_token_id": 0, 
 
 
 def t5(folder: Path) -> Path:
-    """Dropout everywhere, embeddings tied."""
+    """Return a T5 with dropout everywhere and tied embeddings."""
     import torch
     from transformers import T5Config, T5ForConditionalGeneration
 

@@ -84,7 +84,7 @@ class Forked:
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Raises TimeoutError."""
+        """Wait for the end and return the exit code. Raises TimeoutError."""
         self._process.join(timeout)
         if self._process.exitcode is None:
             raise TimeoutError(f"{self._order} goes on after {timeout} s")
@@ -212,7 +212,7 @@ def _stand_in_the_loop(gate: Gate) -> None:
 
 
 def _tell_states(gate: Gate, told: Callable[..., None]) -> None:
-    """A hash of every state that is saved, before it is written, and of every one that is loaded."""
+    """Report a hash of every state before it is saved, and of every loaded state."""
     from trainer.checkpoint import snapshot
     from trainer.training import checkpointing as keeper
 

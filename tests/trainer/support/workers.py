@@ -64,7 +64,7 @@ def stepping_loops() -> list[Any]:
 
 
 def killed_within_a_step(rank: int) -> None:
-    """Its third, once a snapshot is whole. It kills itself: who watches it may come too late for so short a run."""
+    """Kill the worker in its third step, after a complete snapshot. It kills itself, as a watcher may be too late."""
     from trainer.training.step import StepRunner
 
     clip, loops = StepRunner._clip, stepping_loops()
@@ -125,7 +125,7 @@ class Worker:
 
 
 def story(snapshot: Path) -> tuple[list[Any], dict[str, bytes]]:
-    """(what each step said, the tensors) of a snapshot."""
+    """Return (metrics of each step, tensors) of a snapshot."""
     rows = [json.loads(line) for line in (snapshot / "metrics.jsonl").read_text().splitlines()]
     told = [(r["step"], r["loss"], r["lr"], r["grad_norm"]) for r in rows]
     return told, {name: (snapshot / f"{name}.safetensors").read_bytes() for name in TENSORS}

@@ -41,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """w5 and w6 are liked, w50 and w51 are not; answers differ in length."""
+    """Return pairs in which w5 and w6 are preferred to w50 and w51; answers differ in length."""
     lines = ["q,good,bad", *(f"w{30 + i % 7},w{5 + i % 2},w{50 + i % 2} w9" for i in range(40))]
     path = tmp_path / "preferences.csv"
     path.write_text("\n".join(lines))

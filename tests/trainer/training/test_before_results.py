@@ -22,7 +22,7 @@ PASSES = 3
 
 
 def drained_within_a_sample(rank: int) -> None:
-    """Asked to end before the model's first pass for them: one that has learnt may end its words at once."""
+    """Drain before the first pass of a sample, because a trained model may end a sample at once."""
     from trainer.training.evaluator import Evaluator
 
     sampled, look = Evaluator.write_samples, Evaluator._raise_if_draining
@@ -69,7 +69,7 @@ def no_merge(rank: int) -> None:
 
 
 def left(run: RunFolder) -> list[tuple[int, bool]]:
-    """(step, whether it has the results) of the snapshots."""
+    """Return (step, has results) of each snapshot."""
     found = [SnapshotInfo.model_validate_json(info_of(path).read_bytes()) for path in run.waiting()]
     return [(info.step, info.complete) for info in found]
 

@@ -94,7 +94,7 @@ def test_what_was_trained_outlives_results_that_have_no_room(tmp_path: Path) -> 
 
 
 def alone(*argv: str) -> tuple[int, str]:
-    """(exit code, its last word) of a process that cannot write large files."""
+    """Run a process that cannot write large files; return (exit code, final message)."""
 
     def cramp() -> None:
         cramped(0)

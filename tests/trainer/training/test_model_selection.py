@@ -18,7 +18,7 @@ from trainer.training.model_selection import Selection
 
 
 def judged(selection: Selection, losses: list[float], progress: Progress | None = None) -> Progress:
-    """After evaluations of weights that are the number of their step."""
+    """Return the progress after evaluations; the weights of a step equal its number."""
     progress = progress or Progress()
     for loss in losses:
         progress = progress.model_copy(update={"step": progress.step + 1})

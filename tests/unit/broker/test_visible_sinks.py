@@ -43,7 +43,7 @@ RAW = set(HOSTILE) - set(visible(HOSTILE)) - {"\n"}
 
 
 def clean(shown: str) -> bool:
-    """No raw control character is in the text, and the forged line begins no line."""
+    """Return True if the text has no raw control character and no line begins with the forged one."""
     return not RAW & set(shown) and not any(part.startswith(FORGED) for part in shown.split("\n"))
 
 

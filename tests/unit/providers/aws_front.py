@@ -27,7 +27,7 @@ IMAGE = "ami-0123456789abcdef0"
 
 @contextmanager
 def moto_server() -> Iterator[str]:
-    """moto in a thread of this process; yields its URL. It knows no AMI, because reading its hundreds takes seconds."""
+    """Run moto in a thread, and yield its URL. moto has no AMI here, because loading its hundreds takes seconds."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
         server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)

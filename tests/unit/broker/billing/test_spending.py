@@ -22,7 +22,7 @@ WAYS: tuple[SpendBy, ...] = ("job", "user", "team", "cloud", "gpu", "day", "mont
 
 
 def ended(reason: Reason = Reason.PREEMPTED, **changes: Any) -> Attempt:
-    """Ran two hours: half an hour to its first beat, training to the end, absent at once."""
+    """Return an attempt of two hours: half an hour to the first heartbeat, then training, absent at once."""
     values: dict[str, Any] = {
         "reason": reason, "first_beat_at": at(HOUR / 2), "terminating_since": at(2 * HOUR), "absent_at": at(2 * HOUR),
         "ended_at": at(2 * HOUR), "charged_to": at(2 * HOUR), "charged_usd": Decimal("0.72"),

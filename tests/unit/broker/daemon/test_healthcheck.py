@@ -51,7 +51,7 @@ def serving(status: int, context: ssl.SSLContext | None = None) -> Iterator[int]
 
 
 def check(home: Path, **told: object) -> tuple[int, str]:
-    """(exit status, what it said) of the command, where client.json holds `told`."""
+    """Run the command with a client.json that holds `told`; return (exit code, output)."""
     if told:
         (home / "client.json").write_text(json.dumps({"token": "gb_secret", **told}))
     done = subprocess.run(

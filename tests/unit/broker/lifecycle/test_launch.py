@@ -119,7 +119,7 @@ def test_create_is_repeated_only_after_proven_death_and_absence(look: LaunchObse
 
 
 def now_sold(**changes: Any) -> str | None:
-    """`outdated` against the offer as a later answer shows it."""
+    """Return the result of `outdated` for the offer as a later answer shows it."""
     return outdated(build.offer(), build.offer(seen_at=build.at(30), **changes), build.at(30), RISE)
 
 

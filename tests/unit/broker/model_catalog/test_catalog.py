@@ -19,7 +19,7 @@ MODELS = [n for n in catalogue.names() if f"/{n}/" in known(n).source]
 
 
 def _smallest(of_each: int) -> list[str]:
-    """The models of every class that transformers knows, so many of each: building a large one takes a second."""
+    """Return a few models of each class that transformers knows, the smallest, because large models build slowly."""
     by_class: dict[str, list[str]] = {}
     for name in sorted(MODELS, key=lambda n: known(n).parameters):
         for built_as in known(name).config.get("architectures", ()):

@@ -52,7 +52,7 @@ class Asked(AwsCloud):
 
 @pytest.fixture
 def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
-    """Credentials by a process; botocore renews what ends within a quarter of an hour, so each time that it looks."""
+    """Configure credentials by a process. They expire within 15 minutes, so botocore renews them at each use."""
     made = Asked(tmp_path)
     made.who.write_text("one")
     script = tmp_path / "keys.py"

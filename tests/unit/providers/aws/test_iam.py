@@ -88,7 +88,7 @@ def _list(value: Any) -> list[str]:
 
 
 def may_run(**changes: str | None) -> bool:
-    """Every resource of a launch must be allowed, each in its own context."""
+    """Return True if every resource of a launch is allowed, each in its own context."""
     wanted = {"region": REGION, "new_cluster": f"{NAME}-1a2b3c4d", "kind": "g6e.xlarge", **changes}
     instance = {key: value for key, value in wanted.items() if value is not None}
     needed = [f"{EC2}{one}" for one in ("subnet/s", "security-group/g", "network-interface/*", "volume/*")]
@@ -190,7 +190,7 @@ def moto() -> Iterator[str]:
 
 @pytest.fixture
 async def keys(moto: str) -> AsyncIterator[dict[str, str]]:
-    """An account whose default network reaches the internet, and keys of a user with the policy; then IAM counts."""
+    """Yield keys of a user with the policy, in an account with internet access and with IAM enforced from then on."""
     async with aiohttp.ClientSession() as session:
         await session.post(f"{moto}/moto-api/reset")
         ec2 = boto3.client("ec2", region_name=REGION, endpoint_url=moto, **ROOT)

@@ -170,7 +170,7 @@ class Machine:
 
 
 def open_python() -> str:
-    """Shell text that lets every user reach this Python, where it lies in a closed home; for a mount namespace."""
+    """Return shell text for a mount namespace that lets every user reach this Python in a private home."""
     base = Path(sys.base_prefix)
     closed = next((p for p in reversed(base.parents) if not p.stat().st_mode & 0o001), None)
     if closed is None:
@@ -306,7 +306,7 @@ def test_where_skypilot_is_not_root_sudo_gets_names_and_no_values(machine: Machi
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """(URL, folder) of a server on loopback."""
+    """Yield (URL, folder) of a server on loopback."""
     folder = tmp_path / "served"
     folder.mkdir()
 

@@ -34,7 +34,7 @@ class TokenService:
 
 @asynccontextmanager
 async def serving(answer: Callable[[TokenRequest], tuple[int, Any]]) -> AsyncIterator[TokenService]:
-    """`answer`: status and body (text, or what becomes JSON) of a request."""
+    """Yield a token service. `answer`: status and body of its answers; a body that is no text becomes JSON."""
     service = TokenService()
 
     async def handle(request: web.Request) -> web.Response:

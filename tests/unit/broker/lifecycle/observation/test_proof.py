@@ -33,7 +33,7 @@ def proof(listed: Sequence[Listing], since: float | None, *, nodes: int = 1, **c
 
 @st.composite
 def truthful(draw: st.DrawFn) -> tuple[list[Listing], float, float]:
-    """Listings of a machine, its birth and its end. Each may lag, and no two in a row omit what they should show."""
+    """Return (listings, birth, end) of a machine. Listings may lag, but no two in a row omit a machine that exists."""
     born, lasted = draw(st.floats(0, 60)), draw(st.floats(0, 60) | st.just(float("inf")))
     times, begun, has_omitted = [], 0.0, False
     for pace_s, lag_s, omits in draw(st.lists(st.tuples(PACE_S, st.floats(0, LAG_S), st.booleans()), max_size=25)):
