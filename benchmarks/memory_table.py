@@ -70,7 +70,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {"NousResearch": LLAMA_2_70B, "bigcod
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One row; bytes. `what` is what was measured."""
+    """One row of the table, in bytes. `what`: the measured quantity."""
 
     source: str
     name: str

@@ -42,7 +42,7 @@ QUOTAS = {"Running On-Demand G and VT instances": 768.0, "Running On-Demand P in
 
 
 class HastyClock(SystemClock):
-    """Goes on by the time between two polls at once."""
+    """Clock that skips the time between two polls."""
 
     skipped_s = 0.0
 

@@ -43,7 +43,7 @@ ANSWER = b"HTTP/1.1 204 No Content\r\n\r\n"
 
 
 class Receiver(asyncio.Protocol):
-    """Answers each post on a kept connection, and looks at its id only."""
+    """Receiver that answers each post on a persistent connection, and reads only its id."""
 
     last: ClassVar[defaultdict[str, int]] = defaultdict(int)
     got = disorder = 0

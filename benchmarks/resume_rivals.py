@@ -47,7 +47,7 @@ class Kill:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """One life of a program."""
+    """Order for one life of a program."""
 
     rival: Rival
     model: Path
@@ -72,7 +72,7 @@ class RivalCounts:
 
 
 class Watch:
-    """Kills its process when it is time, and measures saves."""
+    """Callback that kills its process at the scheduled time and measures saves."""
 
     def __init__(self, kill: Kill | None) -> None:
         self._kill, self._count = kill, 0

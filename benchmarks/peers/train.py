@@ -19,7 +19,7 @@ IGNORED = -100
 
 
 class Told(TrainerCallback):
-    """Says when a step ends, and how many tokens it had."""
+    """Callback that prints when a step ends, and its number of tokens."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -30,7 +30,7 @@ class Told(TrainerCallback):
 
 
 class Rows:
-    """Pads a batch to its longest row, as DataCollatorForSeq2Seq does."""
+    """Collator that pads a batch to its longest row, like DataCollatorForSeq2Seq."""
 
     def __init__(self, pad: int) -> None:
         self._pad = pad

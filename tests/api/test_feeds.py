@@ -20,7 +20,7 @@ from trainer.contract import object_keys as keys
 
 @dataclass
 class Stream:
-    """Reads a stream as a browser's EventSource does."""
+    """Reader of a stream, like a browser's EventSource."""
 
     response: aiohttp.ClientResponse
 

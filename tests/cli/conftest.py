@@ -48,7 +48,7 @@ def invoke(*words: str, stdin: str | bytes | None = None) -> Ran:
 
 @dataclass(frozen=True, kw_only=True)
 class Shell:
-    """Runs commands against `api`; they block, so call `run` in a thread."""
+    """Shell that runs commands against `api`. Commands block, so call `run` in a thread."""
 
     api: Running
     folder: Path

@@ -31,7 +31,7 @@ def event(seq: int) -> bytes:
 
 
 class Daemon:
-    """Something that answers on a port of its own and can be stopped."""
+    """Emulated daemon that answers on a port of its own and can be stopped."""
 
     def __init__(self) -> None:
         self.port = free_port()  # a port that no other process gets while nothing answers here

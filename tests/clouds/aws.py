@@ -71,7 +71,7 @@ class Ec2Front(Front):
 
 
 class Aws:
-    """`async with Aws(world) as aws:` serves AWS at `aws.url` until the end of the block."""
+    """Emulated AWS: `async with Aws(world) as aws:` serves it at `aws.url` until the end of the block."""
 
     def __init__(self, world: World, *, regions: Sequence[str] = ("us-east-1",)) -> None:
         self.world, self.regions = world, tuple(regions)

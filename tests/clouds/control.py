@@ -30,7 +30,7 @@ DOORS = frozenset(
 
 
 class Control:
-    """Acts on all clouds. `what` is a Lambda type, a RunPod GPU id, or a Vast GPU name or offer id."""
+    """Test control of all emulated clouds. `what` is a Lambda type, a RunPod GPU id, or a Vast GPU name or offer id."""
 
     def __init__(
         self, world: World, faults: Faults, lambdas: LambdaApi, runpod: RunPodApi, rest: RunPodRest, vast: VastApi

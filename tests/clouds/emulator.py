@@ -20,7 +20,7 @@ MAX_BODY = 2**24
 
 
 class Clouds:
-    """`async with Clouds() as clouds:` serves Lambda, RunPod and Vast at `clouds.url` until the end of the block."""
+    """`async with Clouds() as clouds:` emulates Lambda, RunPod and Vast at `clouds.url` until the end of the block."""
 
     def __init__(
         self, machines: Machines | None = None, *, api_key: str = "test-key", port: int = 0,

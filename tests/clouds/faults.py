@@ -14,7 +14,7 @@ Trouble = Literal["status", "drop", "hang"]
 
 @dataclass(kw_only=True)
 class Fault:
-    """`status`: answered with that status. `drop`: the connection breaks. `hang`: no answer until released.
+    """Fault of a call. `status`: answer with it. `drop`: break the connection. `hang`: wait until released.
 
     `done`: the call has its effect all the same.
     """

@@ -13,7 +13,7 @@ REVISION = "main"
 
 
 class Hub:
-    """`async with Hub({"owner/name": folder}) as hub:` serves at `hub.url`."""
+    """Emulated Hub: `async with Hub({"owner/name": folder}) as hub:` serves it at `hub.url`."""
 
     def __init__(self, models: Mapping[str, Path], *, port: int = 0) -> None:
         self._models = dict(models)

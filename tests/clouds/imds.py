@@ -19,7 +19,7 @@ LIMIT = 16384
 
 
 class Imds:
-    """Answers from `contents` (path to text) as of each request."""
+    """Emulated metadata service that answers from the current `contents` (text by path)."""
 
     def __init__(self, contents: Mapping[str, str]) -> None:
         self.contents = contents

@@ -11,7 +11,7 @@ BRIDGE = ("link add lan type bridge", "link set lan up")
 
 
 class Lan:
-    """Machines that are attached reach each other at addresses that begin with the same number."""
+    """Network on which attached machines reach each other at addresses with a common first number."""
 
     def __init__(self) -> None:
         """Create the network. Raises OSError if this host cannot."""

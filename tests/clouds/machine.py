@@ -33,7 +33,7 @@ class MachineSpec:
 
 
 class Machine(Protocol):
-    """One machine; `spec` is what it was booted from."""
+    """Booted machine. `spec`: the request from which it was booted."""
 
     @property
     def spec(self) -> MachineSpec: ...
@@ -54,7 +54,7 @@ class Machine(Protocol):
 
 
 class Machines(Protocol):
-    """Boots machines."""
+    """Backend that boots machines."""
 
     async def boot(self, spec: MachineSpec) -> Machine:
         """Start a machine without waiting for its boot; `Machine.ready` waits."""
@@ -83,7 +83,7 @@ class PaperMachine:
 
 
 class PaperMachines:
-    """Boots nothing, for tests that need a cloud's API and no machine."""
+    """Backend that boots nothing, for tests that need a cloud's API and no machine."""
 
     def __init__(self) -> None:
         self.booted: list[PaperMachine] = []

@@ -42,7 +42,7 @@ SSH = 22
 
 
 class NoNamespaces(RuntimeError):
-    """This host cannot make the namespaces; says why. Suites skip with it."""
+    """Raised if this host cannot create namespaces, with the reason. Suites then skip."""
 
 
 class NamespaceMachine:
@@ -273,7 +273,7 @@ def _drop_leftovers(runs: Path) -> None:
 
 
 class NamespaceMachines:
-    """`tests.clouds.machine.Machines`; made by `open` only."""
+    """`tests.clouds.machine.Machines` in namespaces; created by `open` only."""
 
     def __init__(self, root_fs: Path, forwards: Mapping[int, int | tuple[str, int]]) -> None:
         """Prepare. `forwards`: target of ports on 127.0.0.1 inside: a port of this host's loopback, or an address."""

@@ -57,7 +57,7 @@ class SlowMachine(PaperMachine):
 
 
 class SlowMachines(PaperMachines):
-    """Their boots take time."""
+    """Paper machines whose boots take time."""
 
     async def boot(self, spec: MachineSpec) -> PaperMachine:
         machine = SlowMachine(spec)
@@ -121,7 +121,7 @@ class Agents:
 
 
 class Server:
-    """Launches call by call as SkyPilot's server does, and continues after its caller has gone."""
+    """Server that launches call by call like SkyPilot's, and continues after its caller has gone."""
 
     def __init__(self, number: int, clouds: Clouds, agents: Agents, point: Point) -> None:
         self.id = f"server-{number}"
@@ -293,7 +293,7 @@ class Host:
 
 
 class PaperLauncher:
-    """`providers.common.cloud.Launcher`: asks the host's server, which a later broker adopts."""
+    """`providers.common.cloud.Launcher` that uses the host's server, which a later broker adopts."""
 
     def __init__(self, host: Host, life: Life, point: Point) -> None:
         self._host, self._life, self._point = host, life, point

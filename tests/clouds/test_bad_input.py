@@ -237,7 +237,7 @@ async def test_a_broken_aws(answer: str, tmp_path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Daemon:
-    """Everything that `gpubroker serve` runs, in this process."""
+    """Daemon with all parts of `gpubroker serve`, in this process."""
 
     client: AsyncClient
 

@@ -131,7 +131,7 @@ async def test_the_door_says_what_it_does_not_take(
 
 
 class _Gated(PaperMachines):
-    """Machines that come up when the gate opens, and not before."""
+    """Machines that boot only when the gate opens."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from tests.clouds.required import cannot
 
 
 class Host:
-    """Runs the probe on the host instead of in a machine; there the probe takes only the harmless looks."""
+    """Host that runs the probe itself instead of in a machine, with the harmless checks only."""
 
     async def run(self, *argv: str) -> tuple[int, str]:
         *command, facts = argv

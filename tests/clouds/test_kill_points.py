@@ -82,7 +82,7 @@ SOON_S = 12.0
 
 
 class WatchedStore(Mortal):
-    """Tells the writes that matter apart."""
+    """Store that reports the writes at which a test may kill."""
 
     def __init__(self, port: Any, life: Life, point: Point) -> None:
         super().__init__(port, life)

@@ -20,7 +20,7 @@ HELD_S = 60.0
 
 
 class _Warp(selectors.DefaultSelector):
-    """Waits for the network as ever, and for the clock not at all."""
+    """Selector that waits for the network, but skips waits for the clock."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class LoopClock:
 
 
 class Life:
-    """One process."""
+    """Life of one process."""
 
     def __init__(self) -> None:
         self.over = False

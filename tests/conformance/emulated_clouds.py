@@ -54,7 +54,7 @@ QUOTAS = {"Running On-Demand G and VT instances": 64.0, "All G and VT Spot Insta
 
 
 class NoAgents(Agents):
-    """Nothing runs on the machines: the providers know nothing of it."""
+    """Agents that do not exist, for clouds whose machines run nothing."""
 
     def start(self, rented: Rented, attempt: str) -> None:
         self.started[attempt] += 1
@@ -126,7 +126,7 @@ class LaunchServer(Server):
 
 
 class KnowingLauncher(PaperLauncher):
-    """Has a way to the machines that it launched, as long as they stand."""
+    """Launcher that can reach the machines that it launched, as long as they exist."""
 
     def __init__(self, host: Host, clouds: Clouds) -> None:
         super().__init__(host, Life(), nowhere())

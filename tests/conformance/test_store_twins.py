@@ -67,7 +67,7 @@ OPENING: list[tuple[Any, ...]] = [
 
 
 class Player:
-    """Plays operations on one store, remembering what a broker would: rows as they were last claimed."""
+    """Player of operations on one store that remembers claimed rows, like a broker."""
 
     def __init__(self, timed_store: TimedStore) -> None:
         self.timed_store = timed_store

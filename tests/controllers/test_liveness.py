@@ -33,7 +33,7 @@ def within(spans: Spans, now: float) -> bool:
 
 
 class TracedCloud(SimulatedCloud):
-    """Its listings are what the trace says, while every machine runs."""
+    """Cloud whose listings follow a trace while every machine runs."""
 
     trace: dict[str, Any]
 

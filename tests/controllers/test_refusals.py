@@ -71,7 +71,7 @@ def test_a_refusal_that_ends_its_job_costs_nothing_either(refusal: ProviderError
 
 
 class Broke(SimulatedCloud):
-    """Has no credit at the clouds `broke`; None: at the one that is bought from first."""
+    """Simulated clouds that refuse creates for lack of credit at `broke`; None: at the first cloud with a create."""
 
     broke: set[str] | None = None
     creates: list[str]

@@ -41,7 +41,7 @@ WORKLOAD = replace(WORK, shape=SMOLLM2_135M, steps=STEPS, eval_rows=0)
 
 
 class CloudWithSpells(SimulatedCloud):
-    """Sells one machine of one cloud on demand, and as spot during spells only, which end its spot machines."""
+    """Cloud that sells one machine on demand, and spot machines during spells only; they end with the spell."""
 
     spells: Sequence[tuple[float, float]] = ()
     """Begin and end of each spell, in hours of its clock."""

@@ -29,7 +29,7 @@ DEADLINE_S = 6 * 3600.0
 
 
 class CloudWithoutSpot(SimulatedCloud):
-    """Refuses spot until a time on its clock."""
+    """Cloud that refuses spot until a time on its clock."""
 
     spot_from_s = 0.0
 

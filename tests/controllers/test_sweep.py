@@ -38,7 +38,7 @@ LAG_S = 15.0
 
 
 class Yard:
-    """Clouds with machines, and a sweep that has only ever seen an empty database."""
+    """Clouds with machines, and a sweep whose database was always empty."""
 
     def __init__(self, folder: Path, *clouds: str) -> None:
         self.blobs = FarBlobs.in_memory(INSTALLATION)

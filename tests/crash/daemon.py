@@ -49,7 +49,7 @@ while count < to or not (to or resumed):
 
 
 class Daemon:
-    """`gpubroker serve` on a home of its own."""
+    """Process of `gpubroker serve` on a home of its own."""
 
     def __init__(self, *, limits: Mapping[str, float] = {}, database_url: str | None = None, **simulated: Any) -> None:
         """Prepare. `database_url` None: the daemon embeds its own PostgreSQL."""

@@ -57,7 +57,7 @@ class Verdict:
 
 
 class DaemonRig:
-    """`async with DaemonRig(services, daemons=2) as rig:`. Its daemons run until the end of the block."""
+    """`async with DaemonRig(services, daemons=2) as rig:` runs real daemons until the end of the block."""
 
     def __init__(
         self, services: SharedServices, *, daemons: int = 1, template: str | None = TEMPLATE, new: bool = False

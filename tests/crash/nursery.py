@@ -74,7 +74,7 @@ def _tell(home: Path) -> None:
 
 
 class Watch:
-    """Observes every effect on a file of the home, right before it happens. It logs the effect in a file next to the
+    """Observer of every effect on a file of the home, just before the effect. It logs the effect in a file next to the
     home. It kills the process at the effect number `die_at` (-1: never)."""
 
     def __init__(self, home: Path, die_at: int) -> None:

@@ -42,7 +42,7 @@ def _states(parameters: bytes) -> set[str]:
 
 @dataclass
 class _Wire:
-    """One connection, as its messages tell of it."""
+    """State of one connection, derived from its messages."""
 
     client: asyncio.StreamReader
     to_client: asyncio.StreamWriter
@@ -141,7 +141,7 @@ def _called(written: dict[str, set[str]]) -> str:
 
 
 class PostgresProxy:
-    """Listens on loopback for one daemon, and speaks with a server at a unix socket."""
+    """Proxy on loopback between one daemon and a PostgreSQL server at a unix socket."""
 
     def __init__(self, gate: Gate, socket: Callable[[], str]) -> None:
         self._gate, self._socket = gate, socket

@@ -147,7 +147,7 @@ def commit() -> str:
 
 
 class Flow:
-    """Jobs that people submit for as long as the block lasts, so many under way at a time."""
+    """Stream of submitted jobs while the block lasts, with a fixed number in progress."""
 
     def __init__(self, rig: DaemonRig) -> None:
         self._rig = rig

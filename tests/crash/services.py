@@ -41,7 +41,7 @@ RESTART_S = (0.1, 0.1)
 
 @dataclass(kw_only=True)
 class Nursery:
-    """Forks processes, one at a time (`tests.crash.forks`)."""
+    """Client of the process that forks others, one at a time (`tests.crash.forks`)."""
 
     process: asyncio.subprocess.Process
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)

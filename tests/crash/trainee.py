@@ -55,7 +55,7 @@ SMALL, LARGE = 1_000, 1_500_000
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """One life of a machine."""
+    """Order for one life of a machine."""
 
     folder: str
     """Its disk."""
@@ -319,7 +319,7 @@ def live(asked: dict[str, Any]) -> None:
 
 
 class _Telling(Gate):
-    """Says what passes, and where it killed."""
+    """Gate that reports each passage, and where it killed."""
 
     def __init__(self, *, told: Told, **what: Any) -> None:
         super().__init__(**what)

@@ -67,7 +67,7 @@ class Outcome:
 
 @dataclass(kw_only=True)
 class Soak:
-    """`ticks` lines, one every `tick_s`, by a job on this machine."""
+    """Soak by a job on this machine that writes `ticks` lines, one every `tick_s`."""
 
     gate: Gate
     state: Path

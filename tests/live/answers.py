@@ -56,7 +56,7 @@ class Watched(dict[str, Any]):
 
 
 class Answers:
-    """Everything that one cloud said; a `guard.Tap`."""
+    """All answers of one cloud; a `guard.Tap`."""
 
     def __init__(self, cloud: str) -> None:
         self._cloud = cloud

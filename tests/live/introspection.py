@@ -30,7 +30,7 @@ SENT = DRIVERS | {"sdk"}
 
 
 class _Used(Visitor):
-    """`Type.field` of all that a query asks for, arguments included."""
+    """Set of each queried `Type.field`, including arguments."""
 
     def __init__(self, info: TypeInfo) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ KINDS: tuple[Kind, ...] = ("http", "grpc")
 
 @dataclass
 class ApiServers:
-    """`api` is the back stairs: the store and the blobs behind the transports."""
+    """Servers of both transports. `api`: direct access to the store and the blobs behind them."""
 
     api: Running
     port: int

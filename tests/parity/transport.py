@@ -47,7 +47,7 @@ class End:
 
 
 class Transport(Protocol):
-    """Methods raise Refused. `timeout_s` is the caller's deadline."""
+    """Client of one transport. Methods raise Refused. `timeout_s`: the caller's deadline."""
 
     async def upload(self, data: bytes, *, name: str, sha256: str | None = None) -> UploadView: ...
     async def quote(self, spec: Mapping[str, Any], *, limit: int = 100) -> QuoteView: ...

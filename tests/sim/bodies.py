@@ -45,7 +45,7 @@ class Trainee:
 
 
 class Body(VirtualBackend):
-    """Knows agents that fall silent, machines that stop, or die in the middle of a save, and trainers that outlive
+    """Machine backend with agents that fall silent, machines that stop or die during a save, and trainers that outlive
     theirs."""
 
     world: "World"

@@ -48,7 +48,7 @@ class MachineRecord:
 
 
 class DrawnCloud(SimulatedCloud):
-    """Sells several machines as one purchase, and lists machines of others. The seed draws its habits and faults."""
+    """Cloud that sells several machines as one purchase and lists foreign machines. The seed draws its faults."""
 
     world: "World"
 
@@ -194,7 +194,7 @@ class Launch:
 
 
 class CloudConnection:
-    """`ports.Provider` of one process."""
+    """`ports.Provider` through the connection of one process."""
 
     name = "simulated"
 

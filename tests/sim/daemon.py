@@ -27,7 +27,7 @@ async def daemon(clock: DatabaseClock, market: MarketPoller, fleet: Fleet) -> No
 
 
 class Errors(logging.Handler):
-    """Hears what no fault explains."""
+    """Handler that collects errors which no fault explains."""
 
     def __init__(self, fail: Callable[[str, str], None]) -> None:
         super().__init__(logging.WARNING)

@@ -87,7 +87,7 @@ def _empty(folder: Folder, *, ignore_errors: bool) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """`survives`: asked before and after every call, with the key that was written; raises Died."""
+    """Connection to the store. `survives`: called with the key before and after every call; raises Died."""
 
     blobs: Blobs
     survives: Callable[[str], None]
@@ -105,7 +105,7 @@ class _Got:
 
 
 class _Obstore:
-    """Keys come below `<installation>/`, of which there is one here."""
+    """Store whose keys are below `<installation>/`; the simulation has one installation."""
 
     async def get_async(self, line: Line, key: str) -> _Got:
         line.survives("")

@@ -16,7 +16,7 @@ TAIL_S = 150.0
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """`share`: of calls, or a size; `target`: which broker (or job, or machine), by its number."""
+    """Fault during a span. `share`: share of calls, or a size; `target`: number of the broker, job or machine."""
 
     kind: str
     at: float

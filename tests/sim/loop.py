@@ -55,7 +55,7 @@ def context_of(process: Process | None) -> Context:
 
 
 class _Future(asyncio.Future[Any]):
-    """Its hash is its number, so that the order of a set of them does not depend on addresses."""
+    """Future whose hash is its number, so that the order of sets does not depend on addresses."""
 
     number = 0
 

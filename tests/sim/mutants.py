@@ -19,7 +19,7 @@ Patches = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """`caught_by`: any of these invariants; another one, or a crash, does not count."""
+    """Bug to plant. `caught_by`: invariants of which one must break; another one, or a crash, does not count."""
 
     name: str
     caught_by: tuple[str, ...]

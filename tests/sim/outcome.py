@@ -17,7 +17,7 @@ LEAK_LIMIT_S = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """`violation`: (name of the invariant, what happened); None: all held."""
+    """Outcome of a simulation. `violation`: (invariant, description); None: all invariants held."""
 
     seed: int
     violation: tuple[str, str] | None

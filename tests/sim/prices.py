@@ -37,7 +37,7 @@ class Charged:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """Dollars an hour of one machine that its charges for this time may come to."""
+    """Dollars an hour that charges of one machine may reach in a span of time."""
 
     begins: float
     ends: float
@@ -46,7 +46,7 @@ class Span:
 
 
 class Prices:
-    """Prices of all spot machines: what they were bought for times a factor that moves, up to the on-demand price."""
+    """Prices of all spot machines: the purchase price times a moving factor, at most the on-demand price."""
 
     def __init__(self, seed: int, plan: Sequence[Fault]) -> None:
         steps = [step for number, fault in enumerate(f for f in plan if f.kind == KIND)

@@ -18,7 +18,7 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class Before:
-    """Rows as they were right before a write."""
+    """Rows just before a write."""
 
     jobs: dict[JobId, Job]
     attempts: dict[AttemptId, Attempt]

@@ -12,7 +12,7 @@ APART_S = 1.0
 
 @dataclass
 class Strikes:
-    """`now`: virtual seconds."""
+    """Record of which faults affected which jobs. `now`: virtual seconds."""
 
     now: Callable[[], float]
     _shared: dict[str, list[float]] = field(default_factory=dict)

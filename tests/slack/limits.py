@@ -27,7 +27,7 @@ POST_BURST = 4.0
 
 @dataclass
 class Bucket:
-    """Refills `rate` tokens a second up to `size`."""
+    """Token bucket that refills `rate` tokens a second up to `size`."""
 
     size: float
     rate: float
@@ -46,7 +46,7 @@ class Bucket:
 
 @dataclass
 class Limits:
-    """`now`: monotonic seconds."""
+    """Rate limits of Slack's methods. `now`: monotonic seconds."""
 
     now: Callable[[], float]
     enforced: bool = False

@@ -46,7 +46,7 @@ Args = Mapping[str, Any]
 
 
 class Refused(Exception):
-    """`ok: false` with this error."""
+    """Raised for an answer of `ok: false` with this error."""
 
     def __init__(self, error: str, **more: Any) -> None:
         super().__init__(error)

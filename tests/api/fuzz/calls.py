@@ -34,7 +34,7 @@ ANSWER_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One call, as it goes over the wire."""
+    """Call of a gRPC method, as bytes on the wire."""
 
     requests: tuple[bytes, ...]
     metadata: tuple[tuple[str, str | bytes], ...]

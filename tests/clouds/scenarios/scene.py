@@ -57,7 +57,7 @@ GUARD_S = 1800.0
 
 
 class Scene:
-    """`async with Scene(...) as scene:`; everything that it started ends with the block."""
+    """Daemon, SkyPilot server and emulated clouds: `async with Scene(...) as scene:` ends all with the block."""
 
     on_end: ClassVar[list[Callable[["Scene"], None]]] = []
     """Told before a scene is taken down."""

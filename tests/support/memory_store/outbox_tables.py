@@ -37,7 +37,7 @@ class StreamRow:
 
 
 class OutboxTables:
-    """All of all teams."""
+    """Outbox tables with the rows of all teams."""
 
     def __init__(self, now: datetime) -> None:
         log = Channel(id=LOG_CHANNEL, kind="log", name=LOG_CHANNEL, team=None, created_at=now)

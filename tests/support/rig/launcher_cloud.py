@@ -22,7 +22,7 @@ LAUNCHER_CAPS: dict[str, Any] = {
 
 
 class LauncherCloud(SimulatedCloud):
-    """Lists and bills machines as soon as create is called. A launch continues when its caller has ended."""
+    """Cloud that lists and bills machines from the create on. A launch continues when its caller has ended."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

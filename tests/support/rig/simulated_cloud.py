@@ -37,7 +37,7 @@ class CloudFaults:
 
 
 class SimulatedCloud(SimulatedProvider):
-    """Sells virtual machines. `faults` says where it departs from `SimulatedProvider`."""
+    """Provider of virtual machines. `faults`: its differences from `SimulatedProvider`."""
 
     def __init__(self, *args: Any, faults: CloudFaults | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -43,7 +43,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
 
 
 class Watch:
-    """Notices over a state, with what it said."""
+    """Watcher of notices with a state, and the lines that it logged."""
 
     def __init__(self, url: str, folder: Path) -> None:
         env = Environment(blobs="", installation="", attempt="a", workdir=folder)

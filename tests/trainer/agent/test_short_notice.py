@@ -36,7 +36,7 @@ WORKS = (
 
 
 class Clock(SimpleNamespace):
-    """Stands still until it is moved."""
+    """Clock that only moves when a test moves it."""
 
     now = 0.0
 

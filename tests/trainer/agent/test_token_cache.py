@@ -196,7 +196,7 @@ async def test_checkpoints_come_first_and_what_is_to_end_sends_nothing(
 
 
 class Failing:
-    """Writes fail after so many."""
+    """Store whose writes fail after a number of writes."""
 
     def __init__(self, objects: Objects, good: int, *, times: int) -> None:
         self._write, self._good, self._times = objects.write, good, times

@@ -175,7 +175,7 @@ def test_one_line_and_the_exit_code_say_whose_fault_it_is(
 
 
 class _Hub(BaseHTTPRequestHandler):
-    """Speaks the Hub's API about one gated model, as far as a check asks."""
+    """Emulated Hub API of one gated model, as far as the check uses it."""
 
     def do_GET(self) -> None:
         allowed = self.headers.get("Authorization") == "Bearer good"

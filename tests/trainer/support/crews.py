@@ -30,7 +30,7 @@ def _rank(root: Path, variables: dict[str, str], harm: Harm | None) -> None:
 
 
 class Crew:
-    """`nodes` machines with `each` processes; every machine has a run folder of its own."""
+    """Workers on `nodes` machines with `each` processes; every machine has a run folder of its own."""
 
     def __init__(
         self,

@@ -57,7 +57,7 @@ class Kill:
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """All that a finished job says and holds, without times."""
+    """Metrics and tensors of a finished job, without times."""
 
     rows: list[Any]
     """Return (step, loss, learning rate, gradient norm) of every step."""

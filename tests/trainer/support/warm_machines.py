@@ -41,7 +41,7 @@ def micro(step: int, number: int) -> Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """One life of a machine."""
+    """Order for one life of a machine."""
 
     blobs: str
     attempt: str

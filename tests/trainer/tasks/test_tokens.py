@@ -63,7 +63,7 @@ def test_the_tag_lies_on_the_first_token_of_a_word(model: Path, data: Path) -> N
     assert batch["labels"].tolist() == [[0, 0, -100], [0, 2, 2]]
 
     class Halves:
-        """Two tokens a word, and one at either end."""
+        """Tokenizer with two tokens a word, and one at either end."""
 
         def __call__(self, words: list[str], **_: Any) -> Any:
             of = [None, *(n for n in range(len(words)) for _ in range(2)), None]

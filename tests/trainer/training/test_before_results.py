@@ -124,7 +124,7 @@ def test_a_merge_that_does_not_come_to_be_loses_nothing(harm: Any, code: ExitCod
 
 
 class Adapted(torch.nn.Module):
-    """Passes the model around itself, as methods of adapters do, or goes through itself."""
+    """Model that calls its inner module directly, as methods of adapters do, or through itself."""
 
     def __init__(self) -> None:
         super().__init__()

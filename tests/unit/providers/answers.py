@@ -13,7 +13,7 @@ Answer = Callable[[Any, Mapping[str, str]], Any]
 
 @dataclass
 class Api:
-    """`routes`: from `METHOD /path` to what answers (body, query); a web.Response goes out as it is."""
+    """Emulated API. `routes`: by `METHOD /path`, a function of (body, query); a web.Response is sent unchanged."""
 
     routes: dict[str, Answer] = field(default_factory=dict)
     asked: list[tuple[str, Any, str]] = field(default_factory=list)

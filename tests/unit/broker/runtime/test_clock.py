@@ -34,7 +34,7 @@ class Host:
 
 
 class Database:
-    """Answers in the middle of a trip that takes `trip_s` of its caller's time."""
+    """Database that answers in the middle of a round trip of `trip_s` seconds."""
 
     def __init__(self, host: Host) -> None:
         self.host, self.trip_s, self.ahead_s, self.asked, self.down = host, 0.0, 0.0, 0, False

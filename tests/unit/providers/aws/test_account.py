@@ -23,7 +23,7 @@ HANDLE = Handle(
 
 
 class Asked(AwsCloud):
-    """Its API answers by the key: `owners` has the account of each. `renewed`: the next key, in use from the next
+    """Cloud whose API answers by key: `owners` has the account of each. `renewed`: the next key, in use from the next
     question on."""
 
     def __init__(self, home: Path) -> None:

@@ -14,7 +14,7 @@ from providers.common.account_guard import Account
 
 @dataclass
 class Cloud:
-    """`owners`: marks of the account by key."""
+    """Cloud with several accounts. `owners`: mark of the account by key."""
 
     key: str = "a"
     owners: dict[str, Sequence[str]] = field(default_factory=lambda: {"a": ("me",), "a2": ("me",), "b": ("someone",)})

@@ -25,7 +25,7 @@ Act = Callable[[Channel, Delivery, State | None], State | None]
 
 @dataclass
 class Scripted:
-    """Records what it is given; `act` may raise, or return the state."""
+    """Notifier that records its deliveries; `act` may raise, or return the state."""
 
     kind: str = "webhook"
     refresh_s: float | None = None

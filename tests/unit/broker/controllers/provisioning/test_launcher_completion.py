@@ -18,7 +18,7 @@ from tests.support.memory_store.store import MemoryStore
 
 
 class Cloud:
-    """Knows of the launcher `own` alone."""
+    """Cloud that knows only the launcher `own`."""
 
     name = "simulated"
 

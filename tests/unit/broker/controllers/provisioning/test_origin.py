@@ -19,7 +19,7 @@ MILESTONE, LAST = (keys.checkpoint(ORIGIN, of.id, step, "n") + keys.MANIFEST for
 
 
 class StoredAttempts:
-    """Its store and its blobs."""
+    """Stored attempts and their blobs."""
 
     async def attempts(self, job: Any) -> Any:
         return {ORIGIN: (ENDED, LIVE)}[job]

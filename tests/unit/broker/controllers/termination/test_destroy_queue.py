@@ -21,7 +21,7 @@ HANDLE = Handle(provider="slow", id="i-1", name=build.attempt().name)
 
 @dataclass
 class Slow:
-    """Takes so many seconds for a destroy, and then says this."""
+    """Cloud whose destroy takes `takes_s` seconds and then raises `says`, if set."""
 
     takes_s: float = 0.0
     says: Exception | None = None
