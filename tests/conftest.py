@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 from hypothesis import HealthCheck, settings
 
-from broker.store.embedded.server import EmbeddedPostgres
+from broker.store.embedded.server import USER, EmbeddedPostgres
 from broker.store.migrate import migrate
 from tests import tiers
 
@@ -85,35 +85,35 @@ async def _administer(dsn: str, statement: str) -> None:
 
 
 @pytest.fixture(scope="session")
-async def postgres_server() -> AsyncIterator[str]:
-    """Yield the dsn of a server without fsync, its migrated database TEMPLATE to be cloned."""
+async def postgres_server() -> AsyncIterator[EmbeddedPostgres]:
+    """Yield a server without fsync, its migrated database TEMPLATE to be cloned."""
     folder = Path(tempfile.mkdtemp(prefix="gb-"))  # short: a socket's path has at most 107 bytes
     try:
         async with await EmbeddedPostgres.start(folder, durable=False) as server:
-            await _administer(server.dsn, f"CREATE DATABASE {TEMPLATE}")
+            await _administer(server.admin_dsn, f"CREATE DATABASE {TEMPLATE} OWNER {USER}")
             await migrate(_database(server.dsn, TEMPLATE))
-            yield server.dsn
+            yield server
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @asynccontextmanager
-async def _fresh(server: str) -> AsyncIterator[str]:
+async def _fresh(server: EmbeddedPostgres) -> AsyncIterator[str]:
     name = f"test_{uuid.uuid4().hex}"
-    await _administer(server, f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
-    yield _database(server, name)
-    await _administer(server, f"DROP DATABASE {name} WITH (FORCE)")
+    await _administer(server.admin_dsn, f"CREATE DATABASE {name} TEMPLATE {TEMPLATE} OWNER {USER}")
+    yield _database(server.dsn, name)
+    await _administer(server.admin_dsn, f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture
-async def postgres_dsn(postgres_server: str) -> AsyncIterator[str]:
+async def postgres_dsn(postgres_server: EmbeddedPostgres) -> AsyncIterator[str]:
     """Yield the dsn of a fresh, migrated database."""
     async with _fresh(postgres_server) as dsn:
         yield dsn
 
 
 @pytest.fixture
-async def second_dsn(postgres_server: str) -> AsyncIterator[str]:
+async def second_dsn(postgres_server: EmbeddedPostgres) -> AsyncIterator[str]:
     """Yield the dsn of a second migrated database."""
     async with _fresh(postgres_server) as dsn:
         yield dsn

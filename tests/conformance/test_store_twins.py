@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 from hypothesis import HealthCheck, given, settings
@@ -16,6 +17,7 @@ from broker.domain.ids import job_id
 from broker.domain.job import Attempt, AttemptState, Job, JobState, Signal
 from broker.domain.policy import Policy
 from broker.ports import Change, Charge, JobFilter, Lane, Leased, Store
+from broker.store.embedded.server import EmbeddedPostgres
 from broker.store.postgres.store import PostgresStore
 from tests.conformance.conftest import TimedStore, memory_timed_store, shift_time
 from tests.conformance.samples import HOUR, START, admission, in_state, make_event, make_job
@@ -207,9 +209,11 @@ def by_id(found: Any) -> list[Job | Attempt]:
     return sorted((plain(row) for row in found), key=lambda row: row.id)
 
 
-async def test_memory_and_postgres_are_twins(postgres_dsn: str) -> None:
+async def test_memory_and_postgres_are_twins(postgres_server: EmbeddedPostgres, postgres_dsn: str) -> None:
     store = await PostgresStore.connect(postgres_dsn)
-    connection = await asyncpg.connect(postgres_dsn)
+    connection = await asyncpg.connect(
+        postgres_server.admin_dsn.replace("/gpubroker?", urlsplit(postgres_dsn).path + "?")
+    )
 
     async def compare(operations: list[tuple[Any, ...]]) -> None:
         await connection.execute(EMPTY)

@@ -19,6 +19,7 @@ import asyncpg
 from broker.client.async_client import AsyncClient
 from broker.client.transport.errors import ApiError, DaemonUnreachable
 from broker.domain.ids import INSTALLATION_LENGTH, Installation, base32
+from broker.store.embedded.server import USER
 from tests.crash.daemon import counting
 from tests.crash.loopback_cloud import CloudBehaviour, SoldMachine, usd_for
 from tests.crash.services import NO_ANSWER, TEMPLATE, SharedServices
@@ -98,7 +99,7 @@ class DaemonRig:
 
     async def _create_database(self) -> None:
         like = f" TEMPLATE {self._template}" if self._template else ""
-        await self.services.administer(f"CREATE DATABASE {self.database}{like}")
+        await self.services.administer(f"CREATE DATABASE {self.database}{like} OWNER {USER}")
 
     async def _drop_database(self) -> None:
         await self.services.administer(f"DROP DATABASE {self.database} WITH (FORCE)")

@@ -22,7 +22,7 @@ import psutil
 from moto.server import ThreadedMotoServer
 
 from broker.store.embedded import server as embedded
-from broker.store.embedded.server import PORT, EmbeddedPostgres
+from broker.store.embedded.server import PORT, USER, EmbeddedPostgres
 from broker.store.migrate import migrate
 from tests.crash.gate import Gate
 from tests.crash.loopback_cloud import LoopbackCloud
@@ -85,7 +85,7 @@ class SharedServices:
         return f"{folder.replace('%2F', '/')}/.s.PGSQL.{PORT}"
 
     async def administer(self, statement: str) -> None:
-        connection = await asyncpg.connect(self.postgres.dsn)
+        connection = await asyncpg.connect(self.postgres.admin_dsn)
         try:
             await connection.execute(statement)
         finally:
@@ -134,7 +134,7 @@ async def open_services(*, seed: int = 0, preempts: float = 0.0) -> AsyncIterato
         cloud = await stack.enter_async_context(LoopbackCloud(at, f"s3://{BUCKET}", seed=seed, preempts=preempts))
         nursery = await stack.enter_async_context(nursery_of("tests.crash.nursery"))
         services = SharedServices(postgres=postgres, cloud=cloud, moto=url, turn=turn, nursery=nursery, folder=folder)
-        await services.administer(f"CREATE DATABASE {TEMPLATE}")
+        await services.administer(f"CREATE DATABASE {TEMPLATE} OWNER {USER}")
         await migrate(services.dsn(TEMPLATE))
         yield services
 

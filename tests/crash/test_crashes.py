@@ -95,7 +95,7 @@ async def test_a_commit_is_broken_off_where_it_was_said(services: SharedServices
     ended: list[str] = []
     gate = Gate(end=lambda: ended.append(name), kill_at=Point(name="commit:insert into t", number=1, moment=moment))
     proxy = PostgresProxy(gate, services.socket)
-    await services.administer(f"CREATE DATABASE {name}")
+    await services.administer(f"CREATE DATABASE {name} OWNER gpubroker")
     async with AsyncExitStack() as stack:
         await proxy.start()
         stack.push_async_callback(proxy.stop)

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 
 from broker.ports import Store
-from broker.store.embedded.server import EmbeddedPostgres
+from broker.store.embedded.server import USER, EmbeddedPostgres
 from broker.store.migrate import migrate
 from broker.store.postgres.store import PostgresStore
 from tests.security.drivers import Driver, ServerFault
@@ -113,19 +113,19 @@ async def on_postgres(drivers: Sequence[Driver]) -> Verdict:
         server = await stack.enter_async_context(await EmbeddedPostgres.start(Path(folder), durable=False))
         stores = []
         for number in range(2 * len(drivers)):
-            store = await PostgresStore.connect(await _database(server.dsn, f"world_{number}"))
+            store = await PostgresStore.connect(await _database(server, f"world_{number}"))
             stack.push_async_callback(store.close)
             stores.append(store)
         return await play(drivers, stores)
 
 
-async def _database(dsn: str, name: str) -> str:
-    connection = await asyncpg.connect(dsn)
+async def _database(server: EmbeddedPostgres, name: str) -> str:
+    connection = await asyncpg.connect(server.admin_dsn)
     try:
-        await connection.execute(f"CREATE DATABASE {name}")
+        await connection.execute(f"CREATE DATABASE {name} OWNER {USER}")
     finally:
         await connection.close()
-    own = urlunsplit(urlsplit(dsn)._replace(path=f"/{name}"))
+    own = urlunsplit(urlsplit(server.dsn)._replace(path=f"/{name}"))
     await migrate(own)
     return own
 

@@ -142,8 +142,8 @@ async def test_a_connection_never_carries_a_team_to_the_next_caller(seeded: str)
         await pool.close()
 
 
-async def test_a_role_that_passes_by_is_not_served(postgres_dsn: str) -> None:
-    connection = await asyncpg.connect(postgres_dsn)
+async def test_a_role_that_passes_by_is_not_served(postgres_server: EmbeddedPostgres, postgres_dsn: str) -> None:
+    connection = await asyncpg.connect(postgres_server.admin_dsn)
     try:
         await connection.execute(f"ALTER ROLE {API_ROLE} BYPASSRLS")
         with pytest.raises(StoreError, match=f"ALTER ROLE {API_ROLE} NOSUPERUSER NOBYPASSRLS"):
@@ -161,7 +161,8 @@ async def cluster() -> AsyncIterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="gb-"))
     try:
         async with await EmbeddedPostgres.start(folder, durable=False) as server:
-            yield server.dsn
+            await run(server.admin_dsn, "DROP ROLE gpubroker_api")
+            yield server.admin_dsn
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -188,7 +189,7 @@ async def test_external_servers_user_needs_two_administrator_statements(cluster:
     """The user owns its database and may make no role: the message has what to run, and then all is held as well."""
     await run(cluster, "CREATE ROLE broker LOGIN", "CREATE DATABASE broker OWNER broker")
     parts = urlsplit(cluster)
-    dsn = urlunsplit(parts._replace(netloc=parts.netloc.replace("gpubroker@", "broker@"), path="/broker"))
+    dsn = urlunsplit(parts._replace(netloc=parts.netloc.replace("postgres@", "broker@"), path="/broker"))
     with pytest.raises(MigrationError) as refused:
         await migrate(dsn)
     assert "\n" not in str(refused.value)

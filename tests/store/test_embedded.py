@@ -17,6 +17,7 @@ import pytest
 
 from broker.store.embedded import server as embedded
 from broker.store.embedded.server import BinariesNotFound, EmbeddedPostgres, EmbeddedPostgresError, StateFolderLocked
+from broker.store.migrate import migrate
 
 REPOSITORY = Path(__file__).parents[2]
 EXEC = REPOSITORY / "broker/store/embedded/exec_postgres.py"
@@ -125,6 +126,18 @@ def servers(state_dir: Path) -> list[int]:
             if str(data_of(state_dir)) in process.cmdline() or process.cwd() == str(data_of(state_dir)):
                 found.append(process.pid)
     return found
+
+
+async def test_the_daemons_role_has_no_rights_beyond_its_database(tmp_path: Path) -> None:
+    """A statement that reaches the daemon's connection can read no file, make no role and skip no policy."""
+    async with await EmbeddedPostgres.start(tmp_path, durable=False) as server:
+        await migrate(server.dsn)
+        rights = "rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication OR rolbypassrls"
+        for role in ("gpubroker", "gpubroker_api"):
+            assert await execute(server.dsn, f"SELECT {rights} FROM pg_roles WHERE rolname = '{role}'") is False
+        for statement in ("CREATE ROLE thief", "COPY (SELECT 1) TO PROGRAM 'cat'", "SELECT pg_read_file('PG_VERSION')"):
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await execute(server.dsn, statement)
 
 
 async def test_a_fresh_start_answers_and_a_stop_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Embe
 @pytest.fixture
 async def dsn(server: EmbeddedPostgres) -> AsyncIterator[str]:
     """Yield an empty database."""
-    admin = await asyncpg.connect(server.dsn)
-    await admin.execute("CREATE DATABASE migrated")
+    admin = await asyncpg.connect(server.admin_dsn)
+    await admin.execute("CREATE DATABASE migrated OWNER gpubroker")
     yield server.dsn.replace("/gpubroker?", "/migrated?")
     await admin.execute("DROP DATABASE migrated WITH (FORCE)")
     await admin.close()

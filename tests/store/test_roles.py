@@ -33,7 +33,8 @@ async def server() -> AsyncIterator[EmbeddedPostgres]:
 @pytest.fixture
 async def admin(server: EmbeddedPostgres) -> AsyncIterator["asyncpg.Connection[asyncpg.Record]"]:
     """Yield the server's superuser, and two roles without superuser rights, each with an empty database."""
-    connection = await asyncpg.connect(server.dsn)
+    connection = await asyncpg.connect(server.admin_dsn)
+    await connection.execute("DROP ROLE IF EXISTS gpubroker_api")
     await connection.execute("CREATE ROLE maker LOGIN CREATEROLE; CREATE ROLE plain LOGIN")
     for role in ("maker", "plain"):
         await connection.execute(f"CREATE DATABASE {role} OWNER {role}")
@@ -74,12 +75,14 @@ async def test_dump_by_superuser_restores_for_the_role(
         entries = await store.ledger(job.id)
     finally:
         await store.close()
-    await run("pg_dump", "--format=custom", f"--file={tmp_path}/db.dump", server.dsn.replace("/gpubroker?", "/maker?"))
+    await run(
+        "pg_dump", "--format=custom", f"--file={tmp_path}/db.dump", server.admin_dsn.replace("/gpubroker?", "/maker?")
+    )
     await admin.execute("CREATE DATABASE restored OWNER maker")
     there = dsn.replace("/maker?", "/restored?")
     try:
         await run(
-            "pg_restore", "--exit-on-error", f"--dbname={server.dsn.replace('/gpubroker?', '/restored?')}",
+            "pg_restore", "--exit-on-error", f"--dbname={server.admin_dsn.replace('/gpubroker?', '/restored?')}",
             f"{tmp_path}/db.dump",
         )  # fmt: skip
         assert await migrate(there) == []

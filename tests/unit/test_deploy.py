@@ -114,6 +114,8 @@ def test_every_service_has_as_few_rights_as_it_can(name: str) -> None:
     assert "cap_add" not in service
     assert "ports" not in service  # plaintext stays on loopback
     assert {"restart", "healthcheck", "stop_grace_period"} <= service.keys()
+    assert service["memswap_limit"] == service["mem_limit"]  # a host that swaps would stall every other service
+    assert service["pids_limit"] > 0
     assert {"max-size", "max-file"} <= service["logging"]["options"].keys()
 
 
@@ -199,6 +201,7 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
         pytest.skip("systemd-analyze is not installed here (Debian: systemd)")
     text = (DEPLOY / "systemd/gpubroker.service").read_text()
     assert "ExecStart=/opt/gpubroker/bin/gpubroker serve\n" in text
+    assert {"MemoryMax=4G", "MemorySwapMax=0", "TasksMax=4096"} <= set(text.splitlines())
     unit = tmp_path / "gpubroker.service"
     unit.write_text(text.replace("/opt/gpubroker/bin/gpubroker", shutil.which("true") or "/bin/true"))
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True)

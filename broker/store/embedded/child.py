@@ -15,7 +15,7 @@ OUTPUT_BYTES = 1 << 20
 
 _EXEC = Path(__file__).with_name("exec_postgres.py")
 # The server's answers to connections while it starts; they do not explain why it ended.
-_CHATTER = re.compile(r'FATAL:  (the database system is|database "\w+" does not exist)')
+_CHATTER = re.compile(r'FATAL:  (the database system is|(database|role) "\w+" does not exist)')
 
 
 class PostgresChild:

@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 BINDIR_VARIABLE = "GPUBROKER_PG_BINDIR"
 DATABASE = USER = "gpubroker"
+ADMINISTRATOR = "postgres"
+"""Superuser that initdb creates. The daemon connects as it only to create its own role and database."""
 PORT = 5432
 SOCKET_PATH_BYTES = 107  # sun_path of sockaddr_un, without its closing NUL
 START_TIMEOUT_S = 120.0  # crash recovery of max_wal_size takes seconds
@@ -59,6 +61,12 @@ _SETTINGS = {
     "log_checkpoints": "off",
     "log_line_prefix": "",
 }
+# One transaction. The daemon's role may become the API's, but inherits nothing: that role's policies would hold it too.
+_ROLES = f"""
+CREATE ROLE "{USER}" LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION NOBYPASSRLS;
+CREATE ROLE gpubroker_api NOLOGIN;
+GRANT gpubroker_api TO "{USER}" WITH INHERIT FALSE, SET TRUE;
+"""
 # synchronous_commit stays on: a killed server keeps all commits, and only a crash of the machine may lose some.
 _NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
 # Errors of a new server while an earlier one is still shutting down; a later start succeeds.
@@ -208,7 +216,10 @@ class EmbeddedPostgres:
         self._child: PostgresChild | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._lock: int | None = None
-        self.dsn = self._dsn(DATABASE)
+        self.dsn = self._dsn(DATABASE, USER)
+        """URL for the daemon, whose role owns the database and is no superuser."""
+        self.admin_dsn = self._dsn(DATABASE, ADMINISTRATOR)
+        """URL for the superuser: backups, and tests that create databases."""
 
     @classmethod
     async def start(cls, state_dir: Path, *, durable: bool = True) -> EmbeddedPostgres:
@@ -265,9 +276,9 @@ class EmbeddedPostgres:
     ) -> None:
         await self.stop()
 
-    def _dsn(self, database: str) -> str:
+    def _dsn(self, database: str, user: str) -> str:
         where = urlencode({"host": str(self._socket), "port": PORT})
-        return f"postgresql://{USER}@/{database}?{where}"
+        return f"postgresql://{user}@/{database}?{where}"
 
     async def _create_cluster(self) -> None:
         """Run initdb in a new folder, and rename it when complete. After a kill, the next start removes the folder."""
@@ -276,7 +287,18 @@ class EmbeddedPostgres:
         if self._data.exists():
             return
         fresh = Path(tempfile.mkdtemp(prefix="initdb-", dir=self._home))
-        options = ["-D", str(fresh), "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-instructions"]
+        options = [
+            "-D",
+            str(fresh),
+            "-U",
+            ADMINISTRATOR,
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--locale=C",
+            "--no-instructions",
+        ]
         if not self._durable:
             options.append("--no-sync")
         self._child = await PostgresChild.spawn(self._bindir / "initdb", fresh, self._log, *options)
@@ -316,7 +338,7 @@ class EmbeddedPostgres:
         while child.process.returncode is None:
             try:
                 connection = await asyncpg.connect(self.dsn, timeout=5)
-            except asyncpg.InvalidCatalogNameError:
+            except (asyncpg.InvalidCatalogNameError, asyncpg.InvalidAuthorizationSpecificationError):
                 await self._create_database()
                 continue
             except _NOT_YET as not_yet:
@@ -333,9 +355,12 @@ class EmbeddedPostgres:
         return False
 
     async def _create_database(self) -> None:
-        connection = await asyncpg.connect(self._dsn("postgres"))
+        """Create the daemon's roles and its database. After a kill in between, the next start completes them."""
+        connection = await asyncpg.connect(self._dsn("postgres", ADMINISTRATOR))
         try:
-            await connection.execute(f'CREATE DATABASE "{DATABASE}"')
+            if not await connection.fetchval("SELECT true FROM pg_roles WHERE rolname = $1", USER):
+                await connection.execute(_ROLES)
+            await connection.execute(f'CREATE DATABASE "{DATABASE}" OWNER "{USER}"')
         finally:
             await connection.close()
 
