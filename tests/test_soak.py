@@ -49,7 +49,7 @@ def test_a_part_that_has_reached_its_goal_leaves_its_time_to_the_others(monkeypa
     assert behind(totals, ["few", "more"]) == "few"
 
 
-def test_a_second_run_goes_on_with_the_sums_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_run_continues_with_the_sums_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "PARTS", parts(one=QUICK))
     file = tmp_path / "totals.json"
     for rounds in (1, 2):

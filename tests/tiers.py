@@ -60,13 +60,13 @@ IN_MEMORY = ("tests/api/", "tests/controllers/")
 
 SAMPLED = {
     "tests/api/test_fuzz.py::test_every_operation_keeps_its_description": 6,
-    "tests/crash/test_crashes.py::test_a_broker_frozen_past_its_leases_while_another_goes_on": 2,
+    "tests/crash/test_crashes.py::test_a_broker_frozen_past_its_leases_while_another_continues": 2,
     "tests/crash/test_crashes.py::test_a_daemon_killed_at_an_effect_or_commit": 3,
     "tests/crash/test_crashes.py::test_a_daemon_killed_at_any_time": 2,
     "tests/crash/test_lives.py::test_a_daemon_killed_where_people_or_the_cloud_do_something": 2,
     "tests/trainer/parallel/test_barrier.py::test_machines_wait_for_the_one_that_takes_longest": 1,
     "tests/trainer/training/test_determinism.py::test_packing_is_refused_where_processes_share_model_or_gradients": 2,
-    "tests/trainer/training/test_frameworks.py::test_goes_on_after_a_kill_and_saves_when_asked_to_stop": 1,
+    "tests/trainer/training/test_frameworks.py::test_continues_after_a_kill_and_saves_when_asked_to_stop": 1,
     "tests/trainer/training/test_kill_schedules.py::test_a_run_that_is_killed_by_schedule_equals_the_undisturbed_one": 4,  # noqa: E501
     "tests/trainer/training/test_resume_bitwise.py::test_resume_bitwise": 1,
 }

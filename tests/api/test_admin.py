@@ -160,7 +160,7 @@ async def test_probes_that_come_together_hold_one_connection_of_the_database(
     assert most == 1
 
 
-async def test_a_wrong_clock_of_this_host_is_told_of_and_stops_nobody(api: Running) -> None:
+async def test_a_wrong_host_clock_is_reported_and_stops_nothing(api: Running) -> None:
     api.service.skew = lambda: -3600.0
     monitor = await api.token("prometheus", "metrics")
     assert (await api.call("GET", "/readyz", {}, 200))["checks"]["clock"] == "failing"

@@ -92,7 +92,7 @@ async def test_a_wrong_spec_is_refused(memory_api: Running, change: Change, fiel
     assert await memory_api.service.blobs.list("jobs/") == []
 
 
-async def test_everything_wrong_is_said_at_once(memory_api: Running) -> None:
+async def test_everything_wrong_is_reported_at_once(memory_api: Running) -> None:
     me = await memory_api.token("ada")
     body = spec((await memory_api.upload(me))["ref"], secrets=["HF_TOKEN"], resources={"providers": ["nimbus"]})
     body["train"]["data"]["prompt"] = "{nope}"
@@ -174,7 +174,7 @@ BODIES: list[tuple[str, dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "field", "message"), BODIES)
-async def test_a_wrong_body_is_told_in_words_and_once(
+async def test_a_wrong_body_is_reported_in_words_and_once(
     memory_api: Running, path: str, body: dict[str, Any], field: str, message: str
 ) -> None:
     refused = await memory_api.call("POST", path, await memory_api.token("ada", "admin"), 422, json=body)

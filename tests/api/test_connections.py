@@ -153,7 +153,7 @@ async def test_connections_beyond_the_limit_are_dropped() -> None:
                 pass  # the server has not seen yet that they are closed
 
 
-async def test_a_hundred_thousand_wrong_keys_get_as_many_words_as_anybody_reads(api: Running) -> None:
+async def test_a_hundred_thousand_wrong_keys_get_a_short_answer(api: Running) -> None:
     body = b"{" + b",".join(b'"k%d":1' % i for i in range(100_000)) + b"}"
     answer = await server_output(api, post("/v1/teams", (await api.token("ada", "admin"))["Authorization"], body))
     assert answer.startswith("HTTP/1.1 422 ")

@@ -107,7 +107,7 @@ async def _nothing() -> list[Problem]:
     return []
 
 
-async def test_a_capped_job_without_its_data_cannot_go_on(api: Running) -> None:
+async def test_a_capped_job_without_its_data_cannot_continue(api: Running) -> None:
     me = await api.token("ada")
     name = await rested(api, me, JobState.CAPPED)
     await api.call("DELETE", f"/v1/jobs/{name}/data?kind=data", me, 202)

@@ -69,7 +69,7 @@ def test_it_is_refused_while_a_daemon_with_a_server_of_its_own_lives(home: Path,
 
 
 @pytest.mark.parametrize("words", [("launcher", "ls"), ("blobs", "adopt", "-y"), ("key", "adopt", "-y")])
-def test_a_home_without_a_database_is_the_first_thing_that_is_said(own_home: Path, words: tuple[str, ...]) -> None:
+def test_a_home_without_a_database_is_reported_first(own_home: Path, words: tuple[str, ...]) -> None:
     """The id that would be asked for is not to be found there either."""
     ran = invoke(*words, "--home", str(own_home / "wrong"))
     message = f"error: {own_home / 'wrong'} has no database; run this where the daemon runs, or give --home\n"

@@ -37,7 +37,7 @@ async def test_a_webhook_is_added_listed_tested_and_removed(shell: Shell) -> Non
     assert "channel ls" in ran.err
 
 
-async def test_a_channel_is_switched_told_less_and_rotated(shell: Shell) -> None:
+async def test_a_channel_is_disabled_filtered_and_rotated(shell: Shell) -> None:
     await to_thread(shell.run, "channel", "add", "webhook", "ci", stdin="url=https://hooks.example.com/x\n")
     ran = await to_thread(shell.run, "channel", "disable", "ci")
     assert "is disabled" in ran.out

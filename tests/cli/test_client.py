@@ -73,7 +73,7 @@ async def daemon() -> AsyncIterator[Daemon]:
     await made.stop()
 
 
-async def test_events_go_on_after_the_last_one_that_came_whole(daemon: Daemon) -> None:
+async def test_events_continue_after_the_last_one_that_came_whole(daemon: Daemon) -> None:
     await daemon.start(event(1) + event(2) + event(3)[:20], event(3), b"event: end\ndata: {}\n\n")
     async with AsyncClient(daemon.url, patience_s=30) as client:
         sequence = [e.seq async for e in client.events(JOB)]

@@ -256,7 +256,7 @@ async def test_offers_say_that_they_are_simulated(shell: Shell) -> None:
         (("--provider", "foo"), "configured are simulated"),
     ],
 )
-async def test_offers_of_what_nobody_knows_are_refused(shell: Shell, words: tuple[str, ...], message: str) -> None:
+async def test_offers_with_unknown_hardware_are_refused(shell: Shell, words: tuple[str, ...], message: str) -> None:
     ran = await to_thread(shell.run, "offers", *words, "--json")
     assert ran.code == Exit.BAD_INPUT
     assert message in ran.document["error"]["message"]

@@ -69,7 +69,7 @@ def look(*words: str) -> Ran:
     return invoke("doctor", "--orphans", *words)
 
 
-async def test_beside_a_daemon_each_orphan_is_named_with_what_becomes_of_it(
+async def test_next_to_a_daemon_each_orphan_is_named_with_its_fate(
     own_home: Path, clouds: Mapping[str, Listed], daemon: None
 ) -> None:
     born = datetime.now(UTC) - timedelta(hours=3)

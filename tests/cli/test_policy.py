@@ -106,7 +106,7 @@ async def test_budgets_are_shown_with_bars(shell: Shell) -> None:
     assert (one["budgets"][0]["charged_usd"], one["outstanding_usd"], one["gpus"]) == ("5", "4.5", 1)
 
 
-async def test_a_dry_run_is_told_and_changes_nothing(shell: Shell) -> None:
+async def test_a_dry_run_is_reported_and_changes_nothing(shell: Shell) -> None:
     ran = await run(shell, "policy", "dry-run", written(shell, TEAM))
     assert "of 0 launches, 0 would have waited" in ran.out
     ran = await run(shell, "policy", "dry-run", written(shell, TEAM), "--json")

@@ -112,7 +112,7 @@ async def test_what_if_is_a_table_a_document_and_a_picture(shell: Shell) -> None
     assert not await shell.api.service.store.jobs(JobFilter())
 
 
-async def test_what_if_passes_over_hardware_that_nobody_knows(shell: Shell) -> None:
+async def test_what_if_skips_unknown_hardware(shell: Shell) -> None:
     market = shell.api.market
     market.items = [replace(one, accelerator="tpu-v9", id=f"t{n}") for n, one in enumerate(market.items)]
     refused(await quoted(shell, *WHAT_IF), "no offer has a GPU; give --gpu")

@@ -73,7 +73,7 @@ async def test_a_question_that_makes_no_sense_is_refused(shell: Shell, words: tu
     assert message in ran.err
 
 
-async def test_nothing_spent_is_said(shell: Shell) -> None:
+async def test_nothing_spent_is_reported(shell: Shell) -> None:
     assert "nothing was spent" in (await run(shell, "spend")).out
 
 

@@ -50,7 +50,7 @@ async def test_set_changes_the_job_by_yaml_types(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(("duration", "seconds"), [("90", 90), ("90s", 90), ("15m", 900), ("2h", 7200)])
-async def test_a_failed_jobs_machine_is_kept_for_as_long_as_said(shell: Shell, duration: str, seconds: int) -> None:
+async def test_a_failed_jobs_machine_is_kept_for_keep_on_failure(shell: Shell, duration: str, seconds: int) -> None:
     words = ("--set", "keep_on_failure=1", "--keep-on-failure", duration)
     ran = await to_thread(shell.run, "submit", shell.spec(), "-y", "-d", *words)
     assert ran.code == 0, ran.err

@@ -42,7 +42,7 @@ def test_a_configuration_that_names_its_home_is_enough(theirs: Path) -> None:
     assert (ran.code, ran.document["installation"]) == (0, HERE), ran.err
 
 
-def test_without_either_nobodys_machines_are_touched(theirs: Path) -> None:
+def test_without_either_no_machine_is_touched(theirs: Path) -> None:
     ran = sweep("--config", str(theirs / "gpubroker.yaml"))
     assert ran.code == 2
     assert "unknown installation; give --installation" in ran.err

@@ -64,7 +64,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("words", "message"), WRONG)
-async def test_a_wrong_name_is_told_in_words(shell: Shell, words: tuple[str, ...], message: str) -> None:
+async def test_a_wrong_name_is_reported_in_words(shell: Shell, words: tuple[str, ...], message: str) -> None:
     ran = await to_thread(shell.run, *words, stdin="value")
     assert (ran.code, ran.err) == (Exit.BAD_INPUT, f"error: {message}\n")
 

@@ -202,9 +202,7 @@ async def test_what_ec2_says_runs_is_billed_though_its_machine_is_not_up(tmp_pat
     await world.close()
 
 
-async def test_nobody_is_shown_an_instance_that_is_still_being_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_instance_in_creation_is_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """moto knows a spot instance for one once its disks are there."""
     being_made, answered, add_disk = threading.Event(), threading.Event(), Instance.add_block_device
 

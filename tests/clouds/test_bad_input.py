@@ -169,7 +169,7 @@ async def test_a_cloud_that_hangs_is_left(name: str, tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("status", [401, 403])
 @pytest.mark.parametrize("name", REST)
-async def test_a_wrong_key_is_told_with_the_place_of_a_new_one(name: str, status: int, tmp_path: Path) -> None:
+async def test_a_wrong_key_is_reported_with_the_place_of_a_new_one(name: str, status: int, tmp_path: Path) -> None:
     async with answering(status, f'{{"message": "key {KEY} is wrong"}}') as url:
         cloud = provider(name, url, tmp_path)
         with pytest.raises(Rejected) as e:
@@ -182,7 +182,7 @@ async def test_a_wrong_key_is_told_with_the_place_of_a_new_one(name: str, status
 
 
 @pytest.mark.parametrize("name", REST)
-async def test_no_key_is_told_without_asking_the_cloud(name: str, tmp_path: Path) -> None:
+async def test_no_key_is_reported_without_asking_the_cloud(name: str, tmp_path: Path) -> None:
     cloud = provider(name, "http://127.0.0.1:9", tmp_path, key=None)
     with pytest.raises(Rejected) as e:
         await cloud.offers(GpuAsk())
@@ -304,7 +304,7 @@ async def run(*words: str) -> str:
     return result.output
 
 
-async def test_each_cloud_says_what_it_lacks_and_the_others_go_on(
+async def test_each_cloud_says_what_it_lacks_and_the_others_continue(
     postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     says = {

@@ -116,7 +116,7 @@ async def test_a_type_of_lambda_differs(clouds: Clouds, tmp_path: Path, monkeypa
     assert not found.ok
 
 
-async def test_a_machine_that_we_could_not_read_is_told(
+async def test_a_machine_that_we_could_not_read_is_reported(
     clouds: Clouds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await rent(clouds, "vast")

@@ -69,7 +69,9 @@ async def test_the_sweep_ends_what_the_run_rented_and_nothing_else(
     assert standing == {THEIRS}
 
 
-async def test_a_cloud_that_does_not_answer_the_sweep_is_told(clouds: Clouds, installation: LiveInstallation) -> None:
+async def test_a_cloud_that_does_not_answer_the_sweep_is_reported(
+    clouds: Clouds, installation: LiveInstallation
+) -> None:
     await rent(clouds, OURS)
     clouds.control.fail(cloud="vast", call="instances", trouble="status", status=503, times=9)
     left = await sweep(installation)

@@ -237,7 +237,7 @@ async def test_launch_past_its_deadline_is_cancelled_and_left_to_the_sweep(
     assert [machine.gone_at for machine in made] == [None]
 
 
-async def test_a_launch_goes_on_without_its_caller_until_it_is_cancelled(sky: SkyLauncher, clouds: Clouds) -> None:
+async def test_a_launch_continues_without_its_caller_until_it_is_cancelled(sky: SkyLauncher, clouds: Clouds) -> None:
     launch = await begun(sky, clouds, name("i"))
     launch.cancel()
     await asyncio.wait([launch])

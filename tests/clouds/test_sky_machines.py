@@ -147,7 +147,7 @@ def _home(rented: Rented) -> Path:
     return rented.machine.root / "home/ubuntu"
 
 
-async def test_an_image_that_cannot_be_pulled_is_told_of(sky_clouds: tuple[Clouds, Aws, SkyLauncher]) -> None:
+async def test_an_image_that_cannot_be_pulled_is_reported(sky_clouds: tuple[Clouds, Aws, SkyLauncher]) -> None:
     """SkyPilot's launch has succeeded by then."""
     _, _, sky = sky_clouds
     mine = name("i")

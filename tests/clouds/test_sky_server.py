@@ -123,7 +123,7 @@ async def test_an_idle_server_ends_with_its_daemon(state: Path) -> None:
     await later.close()
 
 
-async def test_a_sweep_beside_a_daemon_leaves_its_idle_server_alone(state: Path) -> None:
+async def test_a_sweep_next_to_a_daemon_leaves_its_idle_server_alone(state: Path) -> None:
     sky = opened(state)
     await sky.warm()
     known = server(state).pid
@@ -283,7 +283,7 @@ async def test_a_server_that_was_declared_dead_does_not_begin_again(state: Path)
     assert f"API server {died} was declared dead" in said.decode()
 
 
-async def test_a_busy_port_is_told_with_the_log(state: Path) -> None:
+async def test_a_busy_port_is_reported_with_the_log(state: Path) -> None:
     listener = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
     sky = opened(state, port=port)

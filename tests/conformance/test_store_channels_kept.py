@@ -25,7 +25,7 @@ from tests.conformance.samples import START
 # ------------------------------------------------------------------------------------------------- disabling, notices
 
 
-async def test_a_disabled_channel_keeps_what_waits_and_the_others_are_told(store: Store) -> None:
+async def test_a_disabled_channel_keeps_its_deliveries_and_others_are_notified(store: Store) -> None:
     await store.add_channel(make_channel())
     await submit_with_events(store, "a")
     stream = next(one for one in await claim(store) if one.channel.kind == "webhook")

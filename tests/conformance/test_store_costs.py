@@ -70,7 +70,7 @@ async def test_counters_of_earlier_starts_are_kept(store: Store) -> None:
     assert attempt.earlier_traffic == Traffic()
 
 
-async def test_of_two_brokers_one_tells(store: Store) -> None:
+async def test_one_of_two_brokers_reports(store: Store) -> None:
     attempt, job = await running(store)
     note = Note(
         attempt=attempt, job=job, forecast=forecast(over_cap=True), idle="gpu", signal=Signal.IDLE,
@@ -178,7 +178,7 @@ async def test_a_capped_job_without_its_input_is_not_queued_by_a_higher_cap(stor
     assert [e.kind for e in await store.events(row.id, after=0, limit=9)] == ["job.data_deleted"]
 
 
-async def test_an_upload_is_forgotten_when_nobody_has_sent_it_for_long(timed_store: TimedStore) -> None:
+async def test_an_upload_that_is_not_sent_again_is_deleted(timed_store: TimedStore) -> None:
     store = timed_store.store
     mine, old, new = store.as_tenant(ANN), "a" * 64, "b" * 64
     for sha256 in (old, new):

@@ -66,7 +66,7 @@ async def crossed(store: Store) -> tuple[int, Reached]:
     return one.id, next(reached(one.policy, one.usage))
 
 
-async def test_a_threshold_is_told_once_a_window_by_whoever_comes_first(store: Store) -> None:
+async def test_a_threshold_is_reported_once_a_window_by_the_first_broker(store: Store) -> None:
     share = [{"at": "0.1", "action": "notify"}]
     await store.put_policy(policy(budgets=[budget("20", thresholds=share)]))
     _, job = await running(store)
@@ -107,7 +107,7 @@ async def test_the_queue_is_ordered_by_priority_and_then_by_age(timed_store: Tim
 # ---------------------------------------------------------------------------------------------------------- the past
 
 
-async def test_the_past_is_told_by_attempt_and_quarter_hour(store: Store) -> None:
+async def test_the_past_is_reported_by_attempt_and_quarter_hour(store: Store) -> None:
     await store.put_team("web", "")
     attempt, job = await running(store)
     await charge(store, job, "1")

@@ -139,7 +139,7 @@ async def test_a_hint_before_the_listener_hears_is_made_up_for(
         await other.close()
 
 
-async def test_a_commit_whose_fate_is_unknown_is_said_to_be(
+async def test_a_commit_with_an_unknown_result_is_reported_as_unknown(
     store: PostgresStore, connection: "asyncpg.Connection[asyncpg.Record]"
 ) -> None:
     _, job = await running(store)

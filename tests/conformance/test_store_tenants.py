@@ -75,7 +75,7 @@ async def test_another_team_s_job_is_neither_stopped_nor_raised(
     assert len(await store.audit(AuditFilter())) == before
 
 
-async def test_nobody_submits_for_another_team(red: TenantStore, root: TenantStore, store: Store) -> None:
+async def test_no_token_submits_for_another_team(red: TenantStore, root: TenantStore, store: Store) -> None:
     forged = make_job(team="blue")
     with pytest.raises(StoreError):
         await red.submit(forged, key="k", body_sha256="", events=[])

@@ -101,7 +101,7 @@ async def test_job_awaiting_approval_can_be_stopped_and_is_freed_with_its_policy
     assert "job.approval_waived" in [event.kind for event in await rig.events(other)]
 
 
-async def test_a_drained_job_waits_and_goes_on_when_the_budget_allows_it(build_rig: RigBuilder, store: Store) -> None:
+async def test_a_drained_job_waits_and_continues_when_the_budget_allows_it(build_rig: RigBuilder, store: Store) -> None:
     """Its machine would work for an hour, and is given one: it is drained, however slow this computer is."""
     rig = build_rig(virtual={"run_s": 3600, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02, "steps": 100})
     rig.limits = rig.limits.model_copy(update={"drain_s": 3600})

@@ -198,7 +198,7 @@ async def test_what_another_job_starts_from_stays_while_that_one_is_not_at_rest(
         assert again.deleted["logs"] == marked.deleted["logs"], "the first date stays"
 
 
-async def test_uploads_that_nobody_sends_again_are_deleted_and_kept_otherwise(build_rig: RigBuilder) -> None:
+async def test_only_uploads_that_are_not_sent_again_are_deleted(build_rig: RigBuilder) -> None:
     rig = build_rig()
     old, new, lost = ("a" * 64, "b" * 64, "c" * 64)
     for sha256 in (old, new, lost):

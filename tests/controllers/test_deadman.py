@@ -78,7 +78,7 @@ async def all_done(rig: VirtualTimeRig, jobs: Sequence[JobId]) -> None:
         await rig.clock.sleep(10)
 
 
-def test_every_job_is_saved_and_goes_on_when_the_broker_comes_back(tmp_path: Path) -> None:
+def test_every_job_is_saved_and_continues_when_the_broker_comes_back(tmp_path: Path) -> None:
     async def story() -> None:
         rig, jobs, alone_s = await left_alone(tmp_path, JOBS, **WORTH)
         assert alone_s <= DEADMAN_S + rig.intervals.deadman_s + 10

@@ -64,7 +64,7 @@ async def test_a_refusal_that_takes_long_is_still_a_refusal(
         assert len(calls) == 2
 
 
-async def test_a_machine_whose_destroy_breaks_keeps_nobody_elses(
+async def test_a_failing_destroy_delays_no_other_destroy(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = build_rig(virtual=SILENT)  # agents ignore a drain, so that every machine runs until it is destroyed

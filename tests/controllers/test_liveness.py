@@ -146,7 +146,7 @@ def test_a_notice_starts_a_drain_within_five_seconds(tmp_path: Path) -> None:
     run_in_virtual_time(story())
 
 
-def test_a_last_word_is_heard_though_the_beat_that_tells_of_it_was_lost(tmp_path: Path) -> None:
+def test_a_final_report_is_read_without_its_last_heartbeat(tmp_path: Path) -> None:
     """Its machine runs until it is destroyed. A complete job is not treated as hung and trained again."""
 
     async def story() -> None:

@@ -96,7 +96,7 @@ async def test_numbers_behind_one_that_was_never_sent_are_not_issued_again(build
     assert attempt.number == 3
 
 
-async def test_it_waits_while_a_cloud_does_not_say_what_stands(
+async def test_it_waits_while_a_cloud_does_not_list_machines(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = build_rig(virtual=STANDS)

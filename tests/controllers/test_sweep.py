@@ -127,9 +127,7 @@ def test_restored_database_destroys_nothing_bought_after_the_backup(tmp_path: Pa
     run_in_virtual_time(story())
 
 
-def test_while_the_blob_store_is_down_nobody_knows_who_bought_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_during_a_blob_store_outage_the_buyer_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         yard = Yard(tmp_path, "one")
         name, sweep = await yard.stray(), yard.sweep()

@@ -11,7 +11,7 @@ FIRST = AgentMessage(seq=1, kind="skipped", message="step 7 is left out")
 SECOND = AgentMessage(seq=2, kind="save_failed", message="no space left")
 
 
-async def test_each_thing_is_heard_once_and_an_unfit_host_is_left_alone(build_rig: RigBuilder) -> None:
+async def test_each_message_is_recorded_once_and_an_unfit_host_avoided(build_rig: RigBuilder) -> None:
     rig = build_rig(LauncherCloud, virtual=SILENT)
     cloud_of(rig).setup_allowed.set()
 

@@ -65,7 +65,7 @@ async def test_a_daemon_killed_at_any_time(services: SharedServices, seed: int) 
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_a_broker_frozen_past_its_leases_while_another_goes_on(services: SharedServices, seed: int) -> None:
+async def test_a_broker_frozen_past_its_leases_while_another_continues(services: SharedServices, seed: int) -> None:
     totals = Totals()
     await fought(services, 2, seed, totals)
     assert whole(totals)
@@ -87,7 +87,7 @@ async def test_postgres_killed(services: SharedServices) -> None:
 
 
 @pytest.mark.parametrize(("moment", "rows"), [("before", 0), ("after", 1)])
-async def test_a_commit_is_broken_off_where_it_was_said(services: SharedServices, moment: Moment, rows: int) -> None:
+async def test_a_commit_is_interrupted_at_the_given_point(services: SharedServices, moment: Moment, rows: int) -> None:
     """`before`: the server has not received the commit. `after`: the commit is done, and the client does not know
     it.
     """
@@ -135,7 +135,7 @@ async def test_what_takes_too_long_says_what_it_was() -> None:
             await asyncio.Event().wait()
 
 
-async def test_what_the_cloud_saw_is_told(services: SharedServices) -> None:
+async def test_what_the_cloud_saw_is_reported(services: SharedServices) -> None:
     """Two machines of one job at once are found, one after the other are not."""
     first = SoldMachine(id="a", name=None, attempt="one", born=0.0, destroyed=2.0)  # type: ignore[arg-type]
     second = SoldMachine(id="b", name=None, attempt="two", born=1.5)  # type: ignore[arg-type]
@@ -143,7 +143,7 @@ async def test_what_the_cloud_saw_is_told(services: SharedServices) -> None:
     assert overlapping([first, second], {"one": "job", "two": "other"}) == []
 
 
-async def test_a_machine_that_nobody_answers_for_is_told(services: SharedServices) -> None:
+async def test_a_machine_without_an_owner_is_reported(services: SharedServices) -> None:
     async with DaemonRig(services) as rig:
         name = f"gb-{rig.installation}-aaaaaaaaaaaaa"
         services.cloud.sold[name] = SoldMachine(id=name, name=name, attempt="none", born=0.0)  # type: ignore[arg-type]
@@ -152,7 +152,7 @@ async def test_a_machine_that_nobody_answers_for_is_told(services: SharedService
     assert [verdict.orphans, len(verdict.underbilled)] == [[f"{name} is of no attempt"], 1]
 
 
-async def test_what_is_charged_beyond_the_proof_of_absence_is_told(services: SharedServices) -> None:
+async def test_what_is_charged_beyond_the_proof_of_absence_is_reported(services: SharedServices) -> None:
     """A quarter too much, of what is charged in whole seconds by the rows themselves."""
     async with DaemonRig(services) as rig:
         rig.daemon.start()

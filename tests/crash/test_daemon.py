@@ -114,7 +114,7 @@ async def test_jobs_outlive_a_daemon_that_is_killed_at_random_moments(
     assert daemon.processes() == []
 
 
-async def test_a_preempted_program_goes_on_where_its_checkpoint_ends(start_daemon: DaemonStarter) -> None:
+async def test_a_preempted_program_continues_where_its_checkpoint_ends(start_daemon: DaemonStarter) -> None:
     daemon = await start_daemon()
     async with daemon.client() as client:
         job = await submit(client, 0, resources={"spot": "only"})

@@ -48,7 +48,7 @@ async def test_crash_points_are_named_and_held_calls_can_be_aborted() -> None:
     assert await gate.passes_async(name, gate.number(name), "before")
 
 
-async def test_a_life_that_becomes_another_one_is_told(
+async def test_a_life_that_becomes_another_one_is_reported(
     services: SharedServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(LIVES, "stopped", replace(LIVES["stopped"], act=PLAIN.act))

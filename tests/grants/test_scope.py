@@ -152,7 +152,7 @@ async def test_what_is_not_its_own_can_neither_be_written_nor_deleted(
 @pytest.mark.parametrize(
     "prefix", ["", "attempts/", "heartbeats/", "data/", "checkpoints/", "broker/", f"heartbeats/{OTHER}/"]
 )
-async def test_nothing_beside_its_own_can_be_listed(blobs: ObstoreBlobs, granted: Objects, prefix: str) -> None:
+async def test_nothing_next_to_its_own_can_be_listed(blobs: ObstoreBlobs, granted: Objects, prefix: str) -> None:
     await blobs.put(keys.heartbeat(OTHER, 0), b"1")
     with pytest.raises(ObjectStoreError, match="cannot list"):
         await granted.keys(prefix)
@@ -198,7 +198,7 @@ async def test_a_refusal_of_sts_says_what_to_do(gate: Gate, blobs: ObstoreBlobs)
     assert "\n" not in str(error.value)
 
 
-async def test_the_operator_is_told_before_an_attempt_fails(gate: Gate) -> None:
+async def test_the_operator_is_notified_before_an_attempt_fails(gate: Gate) -> None:
     settings = GrantSettings(role_arn=ROLE, sts_endpoint=gate.url)
     assert await check_grants(gate.place, options=gate.options(), grants=settings) is None
     gate.issues = False
@@ -210,7 +210,7 @@ async def test_the_operator_is_told_before_an_attempt_fails(gate: Gate) -> None:
     assert await check_grants("memory://") is None
 
 
-async def test_a_policy_that_is_too_long_is_told_before_it_is_sent(gate: Gate) -> None:
+async def test_a_policy_that_is_too_long_is_reported_before_it_is_sent(gate: Gate) -> None:
     url = f"s3://{'b' * 63}/{'p' * 60}"
     settings = GrantSettings(role_arn=ROLE, sts_endpoint=gate.url)
     blobs = ObstoreBlobs.open(url, HERE, options=gate.options(), grants=settings)

@@ -66,7 +66,7 @@ async def test_an_outage_says_when_to_ask_again(servers: ApiServers, monkeypatch
     )
 
 
-async def test_a_fault_of_ours_tells_nothing_of_itself(servers: ApiServers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_internal_error_reveals_nothing(servers: ApiServers, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("secret: hunter2")
 
@@ -90,7 +90,7 @@ async def test_a_token_that_calls_too_often_is_told_when_it_may_again() -> None:
             assert 50 < refusal.value.after_s <= 100
 
 
-def test_as_many_violations_as_fit_into_metadata_are_told() -> None:
+def test_as_many_violations_as_fit_into_metadata_are_reported() -> None:
     many = InvalidInput(*(Problem(field=f"labels.{i}", message="ä" * 900) for i in range(50)))
     status = status_of(many)
     assert status.message == "50 fields are wrong; see the field violations"
@@ -319,7 +319,7 @@ async def test_an_upload_that_breaks_off_keeps_nothing(servers: ApiServers) -> N
     assert [info.key for info in await servers.api.service.blobs.list("uploads/")] == []
 
 
-async def test_a_download_goes_on_at_an_offset(servers: ApiServers) -> None:
+async def test_a_download_continues_at_an_offset(servers: ApiServers) -> None:
     door = GrpcTransport(servers.channel, (await signed(servers))[0][1])
     job, _ = await door.submit(await good(door))
     attempt = await admitted(servers.api, job.id)
@@ -355,7 +355,7 @@ async def test_a_long_piece_of_a_log_comes_in_parts_and_none_is_lost(
     assert rest[-1].position != first.position
 
 
-async def test_logs_and_events_up_to_now_end_though_the_job_goes_on(servers: ApiServers) -> None:
+async def test_logs_and_events_up_to_now_end_though_the_job_continues(servers: ApiServers) -> None:
     stub, me = stubs.JobServiceStub(servers.channel), await signed(servers)
     door = GrpcTransport(servers.channel, me[0][1])
     job, _ = await door.submit(await good(door))

@@ -72,7 +72,7 @@ async def serial(address: str) -> int:
     return x509.load_der_x509_certificate(shown).serial_number
 
 
-async def test_both_doors_show_the_certificate_and_its_renewal(tmp_path: Path) -> None:
+async def test_both_apis_show_the_certificate_and_its_renewal(tmp_path: Path) -> None:
     issue(tmp_path, "localhost", 1)
     async with doors(tmp_path) as at:
         assert at.url.startswith("https://")
@@ -131,7 +131,7 @@ def test_an_address_that_others_reach_needs_a_certificate(tmp_path: Path, settin
     assert DaemonConfig.load(home=tmp_path, env={}, tls=tls, **settings).tls is not None
 
 
-def test_loopback_needs_none_and_a_door_that_is_off_has_no_address(tmp_path: Path) -> None:
+def test_loopback_needs_none_and_a_disabled_api_has_no_address(tmp_path: Path) -> None:
     for host in ("127.0.0.1", "::1", "localhost", "127.1.2.3"):
         assert DaemonConfig.load(home=tmp_path, env={}, host=host).grpc_host == host
     off = DaemonConfig.load(home=tmp_path, env={}, grpc={"host": "0.0.0.0", "port": None})
@@ -142,11 +142,11 @@ def test_loopback_needs_none_and_a_door_that_is_off_has_no_address(tmp_path: Pat
     ("settings", "port"),
     [({}, 7071), ({"port": 0}, 0), ({"port": 9000}, 9001), ({"port": 65535}, 0), ({"grpc": {"port": 5}}, 5)],
 )
-def test_grpc_listens_beside_http(tmp_path: Path, settings: dict[str, Any], port: int) -> None:
+def test_grpc_listens_next_to_http(tmp_path: Path, settings: dict[str, Any], port: int) -> None:
     assert DaemonConfig.load(home=tmp_path, env={}, **settings).grpc_port == port
 
 
-async def test_a_port_of_grpc_that_is_taken_is_told_with_its_setting(tmp_path: Path) -> None:
+async def test_a_port_of_grpc_that_is_taken_is_reported_with_its_setting(tmp_path: Path) -> None:
     async with serving(MemoryStore(SystemClock()), memory_blobs()) as api:
         first = DaemonConfig.model_validate({"home": tmp_path, "port": 0})
         async with listening(first, api.app) as at:

@@ -21,7 +21,7 @@ POLICY = {
 }  # fmt: skip
 
 
-async def test_budgets_stand_the_same_at_both_doors(both: ApiServers) -> None:
+async def test_budgets_are_equal_over_both_apis(both: ApiServers) -> None:
     rows = both.api.service.store.as_tenant(Tenant(team=DEFAULT_TEAM, owner="ada"))
     await rows.put_policy(Policy.model_validate(POLICY))
     by_http, by_grpc = [(await (await both.transport(kind=kind)).budgets()).items for kind in KINDS]
@@ -39,7 +39,7 @@ def _still(standing: StandingView) -> str:
     return standing.model_dump_json(exclude={"budgets": {"__all__": {"since"}}})
 
 
-async def test_a_quote_says_at_both_doors_what_policies_would_do(both: ApiServers) -> None:
+async def test_a_quote_states_over_both_apis_what_policies_would_do(both: ApiServers) -> None:
     ada, store = await both.transport(), both.api.service.store
     given = await good(ada)
     transports = [await both.transport(kind=kind) for kind in KINDS]

@@ -14,7 +14,7 @@ from tests.parity.transport import End, Piece, Refused
 from trainer.contract import object_keys as keys
 
 
-async def test_events_go_on_where_a_follower_left_and_end_with_the_job(servers: ApiServers) -> None:
+async def test_events_continue_where_a_follower_left_and_end_with_the_job(servers: ApiServers) -> None:
     ada = await servers.transport()
     job, _ = await ada.submit(await good(ada))
     for i in range(4):
@@ -58,7 +58,7 @@ async def test_a_stream_tells_nothing_more_once_its_token_is_revoked(servers: Ap
     assert told == []
 
 
-async def test_logs_go_on_where_a_reader_left(servers: ApiServers) -> None:
+async def test_logs_continue_where_a_reader_left(servers: ApiServers) -> None:
     ada = await servers.transport()
     job, _ = await ada.submit(await good(ada))
     attempt = await admitted(servers.api, job.id)

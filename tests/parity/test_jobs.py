@@ -43,7 +43,7 @@ async def test_a_default_is_the_same_whichever_door_left_it_out(both: ApiServers
         assert await by_http.job(job.id) == await by_grpc.job(job.id)
 
 
-async def test_a_key_makes_one_job_through_both_doors(servers: ApiServers) -> None:
+async def test_a_key_makes_one_job_through_both_apis(servers: ApiServers) -> None:
     ada, other_door = (
         await servers.transport(),
         await servers.transport(kind="http" if servers.kind == "grpc" else "grpc"),
@@ -121,7 +121,7 @@ def _neutral(text: str) -> str:
     return text.partition(", not ")[0]
 
 
-async def test_every_fault_of_a_spec_is_told_at_once(servers: ApiServers) -> None:
+async def test_every_fault_of_a_spec_is_reported_at_once(servers: ApiServers) -> None:
     ada = await servers.transport()
     given = await good(ada, name="No", cap_usd="0")
     given["train"] |= {"epochs": -1.0, "method": {"kind": "lora", "r": 0}, "optim": {"lr": 2.0}}

@@ -13,7 +13,7 @@ from tests.parity.transport import Refused
 from trainer.contract import object_keys as keys
 
 
-async def test_a_quote_is_the_same_by_both_doors(both: ApiServers) -> None:
+async def test_a_quote_is_equal_over_both_apis(both: ApiServers) -> None:
     ada = await both.transport()
     given = await good(ada)
     del given["cap_usd"]
@@ -82,7 +82,7 @@ async def test_a_bad_upload_is_refused_and_nothing_is_kept(servers: ApiServers) 
     assert "train.data.path" in refused.value.fields
 
 
-async def test_results_are_those_of_the_manifest_and_damage_is_told(servers: ApiServers) -> None:
+async def test_results_are_those_of_the_manifest_and_damage_is_reported(servers: ApiServers) -> None:
     ada = await servers.transport()
     job, _ = await ada.submit(await good(ada))
     none = await ada.artifacts(job.id)

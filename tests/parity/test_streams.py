@@ -89,7 +89,7 @@ async def test_one_token_has_so_many_open_and_all_together_so_many(kind: Kind) -
             await stream.aclose()
 
 
-async def test_both_doors_count_together() -> None:
+async def test_both_apis_count_together() -> None:
     async with narrow("http", StreamLimits(per_token=1)) as (servers, job):
         authorization = (await servers.api.token("ada"))["Authorization"]
         by_http, by_grpc = servers.transport_with(authorization, "http"), servers.transport_with(authorization, "grpc")
@@ -233,7 +233,7 @@ async def open_are(servers: ApiServers, count: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_an_upload_that_does_not_go_on_ends_with_its_token(kind: Kind) -> None:
+async def test_an_upload_that_does_not_continue_ends_with_its_token(kind: Kind) -> None:
     async with narrow(kind, LIMITS) as (servers, _):
         async with uploading(servers, (await servers.api.token("eve"))["Authorization"]) as upload:
             await open_are(servers, 1)
@@ -243,7 +243,7 @@ async def test_an_upload_that_does_not_go_on_ends_with_its_token(kind: Kind) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_download_that_nobody_reads_ends_with_its_token(kind: Kind) -> None:
+async def test_an_unread_download_ends_with_its_token(kind: Kind) -> None:
     async with narrow(kind, LIMITS) as (servers, job):
         await put_checkpoint(servers.api, job, await admitted(servers.api, job), 1, {"big": bytes(BIG)})
         eve = (await servers.api.token("eve", "read"))["Authorization"]
@@ -268,7 +268,7 @@ async def test_a_download_that_nobody_reads_ends_with_its_token(kind: Kind) -> N
             assert refused(error.value).kind == "unauthenticated"
 
 
-async def test_a_download_goes_on_while_the_database_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_download_continues_while_the_database_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     async with narrow("grpc", LIMITS) as (servers, job):
         await put_checkpoint(servers.api, job, await admitted(servers.api, job), 1, {"big": bytes(BIG)})
         eve = (await servers.api.token("eve", "read"))["Authorization"]

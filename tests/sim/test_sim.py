@@ -57,7 +57,7 @@ def test_every_invariant_names_a_mutant_and_every_mutant_an_invariant() -> None:
     assert [name for name in sorted(INVARIANTS) if name not in (invariants.__doc__ or "")] == []
 
 
-def test_a_machine_that_leaks_for_too_long_is_told_by_name() -> None:
+def test_a_machine_that_leaks_for_too_long_is_reported_by_name() -> None:
     ages = (3.0, LEAK_GOAL_S, LEAK_GOAL_S + 0.1)
     outcome = Outcome(seed=7, violation=None, trace=(), steps=1, faults=0, leak_ages=ages)
     (line,) = too_long(outcome)

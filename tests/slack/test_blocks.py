@@ -121,7 +121,7 @@ def test_any_job_is_shown_and_says_nothing_to_slack(snapshot: JobSnapshot) -> No
 @settings(max_examples=150, deadline=None)
 @given(snapshot=snapshots(), kind=st.one_of(NASTY, st.sampled_from(["attempt.planned", "attempt.training"])),
        text=NASTY, folded=st.integers(0, 9), offer=NASTY)  # fmt: skip
-def test_any_event_is_told(snapshot: JobSnapshot, kind: str, text: str, folded: int, offer: str) -> None:
+def test_any_event_is_delivered(snapshot: JobSnapshot, kind: str, text: str, folded: int, offer: str) -> None:
     of = snapshot.attempts[-1].id if snapshot.attempts else None
     data = {"offers": [{"offer": offer, "usd_p50": text}, text]}
     event = Event(job_id=snapshot.job.id, kind=kind, message=text, attempt_id=of, data=data, seq=3)
@@ -132,7 +132,7 @@ def test_any_event_is_told(snapshot: JobSnapshot, kind: str, text: str, folded: 
 
 @settings(deadline=None)
 @given(kind=NASTY, text=NASTY, team=st.none() | NASTY, data=TABLES)
-def test_any_notice_is_told(kind: str, text: str, team: str | None, data: dict[str, Any]) -> None:
+def test_any_notice_is_delivered(kind: str, text: str, team: str | None, data: dict[str, Any]) -> None:
     check(notice(Notice(id="n", kind=kind, message=text, team=team, data=data)))
 
 

@@ -134,7 +134,7 @@ async def test_a_stale_button_tells_what_is_true_and_goes_away(desk: Desk) -> No
     assert "awaits no approval" in await desk.press(replace(job, state=JobState.AWAITING_APPROVAL), "approve")
 
 
-async def test_a_button_of_nobodys_making_does_nothing(desk: Desk) -> None:
+async def test_a_forged_button_does_nothing(desk: Desk) -> None:
     job = await desk.job()
     await desk.link()
     assert "another version" in await desk.press(job, "drop_tables", value=job.id)
@@ -187,7 +187,7 @@ async def test_spend_and_help_and_cancel(desk: Desk) -> None:
     assert (await desk.now(job)).stop_requested
 
 
-async def test_a_fault_of_ours_is_logged_and_said(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_internal_error_is_logged_and_reported(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("secret detail")
 

@@ -229,7 +229,7 @@ async def test_without_matplotlib_the_curve_is_text(desk: Desk, monkeypatch: pyt
     assert "files" not in summary
 
 
-async def test_a_notice_is_told_once(desk: Desk) -> None:
+async def test_a_notice_is_reported_once(desk: Desk) -> None:
     delivery = Delivery(
         stream=NOTICES,
         notice=Notice(
@@ -255,7 +255,7 @@ async def test_a_new_token_is_used_at_once(desk: Desk) -> None:
     assert len(desk.slack.messages()) == 1
 
 
-async def test_another_master_key_is_said(desk: Desk) -> None:
+async def test_another_master_key_is_reported(desk: Desk) -> None:
     desk.channel = replace(desk.channel, sealed=BOX.seal("{}")[:-4] + b"AAA=")
     with pytest.raises(SecretsError, match="master key"):
         await desk.tell(desk.event(make_job(), "job.submitted"), JobSnapshot(job=make_job()))

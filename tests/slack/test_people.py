@@ -12,7 +12,7 @@ from tests.slack.server import WORKSPACE
 __all__ = ["either_store", "signed_desk"]
 
 
-async def test_a_stranger_is_told_how_to_be_linked(desk: Desk) -> None:
+async def test_an_unlinked_user_learns_how_to_be_linked(desk: Desk) -> None:
     job = await desk.job()
     answer = await desk.press(job, "cancel", user="U0BOB")
     assert "gpubroker slack link U0BOB --owner NAME" in answer

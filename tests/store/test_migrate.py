@@ -93,7 +93,7 @@ async def test_it_applies_what_is_missing_in_order_and_says_what(dsn: str, folde
     assert await fetch(dsn, "SELECT version FROM schema_migrations ORDER BY 1") == [1, 2, 3]
 
 
-async def test_what_will_be_applied_is_told_before_anything_is(dsn: str, folder: Path) -> None:
+async def test_what_will_be_applied_is_reported_before_anything_is(dsn: str, folder: Path) -> None:
     """The hook acts before the first change. If a process is killed after it, the next process finds less to apply."""
 
     def die(names: list[str]) -> None:

@@ -161,7 +161,7 @@ async def test_a_notice_of_aws_drains_saves_and_moves(scene: Scene) -> None:
 # ------------------------------------------------------------------------------------------------------------ a machine
 
 
-async def test_a_command_runs_beside_the_trainer(scene: Scene) -> None:
+async def test_a_command_runs_next_to_the_trainer(scene: Scene) -> None:
     job = await submit(scene, providers=["lambda"])
     await machine(scene, job)
     code, out, err = await asyncio.to_thread(scene.cli, "exec", job, "--", "sh", "-c", "id -u; ls /srv/venv/bin/python")

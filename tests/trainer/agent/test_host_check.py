@@ -85,7 +85,7 @@ async def test_an_nvidia_smi_that_cannot_start_says_nothing(tmp_path: Path, monk
     assert await host._ecc() == ""
 
 
-def test_a_machine_without_a_driver_tells_nothing_of_gpus() -> None:
+def test_a_machine_without_a_driver_reports_no_gpus() -> None:
     if Path("/dev/nvidiactl").exists():
         pytest.skip("this machine has one")
     assert gpus.load() is None

@@ -23,7 +23,7 @@ def state(tmp_path: Path) -> AgentState:
     return AgentState(env=env, run=run, clock=lambda: 0.0)
 
 
-def test_uploads_that_wait_for_a_day_are_told_after_pauses_that_double(state: AgentState) -> None:
+def test_uploads_that_wait_for_a_day_are_reported_after_pauses_that_double(state: AgentState) -> None:
     heard = []
     for second in range(0, HOURS * 3600, 5):
         state.clock = lambda second=second: float(second)  # type: ignore[misc]

@@ -51,7 +51,7 @@ async def started(source: Source, resume_from: list[str], folder: Path) -> tuple
     return (found[1].step if found else None), told
 
 
-async def test_what_was_named_and_has_gone_is_looked_up_anew(source: Source, tmp_path: Path) -> None:
+async def test_what_was_named_and_has_gone_is_looked_up_again(source: Source, tmp_path: Path) -> None:
     named = await source.goes_on(2)
     await source.goes_on(3)
     step, told = await started(source, named, tmp_path)

@@ -93,7 +93,7 @@ def test_a_drain_saves_the_first_machine_s(bench: Bench, by_signal: bool) -> Non
     assert saved(bench) == {"of-0"}
 
 
-def test_both_machines_go_on_from_what_the_first_has_saved(bench: Bench) -> None:
+def test_both_machines_continue_from_what_the_first_has_saved(bench: Bench) -> None:
     first, second = both(bench)
     until(lambda: furthest(bench) >= 2 and "found" in second.log_of(1), "saves")
     first.kill_group()

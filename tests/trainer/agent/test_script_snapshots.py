@@ -90,7 +90,7 @@ async def test_one_that_is_cut_short_and_the_next_are_both_whole(
     assert taken(tmp_path) == [{"a", "b"}] * 2
 
 
-async def test_a_disk_that_is_full_leaves_nothing_and_is_told(
+async def test_a_disk_that_is_full_leaves_nothing_and_is_reported(
     tree: ScriptTree, tmp_path: Path, heard: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> None:

@@ -221,7 +221,7 @@ async def test_a_store_that_fails_for_a_while_gets_the_rest(
     assert token_store.objects.sent_bytes - sent == size + manifest, "nothing twice"
 
 
-async def test_a_store_that_is_full_is_told_and_left_as_it_was(
+async def test_a_store_that_is_full_is_reported_and_left_as_it_was(
     token_store: TokenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(token_store.objects, "write", Failing(token_store.objects, 2, times=10**6))

@@ -97,7 +97,7 @@ def test_ctrl_c_does_not_end_a_tracker_before_the_run(tmp_path: Path, monkeypatc
     assert len(client.get_metric_history(found.info.run_id, "train/loss")) == 3
 
 
-def test_a_journal_that_is_cut_back_is_read_anew(tmp_path: Path) -> None:
+def test_a_journal_that_is_cut_back_is_read_again(tmp_path: Path) -> None:
     run = RunFolder(root=tmp_path / "run")
     run.make()
     follower = track.Follower(run.root / "metrics.jsonl")
@@ -124,7 +124,7 @@ def wandb_records(log: bytes) -> Iterator[bytes]:
             parts = b""
 
 
-def test_trackers_that_work_and_that_fail_beside_a_training(bench: Bench, tiny_models: dict[str, Path]) -> None:
+def test_trackers_that_work_and_that_fail_next_to_a_training(bench: Bench, tiny_models: dict[str, Path]) -> None:
     from wandb.proto.wandb_internal_pb2 import Record
 
     kind = KINDS["causal_lm lora"]

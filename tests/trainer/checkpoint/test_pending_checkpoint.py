@@ -106,7 +106,7 @@ async def test_what_had_been_committed_is_not_brought_twice(tmp_path: Path) -> N
     assert not (tmp_path / "work").exists()
 
 
-async def test_results_are_brought_beside_a_checkpoint_of_their_step(tmp_path: Path) -> None:
+async def test_results_are_brought_next_to_a_checkpoint_of_their_step(tmp_path: Path) -> None:
     """The training ended early right after a save, and the store was full at the results."""
     run, objects = RunFolder(root=tmp_path / "work/run"), Objects.open(store_url(tmp_path), {}, "standalone")
     run.make()

@@ -186,7 +186,7 @@ def test_what_the_hub_refuses_is_one_line_with_the_fix(path: str, words: str, sh
     assert "\n" not in str(caught.value)
 
 
-def test_a_place_that_is_silent_is_nobodys_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_that_is_silent_is_not_the_jobs_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     with pytest.raises(Unreachable, match=r"no usable answer from http://127\.0\.0\.1:9/datasets/a/b"):
@@ -207,7 +207,7 @@ def test_an_archive_has_the_same_bytes_wherever_its_files_lay(shelves: Shelves, 
     assert content("2026/*.*") == content(f"s3://{BUCKET}/2026/[ot]*.[cj]*", secret="S")
 
 
-def test_surrogates_and_bytes_of_each_format_are_told_by_row() -> None:
+def test_surrogates_and_bytes_of_each_format_are_reported_by_row() -> None:
     lines = b'{"a": "\xff"}\n{"a": 1}\n' + json.dumps({"a": "\ud800"}).encode()
     found = list(each_row(lines, "jsonl"))
     assert [isinstance(row, DataError) for row in found] == [True, False, True]

@@ -121,7 +121,7 @@ def test_what_fsdp_gathers_and_sends_is_played_within_two_percent() -> None:
     ("family", "checkpointing", "precision"),
     [("gemma2", True, "fp32"), ("gemma3_text", False, "fp32"), ("qwen3", False, "bf16-autocast")],
 )
-def test_layers_with_and_without_a_window_are_told_apart(family: str, checkpointing: bool, precision: str) -> None:
+def test_layers_with_and_without_a_window_are_distinguished(family: str, checkpointing: bool, precision: str) -> None:
     """Layers without a window have no mask; in float32 without a fused kernel their scores are materialised."""
     config = {"model_type": family, **WIDE, "num_hidden_layers": 7, **WINDOWS[family]}
     ask = next(ask for _, ask in cases(1)) | {

@@ -201,7 +201,7 @@ def test_a_run_in_fp8_learns_and_resumes_bit_for_bit(model: Path, data: Path, tm
         assert one[1] == pytest.approx(other[1], rel=0.05)
 
 
-def test_a_lora_goes_on_without_fp8(model: Path, data: Path, tmp_path: Path) -> None:
+def test_a_lora_continues_without_fp8(model: Path, data: Path, tmp_path: Path) -> None:
     """Its base is not trained, and its own ranks are too small to be worth it."""
     plain = job(model, method={"kind": "lora", "r": 16}, max_steps=2)
     runs = [

@@ -103,7 +103,7 @@ READS = ("config", "tokenizer", "weights", "code", "diffusion")
 
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("status", [503, None])
-def test_a_hub_that_is_away_is_nobodys_fault(
+def test_a_hub_that_is_away_is_not_the_jobs_fault(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, status: int | None, read: str
 ) -> None:
     if status:

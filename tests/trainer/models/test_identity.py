@@ -62,7 +62,7 @@ def check(model: Path, now: Path, job: str = JOB) -> None:
     likeness.check(config, like(model)[1], found)
 
 
-def test_a_model_that_was_moved_or_saved_anew_is_the_same(model: Path, copy: Path) -> None:
+def test_a_model_that_was_moved_or_saved_again_is_the_same(model: Path, copy: Path) -> None:
     check(model, copy)
     check(model, configured(copy, transformers_version="9.0.0", dtype="bfloat16"))
 
@@ -80,7 +80,7 @@ def test_of_the_same_job_all_stays(model: Path, copy: Path) -> None:
         check(model, marked(copy, "{{ messages }}"))
 
 
-def test_another_job_may_go_on_with_chats_and_never_with_other_tokens(model: Path, copy: Path) -> None:
+def test_another_job_may_continue_with_chats_and_never_with_other_tokens(model: Path, copy: Path) -> None:
     check(model, marked(configured(copy, eos_token_id=3), "{{ messages }}"), "another")
     with pytest.raises(UserFault, match="another tokenizer"):
         check(model, permuted(copy), "another")
@@ -105,7 +105,7 @@ def gone_on(method: str, folder: Path, *, moved: bool = False, other: bool = Fal
     return workers.Worker(folder / "then", then, data, restore=restore).start().end()
 
 
-def test_full_weights_do_not_go_on_with_another_models_tokens(tmp_path: Path) -> None:
+def test_full_weights_do_not_continue_with_another_models_tokens(tmp_path: Path) -> None:
     ended = gone_on("full", tmp_path, moved=True, other=True)
     assert (ended.code, "another tokenizer" in ended.message) == (ExitCode.USER_ERROR, True), ended.message
 
@@ -115,6 +115,6 @@ def test_adapters_do_not_go_on_with_a_tokenizer_that_was_swapped_in_place(tmp_pa
     assert (ended.code, "another tokenizer" in ended.message) == (ExitCode.USER_ERROR, True), ended.message
 
 
-def test_the_same_model_elsewhere_goes_on(tmp_path: Path) -> None:
+def test_the_same_model_elsewhere_continues(tmp_path: Path) -> None:
     ended = gone_on("full", tmp_path, moved=True)
     assert ended.code == ExitCode.COMPLETED, ended.message

@@ -171,7 +171,7 @@ def tensors(manifest: Manifest) -> dict[str, str]:
     return {f.path: f.sha256 for f in manifest.files if f.path.endswith(".safetensors")}
 
 
-def test_a_checkpoint_does_not_go_on_with_other_code(tiny: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_does_not_continue_with_other_code(tiny: Path, tmp_path: Path) -> None:
     folder = with_code(tiny, tmp_path / "model", tmp_path / "was-here")
     trusted = config(folder, trust_remote_code=True, method={"kind": "full"})
     before = base_weights.BaseIdentity(trusted).name()

@@ -104,7 +104,7 @@ def test_a_machine_that_is_done_stays_until_the_first_one_has_spoken(bench: Benc
 
 
 @pytest.mark.parametrize("told", ["order", "lease", "signal"])
-def test_a_machine_that_is_done_ends_when_it_is_told_to(bench: Bench, told: str) -> None:
+def test_a_finished_machine_ends_on_request(bench: Bench, told: str) -> None:
     bench.env = {"GPUBROKER_NODE": "1"}
     renewed = itertools.count()
 

@@ -308,7 +308,7 @@ def test_all_stop_early_by_what_the_first_one_measured(metric: str, hire: Hire) 
 
 
 @pytest.mark.parametrize(("precision", "word"), [("bf16", "bf16"), ("no", "fp32")])
-def test_what_numbers_depend_on_is_told(precision: str, word: str) -> None:
+def test_what_numbers_depend_on_is_reported(precision: str, word: str) -> None:
     device = torch.device("cpu")
     alone: Any = SimpleNamespace(num_processes=1, process_index=0, device=device, mixed_precision=precision)
     versions = f"torch {torch.__version__}, transformers {version('transformers')}"

@@ -76,7 +76,7 @@ def test_rows_are_counted_as_they_will_be_trained(
     assert "1 rows repeat an earlier one" in out
 
 
-def test_a_batch_that_is_left_open_is_told_with_its_source(
+def test_a_batch_that_is_left_open_is_reported_with_its_source(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = "\n".join(f"w{n},w1" for n in range(22))
@@ -227,7 +227,7 @@ def test_a_gated_model_is_asked_for_with_the_token_and_names_its_licence(
         reach.check_model_available("meta/none")
 
 
-def test_a_hub_that_is_silent_is_nobodys_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_is_silent_is_not_the_jobs_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)

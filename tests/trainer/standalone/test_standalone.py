@@ -210,7 +210,7 @@ def compared(now: DataFile = ROWS, **changes: Any) -> str | None:
     return same_run.changed(began, now, TrainConfig.model_validate(BEGAN | changes))
 
 
-def test_a_run_does_not_go_on_with_other_rows_than_it_began_with() -> None:
+def test_a_run_does_not_continue_with_other_rows_than_it_began_with() -> None:
     said = compared(OTHERS)
     assert said is not None
     assert said.startswith(

@@ -55,7 +55,7 @@ def command(program: str, model: Path) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("program", ["hf_trainer", "lightning_trainer", "ddp"])
-def test_goes_on_after_a_kill_and_saves_when_asked_to_stop(
+def test_continues_after_a_kill_and_saves_when_asked_to_stop(
     program: str, bench: Bench, start: Callable[..., Agent], tiny_models: dict[str, Path]
 ) -> None:
     argv = command(program, tiny_models["lora"])

@@ -49,7 +49,7 @@ def events(worker: Worker) -> list[str]:
     return [json.loads(line)[1] for line in messages_file.read_text().splitlines()] if messages_file.exists() else []
 
 
-def test_training_goes_on_and_the_results_are_written_once_there_is_room(tmp_path: Path) -> None:
+def test_training_continues_and_the_results_are_written_once_there_is_room(tmp_path: Path) -> None:
     worker = begun(tmp_path, cramped_and_patient)
     until(lambda: any("the results could not be written" in e for e in events(worker)), "a failed save of the results")
     assert worker.process.is_alive()
@@ -128,7 +128,7 @@ def test_where_a_copy_has_no_room_the_line_says_how_much_it_wants(tmp_path: Path
     assert said.endswith(f"{limit}; start again then, and the run resumes")
 
 
-def test_results_that_do_not_fit_beside_their_checkpoint_are_named(tmp_path: Path) -> None:
+def test_results_that_do_not_fit_next_to_their_checkpoint_are_named(tmp_path: Path) -> None:
     store, output = tmp_path / "store", tmp_path / "out"
     (store / "at/files/adapter").mkdir(parents=True)
     output.mkdir()

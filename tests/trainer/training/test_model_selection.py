@@ -65,12 +65,12 @@ def test_lower_min_delta_after_a_restart_keeps_the_best_weights() -> None:
      (Selection(SelectionConfig(), "one"), Selection(SelectionConfig(best=True), "one"))],
     ids=["another job", "another metric", "none were kept"],
 )  # fmt: skip
-def test_scores_that_tell_nothing_here_begin_anew(before: Selection, now: Selection) -> None:
+def test_scores_that_tell_nothing_here_begin_again(before: Selection, now: Selection) -> None:
     progress = now.restore(stored(judged(before, [0.1, 0.2]), 1.0 if before.config.best else None), WEIGHTS)
     assert (progress.scores, progress.best) == ((), None)
 
 
-def test_a_job_with_the_best_goes_on_from_one_without(tmp_path: Path) -> None:
+def test_a_job_with_the_best_continues_from_one_without(tmp_path: Path) -> None:
     """It failed after all its steps, for want of the weights that the first had not kept."""
     kind, data = KINDS["causal_lm lora"], tmp_path / "rows.csv"
     data.write_bytes(tiny_jobs.data(kind))

@@ -142,7 +142,7 @@ async def test_results_are_copied_to_a_bucket_by_its_own_credentials(
         assert "hidden-from-instances" not in why
 
 
-async def test_credentials_that_are_none_are_said(tmp_path: Path) -> None:
+async def test_credentials_that_are_none_are_reported(tmp_path: Path) -> None:
     output = OutputConfig.model_validate({"copy_to": {"url": "s3://bucket/x", "secret": "MY_S3"}})
     done, failed = await publish.publish(tmp_path, output, job="j", secrets={"MY_S3": "[secret"}, endpoint=None)
     assert done == []

@@ -77,7 +77,7 @@ def test_late_machine_is_charged_from_birth_or_from_the_last_charge() -> None:
     assert uncharged_after_end_usd(never_charged, LATE, build.at(160), build.at(170)) == Decimal("0.17")
 
 
-def test_of_machines_that_come_late_each_is_charged_that_stands() -> None:
+def test_each_late_machine_that_exists_is_charged() -> None:
     attempt = ended(100)
     assert uncharged_after_end_usd(attempt, LATE, build.at(160), build.at(170), standing=2) == Decimal("0.02")
     before = PriceChange(since=build.at(50), usd_per_hour=attempt.line.offer.usd_per_hour, extra_machines=1)
@@ -145,7 +145,7 @@ def test_machine_may_run_since_a_list_lag_before_last_seen_absent() -> None:
     assert runs_since(attempt, None, CAPS) == build.at(0)
 
 
-def test_the_least_that_a_cloud_bills_is_owed_once_a_machine_stands() -> None:
+def test_the_minimum_bill_is_due_once_a_machine_exists() -> None:
     line = build.line(usd_per_hour=Decimal("3.6"), billing_minimum_s=60)
     standing = build.attempt(line=line, handles=(Handle(provider="x", id="1", name=InstanceName("n")),))
     assert accrued(standing, build.at(1)) == accrued(standing, build.at(60)) == Decimal("0.06")
@@ -182,7 +182,7 @@ def test_a_create_that_was_refused_costs_nothing_and_takes_no_time() -> None:
 
 
 @pytest.mark.parametrize("known", ["handles", "running_at", "booted_at"])
-def test_what_stands_although_it_was_refused_is_charged(known: str) -> None:
+def test_a_machine_of_a_refused_create_is_charged(known: str) -> None:
     no = build.attempt(AttemptState.TERMINATING, reason=Reason.REJECTED)
     machine = Handle(provider="simulated", id="i", name=no.name)
     stands = replace(no, **{known: (machine,) if known == "handles" else build.at(0)})  # type: ignore[arg-type]
@@ -348,7 +348,7 @@ def test_saves_of_a_drain_do_not_cut_it_short() -> None:
     assert not is_drain_over(attempt, job, CAPS, build.at(1020), drain_budget(drain_s=60), poll_s=1, order_s=6)
 
 
-def test_a_machine_that_nobody_saw_starting_runs_since_its_create_was_sent() -> None:
+def test_an_unobserved_start_is_dated_to_the_create() -> None:
     attempt = build.attempt(created_at=build.at(-50))
     assert attempt.create_sent_at == build.at(0)
     assert runs_since(attempt, None, CAPS) == build.at(0)

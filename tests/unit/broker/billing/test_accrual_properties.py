@@ -312,7 +312,7 @@ def test_max_duration_counts_every_attempt() -> None:
     assert machine_s(build.attempt(), build.at(-9)) == 0
 
 
-def test_the_cap_is_told_before_the_time_and_nothing_twice() -> None:
+def test_the_cap_is_reported_before_the_time_and_nothing_twice() -> None:
     job = replace(timed(deadline="2026-01-01T00:00:01Z"), cap_usd=Decimal("0.0001"))
     assert due_signal(build.attempt(), job, CAPS, build.at(0), drain_budget()) is Signal.CAP
     assert due_signal(build.attempt(signal=Signal.IDLE), job, CAPS, build.at(0), drain_budget()) is None

@@ -51,7 +51,7 @@ FILES = [(), ("lost+found",), ("gpubroker.yaml",), ("installation", "postgres"),
 
 @pytest.mark.parametrize("bits", [0o755, 0o775])
 @pytest.mark.parametrize("files", FILES)
-def test_a_home_that_others_can_look_into_is_closed_and_that_is_said(
+def test_a_readable_home_is_made_private_with_a_message(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, files: tuple[str, ...], bits: int
 ) -> None:
     home = made(tmp_path / "home", bits, *files)
@@ -75,7 +75,7 @@ def test_what_is_no_home_or_can_be_changed_by_others_is_left_as_it_is(tmp_path: 
     assert (mode(person), mode(shared)) == (0o755, 0o1777)
 
 
-def test_a_home_of_somebody_else_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_of_another_user_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = made(tmp_path / "home", 0o755)
 
     def chmod(*_: object) -> None:

@@ -69,7 +69,7 @@ def test_other_ends_say_nothing_of_the_host(reason: Reason | None) -> None:
     assert judge_host([ended(reason), ended()], NOW) is None
 
 
-def test_a_host_without_history_is_nobodys_enemy() -> None:
+def test_a_host_without_history_is_not_avoided() -> None:
     assert judge_host([], NOW) is None
 
 

@@ -38,7 +38,7 @@ def test_gpus_that_do_nothing_for_the_whole_window_are_idle() -> None:
     assert trace(every(10, 50, gpu_utilisation=0.01)) is None
 
 
-def test_one_busy_sample_begins_the_window_anew() -> None:
+def test_one_busy_sample_begins_the_window_again() -> None:
     busy = [*every(10, 50, gpu_utilisation=0.01), (55, {"gpu_utilisation": 0.5})]
     assert trace([*busy, *((60 + n * 10, {"gpu_utilisation": 0.01}) for n in range(6))]) is None
     assert trace([*busy, *((60 + n * 10, {"gpu_utilisation": 0.01}) for n in range(7))]) is not None

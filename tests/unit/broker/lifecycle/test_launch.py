@@ -123,7 +123,7 @@ def now_sold(**changes: Any) -> str | None:
     return outdated(build.offer(), build.offer(seen_at=build.at(30), **changes), build.at(30), RISE)
 
 
-def test_what_was_quoted_is_bought_while_it_stands() -> None:
+def test_the_quoted_offer_is_bought_while_it_exists() -> None:
     assert now_sold() is None
     assert now_sold(usd_per_hour=Decimal("0.20"), available=True) is None
     assert now_sold(usd_per_hour=Decimal("0.3672")) is None

@@ -119,7 +119,7 @@ def test_a_missing_beat_is_worth_calls_and_most_where_nothing_is_shown(seen: dic
     assert poll_share(AttemptObservation(**seen), PATIENCE) == share
 
 
-def test_nobody_is_hung_while_a_machine_of_several_is_not_shown() -> None:
+def test_no_attempt_is_hung_while_one_machine_is_not_listed() -> None:
     """The missing machine may be gone, or the listing may have omitted it."""
     two = build.attempt(line=replace(build.line(), nodes=2))
     for shown, event in ((1, None), (2, AttemptEvent.HUNG)):
@@ -287,7 +287,7 @@ def test_progress_is_a_step_in_training_and_any_activity_elsewhere() -> None:
     assert not differs("saving", seq=9, sent_bytes=1000)
 
 
-def test_the_fault_of_any_machine_is_told() -> None:
+def test_the_fault_of_any_machine_is_reported() -> None:
     assert fault_message((machine(), machine(fault="no image"))) == "no image"
     assert fault_message((machine(),)) is None
 
@@ -310,7 +310,7 @@ def test_stopped_listing_is_believed_only_while_heartbeats_are_readable() -> Non
     assert verdict(AttemptState.TRAINING, listed=seen, beat_age_s=4000.0, store_ok_s=0.0) is AttemptEvent.GONE
 
 
-def test_a_wrong_machine_is_told_by_its_cloud_alone() -> None:
+def test_a_wrong_machine_is_reported_by_its_cloud_alone() -> None:
     seen = (machine(accelerator="a6000"),)
     assert verdict(AttemptState.BOOTING, listed=seen, store_ok_s=None) is AttemptEvent.MISMATCH
 

@@ -197,7 +197,7 @@ def test_furthest_checkpoints_stay_when_idle_whoever_made_them() -> None:
     assert leftovers(job, [], RetainedObjects()) == ()
 
 
-def test_milestones_stay_beside_the_furthest_whichever_attempts_made_them() -> None:
+def test_milestones_stay_next_to_the_furthest_whichever_attempts_made_them() -> None:
     steps = [3, 8, 12, 19, 33, 35, 37]
     objects = [key for step in steps for key in files(step, "b" * 13 if step % 2 else ATTEMPT.id)]
     job = rested(JobState.CAPPED, spec=build.spec(checkpoint={"keep": 2, "keep_every": 10}))

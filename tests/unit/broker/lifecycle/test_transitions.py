@@ -128,7 +128,7 @@ def test_only_a_new_checkpoint_starts_the_count_of_preemptions_again() -> None:
 
 
 @pytest.mark.parametrize("reason", [Reason.DEADMAN, Reason.NO_CAPACITY, Reason.QUOTE_EXPIRED])
-def test_what_was_nobodys_fault_costs_no_retry(reason: Reason) -> None:
+def test_an_end_without_a_fault_costs_no_retry(reason: Reason) -> None:
     job = build.active_job(spec_changes={"retry": {"max": 0}})
     after = after_attempt(job, build.attempt(), reason, "", build.T0)
     assert (after.state, after.retries_used) == (JobState.RECOVERING, 0)
@@ -266,14 +266,14 @@ def test_each_try_waits_longer_and_each_cause_as_it_deserves(reason: Reason, use
 
 
 @pytest.mark.parametrize("reason", [Reason.USER_ERROR, Reason.LOST])
-def test_a_job_says_what_its_attempt_said_or_else_why_it_ended(reason: Reason) -> None:
+def test_a_jobs_reason_is_its_attempts_message_or_outcome(reason: Reason) -> None:
     told = after_attempt(build.active_job(), build.attempt(), reason, "no such column", build.at(1))
     silent = after_attempt(build.active_job(), build.attempt(), reason, "", build.at(1))
     assert (told.reason, silent.reason) == ("no such column", reason.value)
     assert told.finished_at == (build.at(1) if reason is Reason.USER_ERROR else None)
 
 
-def test_a_cap_that_was_not_used_up_says_why_the_job_goes_on() -> None:
+def test_a_cap_that_was_not_used_up_states_why_the_job_continues() -> None:
     attempt = build.attempt(reserved_usd=Decimal(1), charged_usd=Decimal("0.9"), signal=Signal.CAP)
     raised = build.active_job(cap_usd=Decimal(2), spent_usd=Decimal("0.9"))
     after = after_attempt(raised, attempt, Reason.CAPPED, "", build.at(9))

@@ -100,7 +100,7 @@ def test_the_next_attempt_follows_the_one_that_came_later() -> None:
     ]
 
 
-def test_a_drained_job_goes_on_in_the_next_period() -> None:
+def test_a_drained_job_continues_in_the_next_period() -> None:
     rules = policy(budgets=[{"limit_usd": "40", "per": "day", "thresholds": [{"at": "0.25", "action": "drain"}]}])
     long = past("a", SINCE, 15, "1")
     done = dry_run(rules, SINCE, history(long))
@@ -119,7 +119,7 @@ def test_a_job_of_days_is_drained_every_day_and_ends_once() -> None:
     assert (done.launches, done.usd_not_spent) == (2, 0)
 
 
-def test_a_threshold_is_told_once_a_period() -> None:
+def test_a_threshold_is_reported_once_a_period() -> None:
     rules = policy(budgets=[{"limit_usd": "40", "per": "day", "thresholds": [{"at": "0.05", "action": "notify"}]}])
     done = dry_run(rules, SINCE, history(*(past(name, SINCE + n * DAY, 3) for n, name in enumerate("abc"))))
     assert [one.at for one in done.crossed] == [SINCE + n * DAY + timedelta(hours=1) for n in range(3)]

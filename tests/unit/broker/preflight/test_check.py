@@ -128,7 +128,7 @@ async def test_missing_adapter_targets_are_refused_before_any_purchase() -> None
         assert caught.value.problems[0].field == "train.method.targets"
 
 
-async def test_of_an_architecture_that_nobody_knows_any_name_may_be_right() -> None:
+async def test_an_unknown_architecture_accepts_any_module_name() -> None:
     async def unknown(config: TrainConfig) -> ModelShape | Unshaped:
         shape = await offline(config)
         assert isinstance(shape, ModelShape)

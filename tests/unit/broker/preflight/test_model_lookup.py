@@ -236,7 +236,7 @@ async def test_the_task_decides_what_stands_on_the_model(
         ("causal_lm", {"completion": "{x}"}, {"model_type": "bert", "is_decoder": True}),
     ],
 )
-async def test_what_nobody_estimates_is_not_refused(
+async def test_a_job_without_an_estimate_is_not_refused(
     task: str, data: dict[str, str], config: dict[str, Any], tmp_path: Path
 ) -> None:
     assert await of_task(task, data, config, tmp_path) is None

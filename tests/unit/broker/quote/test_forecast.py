@@ -74,7 +74,7 @@ def test_too_little_evidence_is_none(step: int, at: float) -> None:
     assert pace.step_s is None
 
 
-def test_a_new_start_of_the_trainer_is_watched_anew() -> None:
+def test_a_new_start_of_the_trainer_is_watched_again() -> None:
     pace = watch(None, at_step(10), 100)
     resumed = watch(pace, at_step(0, beat=beat(12, boot="other", resumed_from=5)), 200)
     assert resumed is not None
@@ -128,7 +128,7 @@ def test_a_preemption_loses_as_much_as_the_trainers_own_interval_lets_it() -> No
     assert (finish_at - build.at(500)).total_seconds() == pytest.approx(500 / (1 - lost_s / 600), abs=1e-3)
 
 
-def test_without_evidence_nothing_is_said() -> None:
+def test_without_evidence_nothing_is_reported() -> None:
     for attempt, step_s in ((at_step(50), None), (at_step(0, beat=None), 1.0), (at_step(0, beat=beat(5, 0)), 1.0)):
         assert forecast(attempt, job(), CAPS, step_s, build.at(500), {}) is None
 

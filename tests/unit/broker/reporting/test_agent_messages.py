@@ -19,7 +19,7 @@ def heard(before: dict[str, Any], after: dict[str, Any]) -> list[int]:
     return [one.seq for one in new_agent_messages(build.attempt(**before), build.attempt(**after))]
 
 
-def test_each_thing_is_heard_once_in_its_order() -> None:
+def test_each_message_is_recorded_once_in_order() -> None:
     final = Final(attempt="a", outcome=Outcome.COMPLETED, boot="b", messages=(told(2), told(3)))
     assert heard({}, {"beat": beat(1, 2)}) == [1, 2]
     assert heard({"beat": beat(1, 2)}, {"beat": beat(1, 2)}) == []

@@ -45,7 +45,7 @@ def test_a_channel_wants_what_its_patterns_name(patterns: tuple[str, ...], kind:
     assert wants(patterns, kind) is wanted
 
 
-def test_only_the_latest_progress_is_told_in_its_own_place() -> None:
+def test_only_the_latest_progress_is_reported_in_its_own_place() -> None:
     told = fold(deliveries(["job.waiting", "attempt.planned", "job.waiting", "attempt.ended"]))
     assert [(one.kind, one.folded, rows) for one, rows in told] == [
         ("attempt.planned", 0, (1,)),

@@ -98,7 +98,7 @@ def test_a_stream_without_a_result_keeps_its_failures(changes: dict[str, Any], a
     assert (decision.attempts, decision.due_in_s) == (attempts, 0.0)
 
 
-def test_only_jobs_that_go_on_are_refreshed() -> None:
+def test_only_jobs_that_continue_are_refreshed() -> None:
     active = JobSnapshot(job=build.active_job())
     assert refresh_in_s(active, 30.0) == 30.0
     assert refresh_in_s(active, None) is None

@@ -32,13 +32,13 @@ def labels(now: datetime, plan: DigestPlan = PLAN) -> list[tuple[str, str]]:
     return [(one.every, one.label) for one in periods(plan, now)]
 
 
-def test_the_day_before_is_told_in_the_morning_of_its_zone() -> None:
+def test_the_day_before_is_reported_in_the_morning_of_its_zone() -> None:
     assert labels(datetime(2026, 3, 3, 8, 59, tzinfo=BERLIN))[0] == ("daily", "2026-03-01")
     assert labels(datetime(2026, 3, 3, 9, 0, tzinfo=BERLIN))[0] == ("daily", "2026-03-02")
     assert labels(datetime(2026, 3, 3, 8, 0, tzinfo=UTC))[0] == ("daily", "2026-03-02")
 
 
-def test_the_week_before_is_told_on_monday() -> None:
+def test_the_week_before_is_reported_on_monday() -> None:
     assert labels(datetime(2026, 3, 2, 8, 59, tzinfo=BERLIN))[1] == ("weekly", "2026-02-16 to 2026-02-22")
     assert labels(datetime(2026, 3, 2, 9, 0, tzinfo=BERLIN))[1] == ("weekly", "2026-02-23 to 2026-03-01")
     assert labels(datetime(2026, 3, 8, 23, 0, tzinfo=BERLIN))[1] == ("weekly", "2026-02-23 to 2026-03-01")
@@ -91,7 +91,7 @@ def test_a_digest_says_what_was_spent_lost_and_saved_and_what_runs() -> None:
     assert Decimal(notice.data["usd_per_hour"]) == running.attempt.line.offer.usd_per_hour
 
 
-def test_dearer_than_on_demand_is_told_as_well() -> None:
+def test_dearer_than_on_demand_is_reported_as_well() -> None:
     lost = attempt(
         AttemptState.ENDED, reason=Reason.NO_CAPACITY, absent_at=at(HOUR), ended_at=at(HOUR), charged_to=at(HOUR)
     )

@@ -114,7 +114,7 @@ async def test_without_a_quick_answer_it_does_not_start() -> None:
     assert database.asked == TRIES
 
 
-async def test_a_wrong_clock_is_told_of_once_and_when_it_is_right_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_wrong_clock_is_reported_once_and_when_it_is_right_again(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "broker.runtime.clock")
     clock, database = clock_of(Host(4.0))
     await clock.start()

@@ -11,7 +11,7 @@ def test_a_little_is_not_worth_a_word(skew_s: float) -> None:
 
 
 @pytest.mark.parametrize(("skew_s", "words"), [(90.4, "is 90 s ahead of the"), (-7200.0, "is 7200 s behind the")])
-def test_more_is_told_with_the_fix(skew_s: float, words: str) -> None:
+def test_more_is_reported_with_the_fix(skew_s: float, words: str) -> None:
     told = clock_skew_message(skew_s) or ""
     assert words in told
     assert "set-ntp true" in told

@@ -75,7 +75,7 @@ async def started(own: BrokerIdentity, other: BrokerIdentity, *, lives: bool = T
         ),
     ],
 )
-async def test_a_broker_does_not_start_beside_one_with_other_clouds(clouds: dict[str, str], words: str) -> None:
+async def test_a_broker_does_not_start_next_to_one_with_other_clouds(clouds: dict[str, str], words: str) -> None:
     own, other = BrokerIdentity(home="here", clouds=CLOUDS), BrokerIdentity(home="there", clouds=clouds)
     with pytest.raises(OtherBroker) as refused:
         await started(own, other)
@@ -102,7 +102,7 @@ async def test_a_broker_is_waited_for_by_its_own_interval(every_s: float) -> Non
     assert await started(own, other, lives=False, every_s=every_s) == pytest.approx(2 * every_s + LOOK_S, abs=LOOK_S)
 
 
-async def test_a_lease_tells_the_interval_of_whose_it_is() -> None:
+async def test_a_lease_states_its_brokers_interval() -> None:
     blobs, clock = ObstoreBlobs.open("memory://", Installation("abcd")), SteppedClock()
     seat, intervals = BrokerIdentity(home="there", clouds=CLOUDS), Intervals(deadman_s=7)
     broker: Any = SimpleNamespace(

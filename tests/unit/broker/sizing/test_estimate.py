@@ -117,7 +117,7 @@ def test_bad_input_is_one_line_that_names_it(words: list[str], told: str) -> Non
     assert len(ran.stderr.splitlines()) == 1
 
 
-def test_what_a_config_leaves_out_is_the_architectures_default_and_is_said() -> None:
+def test_a_missing_config_field_is_a_reported_default() -> None:
     """transformers writes only what differs from its class: MistralConfig() is a Mistral-7B."""
     found = estimate(config={"model_type": "mistral", "max_position_embeddings": 32768}, seq=512)
     assert found["parameters"] == 7_241_732_096
@@ -273,7 +273,7 @@ def test_dpo_is_a_formula_over_the_form_and_never_full() -> None:
         estimate(MISTRAL, task="dpo", method="full")
 
 
-def test_a_failing_tracer_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_tracer_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(EstimateError, match="--exact: the tracer failed"):
         estimate(config=TINY, seq=128, exact=True)

@@ -19,7 +19,7 @@ from providers.aws.api import error_for_code, error_for_exception
         ("Unavailable", 503, OutcomeUnknown), ("RequestTimeout", 408, OutcomeUnknown), ("", 0, OutcomeUnknown),
     ],
 )  # fmt: skip
-def test_every_code_is_told_apart(code: str, status: int, error: type[ProviderError]) -> None:
+def test_every_code_is_distinguished(code: str, status: int, error: type[ProviderError]) -> None:
     told = error_for_code("run_instances in us-east-1", code, "two\nlines", status)
     assert type(told) is error
     assert "\n" not in str(told)

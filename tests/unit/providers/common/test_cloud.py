@@ -144,7 +144,7 @@ async def test_what_is_wrong_with_a_machine_is_a_refusal_of_it() -> None:
         await opened(paper).create(NAME, OFFER, BOOT)
 
 
-async def test_a_machine_whose_create_was_not_heard_is_looked_at_like_any_other() -> None:
+async def test_a_machine_with_a_lost_create_answer_is_polled_normally() -> None:
     paper = Paper(machines=[standing("1")], looks=[Rejected("not encrypted"), Throttled("429")])
     provider = opened(paper)
     for error in (Rejected, Throttled):

@@ -60,7 +60,7 @@ async def ask(api: Api, home: Path, name: str, *, destroy: bool = False) -> None
         ("lambda", {"data": [], "error": "odd"}, OutcomeUnknown, "odd"),
     ],
 )
-async def test_an_error_beside_an_empty_listing_is_no_listing(
+async def test_an_error_next_to_an_empty_listing_is_no_listing(
     api: Api, tmp_path: Path, name: str, answer: Any, kind: type[ProviderError], says: str
 ) -> None:
     api.routes[LIST[name]] = lambda body, query: answer

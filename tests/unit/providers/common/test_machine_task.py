@@ -332,7 +332,7 @@ def bundle_task(served: tuple[str, Path], data: bytes, promised: bytes | None = 
 NOTHING_TO_FETCH: Mapping[str, str] = {"PYTHON": sys.executable, "PIP_INDEX_URL": "http://127.0.0.1:9"}
 
 
-def test_the_bundle_is_installed_beside_the_torch_that_is_there(machine: Machine, served: tuple[str, Path]) -> None:
+def test_the_bundle_is_installed_next_to_the_torch_that_is_there(machine: Machine, served: tuple[str, Path]) -> None:
     task = bundle_task(served, bundle())
     done = machine.do(task.setup, task, env=NOTHING_TO_FETCH)
     assert done.returncode == 0, done.stderr

@@ -154,7 +154,7 @@ async def test_what_cannot_run_the_image_or_be_true_is_counted(world: World) -> 
     }  # fmt: skip
 
 
-async def test_a_region_that_lambda_does_not_have_is_told(world: World) -> None:
+async def test_a_region_that_lambda_does_not_have_is_reported(world: World) -> None:
     """A sold-out region is not reported: the API names only regions that have machines left."""
     world.api.types = {"a": kind("gpu_1x_h100_pcie", "H100 (80 GB PCIe)", 1, regions=("us-new-9",))}
     _, dropped = await offers(world.open(regions=("us-est-1", "us-east-1", "us-new-9")))
@@ -221,7 +221,7 @@ async def test_check_says_what_is_missing(world: World) -> None:
 
 
 @pytest.mark.parametrize(("status", "error"), [(429, Throttled), (500, OutcomeUnknown), (400, Rejected)])
-async def test_every_status_is_told_apart(world: World, status: int, error: type[Exception]) -> None:
+async def test_every_status_is_distinguished(world: World, status: int, error: type[Exception]) -> None:
     world.api.status = status
     with pytest.raises(error):
         await offers(world.open())
@@ -287,7 +287,7 @@ async def test_launches_are_as_far_apart_as_lambda_wants(
         assert at - begun > 0.1 * before - 0.001
 
 
-async def test_a_listing_that_is_none_proves_nobody_absent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_listing_proves_no_absence(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world.api, "machines", {})
     with pytest.raises(OutcomeUnknown, match="is not a list"):
         await world.open().list()

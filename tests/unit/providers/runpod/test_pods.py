@@ -180,7 +180,7 @@ async def test_two_retired_apis_prove_nothing(shop: Shop, status: int) -> None:
             await call
 
 
-async def test_a_retired_rest_is_told(shop: Shop) -> None:
+async def test_a_retired_rest_is_reported(shop: Shop) -> None:
     shop.retire(PODS)
     said = await shop.cloud().check()
     assert said is not None

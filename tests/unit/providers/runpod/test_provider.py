@@ -52,7 +52,7 @@ def test_disk_price() -> None:
     assert pytest.approx(0.10 * 100 / 720, abs=1e-6) == float(DISK_USD_PER_HOUR)
 
 
-async def test_no_stock_is_said(shop: Shop) -> None:
+async def test_no_stock_is_reported(shop: Shop) -> None:
     shop.sell(RTX4090, 1, "US-TX-1", price(0.69, None, stock=None))
     offers, _ = await shop.offers()
     assert [o.available for o in offers.values()] == [False]
@@ -88,7 +88,7 @@ async def test_community_hosts_only_when_asked_for(shop: Shop) -> None:
     assert {o.instance_type for o in offers.values()} == {"1x_RTX4090_COMMUNITY"}
 
 
-async def test_a_country_that_runpod_is_not_in_is_told(shop: Shop) -> None:
+async def test_a_country_that_runpod_is_not_in_is_reported(shop: Shop) -> None:
     _, dropped = await shop.offers(regions=("RO", "Ro"))
     (said,) = [why for why in dropped if "regions" in why]
     assert said == "of providers.runpod.regions is not there now: Ro (did you mean RO?)"

@@ -153,7 +153,7 @@ async def test_a_destroyed_machine_writes_nothing_more(world: World) -> None:
     assert await world.states() == {}
 
 
-async def test_a_missing_spec_is_told(world: World) -> None:
+async def test_a_missing_spec_is_reported(world: World) -> None:
     name = await world.start(A)
     await world.blobs.delete(keys.spec(A))
     await world.run(5)

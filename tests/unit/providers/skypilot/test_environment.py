@@ -78,7 +78,7 @@ def test_what_an_environment_lacks_is_named_with_its_fix(tmp_path: Path) -> None
 # --------------------------------------------------------------------------------------------------------- the plugin
 
 
-def test_the_plugin_imports_nothing_else_of_gpubroker() -> None:
+def test_the_plugin_imports_no_other_module_of_gpubroker() -> None:
     for name, content in PLUGIN_FILES.items():
         for node in ast.walk(ast.parse(content)) if name.endswith(".py") else ():
             modules: list[str] = []

@@ -18,7 +18,7 @@ def content(home: Path) -> dict[str, bytes]:
     return {str(path.relative_to(home)): path.read_bytes() for path in home.rglob("*") if path.is_file()}
 
 
-def test_a_changed_source_is_written_anew_and_an_unchanged_one_left_alone(tmp_path: Path) -> None:
+def test_only_a_changed_source_is_written_again(tmp_path: Path) -> None:
     read = {"lambda": dict(KEYS["lambda"])}
     copies = KeyCopies(tmp_path, lambda: read)
     copies.refresh()

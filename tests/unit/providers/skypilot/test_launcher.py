@@ -105,7 +105,7 @@ async def test_another_installations_server_is_asked_and_not_judged(tmp_path: Pa
     await sky.close()
 
 
-def test_a_folder_of_servers_can_be_read_by_nobody_else(tmp_path: Path) -> None:
+def test_a_folder_of_servers_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     state = tmp_path / "sky"
     opened(state)
     assert stat.S_IMODE(state.stat().st_mode) == 0o700

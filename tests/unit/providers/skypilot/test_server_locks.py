@@ -70,7 +70,7 @@ def test_the_name_of_a_killed_worker_is_tidied_up(tmp_path: Path) -> None:
     assert list((tmp_path / LAUNCHING).iterdir()) == []
 
 
-def test_the_log_is_kept_within_bounds_and_its_writers_go_on(tmp_path: Path) -> None:
+def test_the_log_is_kept_within_bounds_and_its_writers_continue(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     with log.open("ab", buffering=0) as writer:
         writer.write(b"x" * sky_host.MAX_LOG_BYTES)

@@ -105,17 +105,17 @@ def test_a_job_that_has_not_failed_runs_once_it_has_for_a_while(seen: SkyJob, ex
         (job("FAILED"), "the machine's task ended as FAILED"),
     ],
 )
-def test_a_failure_is_told_in_one_line_with_what_to_do(seen: SkyJob, expected: str) -> None:
+def test_a_failure_is_reported_in_one_line_with_what_to_do(seen: SkyJob, expected: str) -> None:
     assert start_result(seen, []) == expected
 
 
-def test_no_secret_is_told() -> None:
+def test_no_secret_is_reported() -> None:
     log = "GET https://store.example/t?key=s3cret\ngpubroker-setup: cannot fetch s3cret"
     told = start_result(job("FAILED_SETUP", log), ["s3cret"])
     assert told == "cannot fetch *** (output: GET https://store.example/t?key=***)"
 
 
-def test_of_a_task_whose_secrets_are_not_known_only_our_own_words_are_told() -> None:
+def test_with_unknown_secrets_only_the_brokers_lines_are_shown() -> None:
     """A former daemon has launched it."""
     log = "GET https://store.example/t?key=s3cret\ngpubroker-setup: cannot fetch the trainer"
     assert start_result(job("FAILED_SETUP", log), None) == "cannot fetch the trainer"

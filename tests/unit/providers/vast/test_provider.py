@@ -167,7 +167,7 @@ async def test_free_or_too_dear_bids_are_counted(world: World) -> None:
     assert dropped == {"price 0 or less": 1, "spot above on-demand": 1}
 
 
-async def test_rebuilt_4090s_and_forms_of_cards_are_told_apart(world: World) -> None:
+async def test_rebuilt_4090s_and_forms_of_cards_are_distinguished(world: World) -> None:
     offers, dropped = await world.offers(
         ask(id=1, gpu_ram=49140), ask(id=2, gpu_name="H100 NVL", gpu_ram=95830),
         ask(id=3, gpu_name="A100 SXM4", gpu_ram=40960), ask(id=4, gpu_name="A100 PCIE", gpu_ram=81920),
@@ -188,7 +188,7 @@ async def test_trust_region_and_interconnect(world: World) -> None:
     assert {o.purchase["ask"] for o in there} == {"3"}
 
 
-async def test_a_country_that_no_host_is_in_is_told(world: World) -> None:
+async def test_a_country_that_no_host_is_in_is_reported(world: World) -> None:
     _, dropped = await world.offers(ask(), regions=("UK", "DE"))
     assert dropped == {"of providers.vast.regions is not there now: UK (there are DE)": 1}
 

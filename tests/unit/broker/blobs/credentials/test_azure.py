@@ -56,7 +56,7 @@ async def test_the_instance_sends_the_signature_and_nothing_else() -> None:
     assert "authorization" not in request.headers
 
 
-async def test_a_key_that_is_none_is_told() -> None:
+async def test_a_key_that_is_none_is_reported() -> None:
     issuer = AzureIssuer(account="acct", key="not base64!", life_s=600, protocol="https", now=now)
     with pytest.raises(BlobsUnavailable, match="copy AZURE_STORAGE_ACCOUNT_KEY again"):
         await issuer.issue(SCOPE)

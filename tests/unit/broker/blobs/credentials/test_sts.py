@@ -35,7 +35,7 @@ async def test_keys_of_a_profile_sign_when_the_store_has_none(no_keys: None, tmp
 
 
 @pytest.mark.usefixtures("no_keys")
-def test_no_keys_at_all_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_keys_at_all_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BlobsUnavailable, match="no AWS credentials; run `aws configure`"):
         sdk_keys()
     monkeypatch.setitem(sys.modules, "boto3", None)
@@ -62,7 +62,7 @@ async def test_an_answer_that_is_none_is_one_line(
     assert "\n" not in str(error.value)
 
 
-async def test_a_service_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_service_that_is_away_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
     async with serving(lambda request: (200, "")) as service:

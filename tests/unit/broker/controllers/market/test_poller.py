@@ -49,7 +49,7 @@ def market(clock: SteppedClock, *clouds: Any, **intervals: float) -> MarketPolle
 
 
 @pytest.mark.parametrize("fault", [Rejected("bad refuses the key (401): set BAD_KEY"), ValueError("a bug")])
-async def test_a_cloud_that_fails_is_a_line_and_the_others_go_on(clock: SteppedClock, fault: Exception) -> None:
+async def test_a_cloud_that_fails_is_a_line_and_the_others_continue(clock: SteppedClock, fault: Exception) -> None:
     good, bad = Cloud("good", clock), Cloud("bad", clock)
     bad.fault = fault
     sold = market(clock, bad, good)
@@ -64,7 +64,7 @@ async def test_a_cloud_that_fails_is_a_line_and_the_others_go_on(clock: SteppedC
     assert ("set BAD_KEY" in lines["bad"].error) is isinstance(fault, Rejected)
 
 
-async def test_a_cloud_that_hangs_delays_nobody(clock: SteppedClock) -> None:
+async def test_a_hanging_cloud_delays_no_other_cloud(clock: SteppedClock) -> None:
     good, bad = Cloud("good", clock), Cloud("bad", clock)
     bad.hangs = True
     sold = market(clock, bad, good, limit_s=0.05)
@@ -92,7 +92,7 @@ async def test_offers_of_a_silent_cloud_last_until_stale_and_its_error_clears(
     assert (sold.status()[0].offers, sold.status()[0].error) == (3, None)
 
 
-async def test_why_a_cloud_sells_nothing_is_told(clock: SteppedClock) -> None:
+async def test_the_reason_for_no_offers_is_reported(clock: SteppedClock) -> None:
     good, bad, empty, refused = (Cloud(name, clock) for name in ("good", "bad", "empty", "refused"))
     bad.fault = Rejected("bad refuses the key (401): set BAD_KEY")
     for cloud in (empty, refused):

@@ -83,7 +83,7 @@ async def test_what_own_machines_met_there_is_in_the_forecast() -> None:
     assert finish[1] > finish[0]
 
 
-async def test_an_overrun_is_told_at_once_and_once_with_what_would_do() -> None:
+async def test_an_overrun_is_reported_once_with_a_sufficient_cap() -> None:
     desk = Desk()
     job = await desk.start(cap_usd="0.1")
     brokers = [desk.guard(), desk.guard()]
@@ -107,7 +107,7 @@ async def test_an_overrun_is_told_at_once_and_once_with_what_would_do() -> None:
     assert not now.forecast.over_cap
 
 
-async def test_a_deadline_that_will_be_missed_is_told() -> None:
+async def test_a_deadline_that_will_be_missed_is_reported() -> None:
     desk = Desk()
     job = await desk.start(deadline=(desk.clock.now() + timedelta(hours=1)).isoformat())
     guard = desk.guard()
@@ -154,7 +154,7 @@ async def test_a_team_s_policy_ends_what_is_idle_and_the_narrowest_counts() -> N
     assert len(await desk.told(job)) == 1
 
 
-async def test_a_hung_download_ends_so_that_the_job_goes_on_elsewhere() -> None:
+async def test_a_hung_download_ends_so_that_the_job_continues_elsewhere() -> None:
     desk = Desk()
     job = await desk.start(idle={"download_s": 60})
     guard = desk.guard()

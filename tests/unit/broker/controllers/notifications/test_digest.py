@@ -27,7 +27,7 @@ async def told(store: MemoryStore) -> list[Notice]:
     return [p.delivery.notice for stream in streams for p in stream.pending if p.delivery.notice]
 
 
-async def test_a_day_is_told_once_by_any_number_of_brokers() -> None:
+async def test_a_day_is_reported_once_by_any_number_of_brokers() -> None:
     clock = ManualClock()
     store = MemoryStore(clock)
     attempt, job = await running(store)

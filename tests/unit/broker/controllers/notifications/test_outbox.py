@@ -231,7 +231,7 @@ async def test_what_is_never_taken_is_left_out_and_counted(desk: Desk) -> None:
     assert (await desk.status()).dropped == {"too long for it": 1}
 
 
-async def test_one_poisonous_delivery_is_given_up_and_its_job_goes_on(desk: Desk) -> None:
+async def test_one_poisonous_delivery_is_given_up_and_its_job_continues(desk: Desk) -> None:
     def poisoned(channel: Channel, delivery: Delivery, state: State | None) -> State | None:
         if delivery.kind == "bad":
             raise NotDelivered("500")
@@ -249,7 +249,7 @@ async def test_one_poisonous_delivery_is_given_up_and_its_job_goes_on(desk: Desk
     assert (await desk.status()).dropped == {"never taken": 1}
 
 
-async def test_a_refusing_channel_is_disabled_and_people_are_told_elsewhere(desk: Desk) -> None:
+async def test_a_refusing_channel_is_disabled_and_users_notified_elsewhere(desk: Desk) -> None:
     def gone(channel: Channel, delivery: Delivery, state: State | None) -> State | None:
         if channel.name == "hook":
             raise ChannelRefused("410: wants no more")
@@ -283,7 +283,7 @@ async def test_a_channel_that_fails_for_about_a_day_is_disabled(desk: Desk) -> N
     assert f"{DISABLE_AFTER} failures in a row, the last: 503" in (await desk.status()).channel.reason
 
 
-async def test_an_error_of_our_own_is_told_again(desk: Desk) -> None:
+async def test_an_error_of_our_own_is_reported_again(desk: Desk) -> None:
     def broken(channel: Channel, delivery: Delivery, state: State | None) -> State | None:
         raise KeyError("oops")
 
@@ -335,7 +335,7 @@ async def test_a_failed_refresh_is_no_failure(desk: Desk) -> None:
     assert len(desk.notifier.calls) == 4
 
 
-async def test_notices_are_told_in_their_own_order(desk: Desk) -> None:
+async def test_notices_are_reported_in_their_own_order(desk: Desk) -> None:
     for n in range(5):
         await desk.store.post(Notice(id=f"n{n}", kind="budget.threshold", message="m", team="default"))
     await desk.run()

@@ -202,7 +202,7 @@ async def test_of_a_machine_it_is_known_when_it_did_not_stand_yet() -> None:
     assert spans_s(seen) == found
 
 
-async def test_what_its_cloud_says_of_its_birth_counts_where_no_listing_tells() -> None:
+async def test_the_clouds_start_time_counts_without_a_listing() -> None:
     """The clock of the cloud may be ahead, so the machine may have existed earlier than the cloud reports."""
     created_at = build.T0 + CLOUD_CLOCK
     seen, _ = await listed([(1, tuple(replace(one, created_at=created_at) for one in THERE))])
@@ -255,7 +255,7 @@ async def test_where_the_last_listing_is_old_nothing_is_known_to_stand_after_it(
     assert spans_s(seen, max_age_s=25) == {"i": (None, None), "late": (None, None)}
 
 
-async def test_of_what_no_listing_has_shown_nothing_has_stood() -> None:
+async def test_an_unlisted_machine_never_existed() -> None:
     seen, _ = await listed([])
     assert spans_s(seen) == {}
     seen, _ = await listed([(1, ()), (1, GONE)])

@@ -93,7 +93,7 @@ def test_no_pattern_takes_for_ever() -> None:
             adapted_modules(LLAMA, written)
 
 
-def test_targets_of_some_layers_only_are_told() -> None:
+def test_targets_of_some_layers_only_are_reported() -> None:
     roles, notes = adapted_modules(LLAMA, ("layers.3.self_attn.q_proj", "o_proj", "nope"))
     assert roles == {"q", "o"}
     assert notes == (

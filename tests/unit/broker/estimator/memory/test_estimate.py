@@ -246,7 +246,7 @@ def test_what_nvidia_smi_shows_is_less_certain_than_what_is_allocated() -> None:
     assert one.margin < one.device_margin < two.device_margin
 
 
-def test_a_rank_beyond_every_matrix_is_said() -> None:
+def test_a_rank_beyond_every_matrix_is_reported() -> None:
     most = estimate(MISTRAL_7B, replace(A100, rank=4096))
     more = estimate(MISTRAL_7B, replace(A100, rank=4097))
     assert most.notes == ()

@@ -263,7 +263,7 @@ def test_one_machine_that_lies_does_not_price_everybody_out() -> None:
     assert need.correction == MOST
 
 
-def test_a_jobs_own_change_of_plan_counts_before_anybody_has_learned_of_it() -> None:
+def test_a_jobs_own_plan_change_counts_at_once() -> None:
     job = build.job(workload=WORK)
     changed = adjust_plan(job, line(gpu_memory_bytes=int(1.2 * estimated_need().required)), host=False)
     need = NO_CORRECTIONS.need(replace(WORK, memory_factor=changed.memory_factor), estimated_need(), True, False)

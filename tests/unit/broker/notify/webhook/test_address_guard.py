@@ -80,7 +80,7 @@ async def test_a_second_answer_of_the_dns_reaches_nothing_private(
     assert names.asked == ["hooks.test", "hooks.test"]
 
 
-async def test_the_addresses_of_a_private_name_are_not_told(desk: Desk) -> None:
+async def test_the_addresses_of_a_private_name_are_not_shown(desk: Desk) -> None:
     notifier = desk.make(resolver=Names(db_internal=[["127.0.0.1", "::1"]]))
     with pytest.raises(NotDelivered, match="no public address") as caught:
         await notifier.deliver(desk.channel("https://db.internal:9/"), DELIVERY, SNAPSHOT, None)

@@ -177,7 +177,7 @@ async def test_a_time_to_come_back_that_is_none_is_a_failure(desk: Desk, pause: 
             await desk.send(f"http://127.0.0.1:{receiver.port}/")
 
 
-async def test_nobody_listening_is_a_failure_without_the_url(desk: Desk) -> None:
+async def test_a_refused_connection_is_a_failure_without_the_url(desk: Desk) -> None:
     with socket.socket() as free:  # bound, so that no other process listens there meanwhile
         free.bind(("127.0.0.1", 0))
         with pytest.raises(NotDelivered, match="onnect") as caught:

@@ -96,7 +96,7 @@ def test_only_mixtral_before_4_48_holds_a_position_table_per_layer() -> None:
         ("5.0.0", False), ("5.20.1", False),
     ],
 )  # fmt: skip
-def test_a_version_that_nobody_read_is_said_with_more_margin(version: str | None, read: bool) -> None:
+def test_an_unchecked_version_has_more_margin(version: str | None, read: bool) -> None:
     assert is_checked(release_of(version)) == read
     found = estimate(MISTRAL_7B, replace(QLORA, transformers=version))
     assert ("was not checked" in found.evidence) != read

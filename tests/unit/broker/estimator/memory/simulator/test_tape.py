@@ -101,7 +101,7 @@ def test_a_gradient_changes_type_where_an_addition_did() -> None:
     assert wide.gradient.width == 4
 
 
-def test_a_gradient_is_there_beside_its_cast_to_a_narrower_type() -> None:
+def test_a_gradient_is_there_next_to_its_cast_to_a_narrower_type() -> None:
     tape = tape_in()
     narrow, wide = tape.new(COUNT, 2, grad=True), tape.new(COUNT, 4, grad=True)
     product = tape.product(narrow, wide)
