@@ -12,7 +12,7 @@ import pytest
 
 from broker.domain.tenancy import Tenant
 from broker.store.embedded.server import EmbeddedPostgres, find_bindir
-from broker.store.migrate import MigrationError, migrate
+from broker.store.migrate import MIGRATIONS, MigrationError, load, migrate
 from broker.store.postgres.store import PostgresStore
 from tests.conformance.samples import running
 
@@ -68,7 +68,7 @@ async def test_dump_by_superuser_restores_for_the_role(
     server: EmbeddedPostgres, admin: "asyncpg.Connection[asyncpg.Record]", dsn: str, tmp_path: Path
 ) -> None:
     """Back up and restore as docs/guide/operating.md describes: the role itself is subject to row-level security."""
-    assert await migrate(dsn) == ["0001_initial.sql", "0002_preemptions.sql"]
+    assert await migrate(dsn) == [migration.name for migration in load(MIGRATIONS).values()]
     store = await PostgresStore.connect(dsn)
     try:
         attempt, job = await running(store)
