@@ -85,7 +85,7 @@ class DrawnCloud(SimulatedCloud):
         if bucket != self._sells[0]:
             moves = self.world.prices.moves
             found = [replace(one, price_moves=moves and one.spot) for one in await super().offers(ask)]
-            self._sells = (bucket, found)
+            self._sells = (bucket, self.world.moves.listed(found, bucket))
         return self._sells[1]
 
     async def create(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Sequence[Handle]:

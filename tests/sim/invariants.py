@@ -7,7 +7,8 @@ Numbers are those of "Invariants" in docs/design/architecture.md.
 - 5 no_job_lost, legal_step, success_is_real; 8 live_state_ends, signal_is_heard, death_is_seen
 - 10 manifest_last, torn_never_loaded, own_checkpoint, good_checkpoint_kept; 11 no_secret; 12 other_team_unseen
 - 13 one_lease_holder, fenced; 14 lease_needs_database, broker_gone_stops; liveness: drains (the end itself)
-- without a number: foreign_untouched, spared_stands, orphan_grace, no_false_death, who_writes_what, no_internal_error
+- without a number: foreign_untouched, spared_stands, orphan_grace, no_false_death, who_writes_what, no_internal_error,
+  move_drains, move_is_free
 
 Checks of durations run every ten virtual seconds: no_leak, live_state_ends, signal_is_heard, death_is_seen and
 broker_gone_stops. `other_team_unseen` runs then too, because its answer changes with submissions only.
@@ -44,7 +45,8 @@ INVARIANTS = frozenset({
     "live_state_ends", "signal_is_heard", "resume_is_exact", "manifest_last", "torn_never_loaded", "own_checkpoint",
     "good_checkpoint_kept", "no_secret", "other_team_unseen", "one_lease_holder", "fenced", "lease_needs_database",
     "broker_gone_stops", "drains", "foreign_untouched", "orphan_grace", "no_false_death", "who_writes_what",
-    "no_internal_error", "death_is_seen", "not_overbilled", "issued_once", "spared_stands",
+    "no_internal_error", "death_is_seen", "not_overbilled", "issued_once", "spared_stands", "move_drains",
+    "move_is_free",
 })  # fmt: skip
 CANARY = "canary-of-a-secret"
 _NEXT = {(state, rule.next) for (state, _), rule in ATTEMPT_RULES.items()}
@@ -58,12 +60,9 @@ class Watch:
         self._leases = Leases()
         self._entered: dict[AttemptId, float] = {}
         self._furthest: dict[JobId, int] = {}
-        self._told_since: dict[AttemptId, float] = {}
-        self._held: dict[AttemptId, float] = {}
-        """Time until which the machine of each attempt was kept for its user."""
-        self.stands: list[MachineRecord] = []
-        self.born_at: dict[str, float] = {}
-        """Each machine, by its id: when it last came to stand."""
+        self._told_since, self._held = dict[AttemptId, float](), dict[AttemptId, float]()
+        self.stands, self.born_at = list[MachineRecord](), dict[str, float]()
+        """`born_at`: each machine, by its id: when it last came to stand."""
         self.measures = Measures()
         self.keeping, self.budgets, self.orphans = Keeping(world), MoneyChecks(world), Orphans(world)
         self._acknowledged: dict[str, JobId] = {}
@@ -166,6 +165,7 @@ class Watch:
 
     def _applied(self, process: Process, change: Change, before: Before) -> None:
         self.budgets.charged_together(process, change.charge)
+        self._world.moves.written(change, before.jobs.get(change.job[0].id) if change.job else None)
         if change.attempt is not None:
             read, to = change.attempt
             was = before.attempts[read.id]

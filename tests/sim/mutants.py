@@ -358,6 +358,8 @@ MUTANTS = (
     _mutant(
         "one commit is enough", "good_checkpoint_kept", (f"{BILLING}.retention.superseded", wrong.one_is_enough),
     ),
+    _mutant("a move without a drain", "move_drains", (f"{LIFECYCLE}.state_machine.ATTEMPT_RULES", wrong_ends.no_drain)),
+    _mutant("a move uses up a retry", "move_is_free", (f"{LIFECYCLE}.transitions.FREE_RETRIES", frozenset[Reason]())),
     _mutant(
         "every end is a success", "success_is_real", (f"{DECISION}.end_reason", wrong.always(Reason.COMPLETED)),
     ),

@@ -35,6 +35,7 @@ from tests.sim.happenings import Happenings
 from tests.sim.invariants import CANARY, INVARIANTS, Watch
 from tests.sim.loop import EPOCH, Livelock, Process, SimClock, SimLoop, Sleep, context_of
 from tests.sim.measures import attempt_of_machine
+from tests.sim.moves import Moves
 from tests.sim.omitting import OmittingGate
 from tests.sim.outcome import Outcome
 from tests.sim.prices import Prices
@@ -65,7 +66,7 @@ class World:
     installation = INSTALLATION
     intervals = Intervals(
         poll_s=5, look_s=5, list_s=5, billing_s=15, sweep_s=20, market_s=60, grants_s=60, deadman_s=30, lease_s=30,
-        replace_s=30, sold_out_s=60, stored_s=60,
+        replace_s=30, sold_out_s=60, stored_s=60, review_s=60,
     )  # fmt: skip
     limits = Limits(heartbeat_s=10, poll_s=10, deadman_s=400, drain_s=60)
 
@@ -85,7 +86,7 @@ class World:
         self.prices = Prices(seed, plan)
         self.watch = Watch(self)
         self.people = people.People(self)
-        self.happenings, self.backups = Happenings(self), Backups(self)
+        self.happenings, self.backups, self.moves = Happenings(self), Backups(self), Moves(self)
         self.jobs: list[JobId] = []
         self.submitted: dict[JobId, float] = {}
         self.own: dict[JobId, int] = {}
@@ -251,6 +252,7 @@ class World:
             clock=clock, offers=market.offers, troubles=market.troubles, intervals=self.intervals, limits=self.limits,
         )  # fmt: skip
         _mark_sweeps(fleet)
+        self.moves.begin(fleet)
         self.note(process.id, "starts")
         task = self.loop.create_task(daemon(clock, market, fleet), context=context_of(process))
         task.add_done_callback(lambda done: self._stopped(process, done), context=context_of(None))

@@ -2,12 +2,20 @@
 
 from datetime import datetime, timedelta
 
-from broker.domain.job import Attempt, Job
+from broker.domain.job import Attempt, AttemptState, Job, Reason
 from broker.lifecycle.liveness import LivenessTimeouts
 from broker.lifecycle.observation.attempt_facts import ObservedFacts
+from broker.lifecycle.state_machine import ATTEMPT_RULES, AttemptEvent, Effect, Rule
 from broker.lifecycle.transitions import inspection_end
 
 _KEPT_UNTIL = inspection_end
+no_drain = {
+    **ATTEMPT_RULES,
+    (AttemptState.TRAINING, AttemptEvent.MOVE): Rule(
+        next=AttemptState.TERMINATING, effects=(Effect.DESTROY,), reason=Reason.MOVED
+    ),
+}
+"""Ends a moving attempt at once, as a hung one."""
 
 
 def kept_for_a_day(attempt: Attempt, job: Job) -> datetime | None:

@@ -8,7 +8,7 @@ Decisions: `Move` or `Stay`.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
@@ -69,6 +69,7 @@ class AttemptReview:
         self._due_s = 0.0
         self._reasons: dict[AttemptId, str] = {}
         """Latest reason to stay of each attempt, so that an event reports a reason once."""
+        self.decide: Callable[[ActiveReview], Move | Stay] = review_active
         self.every_s = context.intervals.billing_s
 
     async def step(self) -> bool:
@@ -111,11 +112,11 @@ class AttemptReview:
 
     async def _decide(self, row: Leased, shared: _ReviewRound) -> Move | Stay:
         facts = self._gather(row, shared)
-        decision = review_active(facts)
+        decision = self.decide(facts)
         if isinstance(decision, Stay) or row.job.attempts <= 1:
             return decision
         earlier = await self._context.store.attempts(row.job.id)
-        return review_active(replace(facts, earlier=tuple(attempt for attempt in earlier if not attempt.live)))
+        return self.decide(replace(facts, earlier=tuple(attempt for attempt in earlier if not attempt.live)))
 
     async def _gather_round(self, rows: Sequence[Leased]) -> _ReviewRound:
         context = self._context
@@ -155,7 +156,8 @@ class AttemptReview:
         """Return the note that starts a move, or that reports a new reason to stay; None: nothing is new."""
         job, attempt = row.job, row.attempt
         if isinstance(decision, Stay):
-            if same_but_for_numbers(decision.reason, self._reasons[attempt.id]):
+            is_known = same_but_for_numbers(decision.reason, self._reasons[attempt.id])
+            if is_known or job.workload.shape is None:  # a script of unknown duration never moves
                 return None
             self._reasons[attempt.id] = decision.reason
             report = event(job, "attempt.stays", f"attempt {attempt.number} {decision.reason}", attempt=attempt)
