@@ -1,6 +1,7 @@
 """Groups payments, and compares them with the cost of the same work elsewhere.
 
-Lost work is counted as cost.
+"On demand" is one figure everywhere: the useful hours of an attempt at the same cloud's on-demand price. Work that was
+lost is left out of it, because an on-demand machine loses none, and stays in what was paid.
 """
 
 from collections import defaultdict
@@ -61,6 +62,13 @@ def _seconds(start: datetime | None, end: datetime | None) -> Decimal:
     return ZERO if start is None or end is None else Decimal(repr((end - start).total_seconds()))
 
 
+def on_demand_usd(attempt: Attempt) -> Decimal | None:
+    """Return the exact cost of the attempt's useful hours on demand; None: that price is unknown."""
+    offer = attempt.line.offer
+    price = offer.on_demand_usd_per_hour if offer.spot else offer.usd_per_hour
+    return None if price is None else price * billed_hours(attempt) * attempt.line.nodes * (1 - lost_share(attempt))
+
+
 @dataclass(frozen=True, kw_only=True)
 class _AttemptTotals:
     """Measurements of an attempt's whole life, divided among its slices by dollars."""
@@ -76,14 +84,13 @@ def _measure(paid: PaidAttempt) -> _AttemptTotals:
     attempt = paid.attempt
     offer, lost = attempt.line.offer, lost_share(attempt)
     hours = billed_hours(attempt) * attempt.line.nodes
-    on_demand = offer.on_demand_usd_per_hour if offer.spot else offer.usd_per_hour
     expected = attempt.line.usd_p50
     dearer = paid.dearest_usd is not None and expected is not None and expected > 0
     return _AttemptTotals(
         machine_hours=hours,
         gpu_hours=hours * offer.gpus,
         lost=lost,
-        on_demand_usd=None if on_demand is None else on_demand * hours * (1 - lost),
+        on_demand_usd=on_demand_usd(attempt),
         dearest_ratio=paid.dearest_usd / expected * (1 - lost) if dearer and paid.dearest_usd and expected else None,
     )
 

@@ -5,14 +5,21 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
+import pytest
+
 from broker.api.schemas.jobs import AttemptView, JobDetail
 from broker.api.schemas.offers import OfferView
 from broker.api.service import views
+from broker.billing.spending import report
 from broker.cli.core import formatting as words
 from broker.cli.jobs import artifacts as results
+from broker.cli.views import summary as view
 from broker.cli.views.summary_data import Sample, steps_redone, summarise
+from broker.domain.ids import AttemptId
 from broker.domain.job import AttemptState, JobState, Reason
+from broker.domain.money import LedgerCategory
 from broker.domain.spec import JobSpec
+from broker.domain.spending import Paid, PaidAttempt, Slice
 from tests.support import build
 from trainer.contract.documents import Final, Heartbeat, Outcome
 
@@ -75,24 +82,55 @@ def test_an_attempt_that_never_beat_redoes_nothing() -> None:
     assert (summary.steps, summary.preemptions) == (45, 1)
 
 
-def test_on_demand_is_the_same_time_at_the_other_price() -> None:
-    spot, other = attempt(1, None, 20, Reason.PREEMPTED), attempt(2, 20, 45, Reason.COMPLETED, "0.30", spot=False)
-    summary = summarise(job(spot, other), ("a", "b"), (), ())
-    assert summary.usd == Decimal("0.40")
-    assert summary.usd_on_demand == Decimal("0.50")
-    assert (summary.heldout_loss_before, summary.heldout_loss_after) == (4.0, 3.0)
-    assert summary.seconds == 1200
+def test_on_demand_is_the_same_figure_as_in_the_spending_report() -> None:
+    """The summary and `spend` compare the useful hours with the machine charges, and count lost work as paid."""
+    beat = Heartbeat(attempt="a" * 13, boot="b", seq=1, step=20, total_steps=45)
+    rows = [
+        build.attempt(
+            AttemptState.ENDED, number=1, line=build.line(), reason=Reason.PREEMPTED, beat=beat,
+            first_beat_at=build.at(60), terminating_since=build.at(3600), absent_at=build.at(3600),
+            ended_at=build.at(3600), charged_usd=Decimal("0.40"), traffic_usd=Decimal("0.04"),
+        ),
+        build.attempt(
+            AttemptState.ENDED, number=2, line=build.line(spot=False, usd_per_hour=Decimal("0.90")),
+            reason=Reason.COMPLETED, beat=beat, first_beat_at=build.at(60), absent_at=build.at(1800),
+            ended_at=build.at(1800), charged_usd=Decimal("0.45"),
+        ),
+    ]  # fmt: skip
+    rows[1] = replace(rows[1], id=AttemptId(f"{rows[1].id}-2"))
+    summary = summarise(job(*(views.attempt(row) for row in rows)), ("a", "b"), (), ())
+    paid = Paid(
+        slices=[
+            Slice(
+                job_id=row.job_id, attempt_id=row.id, category=LedgerCategory.COMPUTE, day=build.T0.date(),
+                usd=row.charged_usd - row.traffic_usd,
+            )
+            for row in rows
+        ],
+        attempts={row.id: PaidAttempt(attempt=row, compute_usd=row.charged_usd - row.traffic_usd) for row in rows},
+        jobs={},
+    )  # fmt: skip
+    total = report(paid, "job").total
+    assert summary.usd_on_demand == pytest.approx(total.on_demand_usd, abs=Decimal("0.000002"))
+    assert summary.usd_compared == total.on_demand_of_usd == Decimal("0.81")
+    assert summary.usd_lost == pytest.approx(total.lost_usd, abs=Decimal("0.000002"))
+    assert summary.usd_lost > 0
+    (money,) = [text for text in view.lines(summary) if "on demand" in text]
+    assert "the useful time on demand: $0." in money
+    assert "for lost work included" in money
 
 
 def test_an_unknown_on_demand_price_makes_the_whole_unknown() -> None:
-    unknown = attempt(1, None, 45, Reason.COMPLETED)
-    offer = unknown.offer.model_copy(update={"on_demand_usd_per_hour": None})
-    assert summarise(job(unknown.model_copy(update={"offer": offer})), ("a",), (), ()).usd_on_demand is None
+    known, unknown = attempt(1, None, 45, Reason.COMPLETED), attempt(2, None, 45, Reason.COMPLETED)
+    known = known.model_copy(update={"on_demand_usd": Decimal("0.2")})
+    assert summarise(job(known, unknown), ("a", "b"), (), ()).usd_on_demand is None
+    assert (known.number, summarise(job(known), ("a",), (), ()).usd_on_demand) == (1, Decimal("0.2"))
 
 
 def test_documents_are_json() -> None:
     sample = Sample(prompt="p", base="b", tuned="t")
-    document = summarise(job(attempt(1, None, 5, Reason.COMPLETED)), ("a",), ((1, 2.0),), (sample,)).document()
+    run = attempt(1, None, 5, Reason.COMPLETED).model_copy(update={"on_demand_usd": Decimal("0.200000")})
+    document = summarise(job(run), ("a",), ((1, 2.0),), (sample,)).document()
     assert document["usd"] == "0.10"
     assert document["attempts"][0]["usd_on_demand"] == "0.200000"
     assert document["samples"] == [{"prompt": "p", "base": "b", "tuned": "t"}]

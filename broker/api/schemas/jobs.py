@@ -44,6 +44,10 @@ class AttemptView(Wire):
     """Dollars charged for machines and traffic."""
     traffic_usd: Decimal = Decimal(0)
     """Part of `charged_usd` for traffic."""
+    lost_usd: Decimal = Decimal(0)
+    """Part of the machine charges that produced no progress."""
+    on_demand_usd: Decimal | None = None
+    """Cost of the useful hours on demand at the same cloud; null: that price is unknown."""
     usd_per_hour: Decimal | None = None
     """Current price of one machine in dollars per hour; `offer` has the price at the purchase. null: not read back yet.
     """

@@ -15,9 +15,10 @@ from broker.api.schemas.queries import JobsQuery
 from broker.api.schemas.quotes import LineView, QuoteView
 from broker.api.service.interfaces import Checked
 from broker.billing.prices import price_now
+from broker.billing.spending import lost_share, on_demand_usd
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.job import Attempt, Event, Job, JobState
-from broker.domain.money import ZERO
+from broker.domain.money import ZERO, usd
 from broker.domain.offer import OfferSummary, Quote
 from broker.lifecycle.retention import month_usd
 from broker.policy.budgets import Applied, Refusal, reached
@@ -99,6 +100,8 @@ def attempt(row: Attempt) -> AttemptView:
         reserved_usd=row.reserved_usd,
         charged_usd=row.charged_usd,
         traffic_usd=row.traffic_usd,
+        lost_usd=usd((row.charged_usd - row.traffic_usd) * lost_share(row)),
+        on_demand_usd=None if (on_demand := on_demand_usd(row)) is None else usd(on_demand),
         usd_per_hour=price_now(row),
         idle=row.idle,
         resume_from=row.resume_from,

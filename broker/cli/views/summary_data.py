@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from broker.api.schemas.jobs import AttemptView, JobDetail
 from broker.domain.job import Reason
-from broker.domain.money import ZERO, usd
+from broker.domain.money import ZERO
 from broker.reporting.progress import steps, steps_redone
 
 PICTURE = "loss.png"
@@ -27,7 +27,10 @@ class AttemptLine:
     why: str
     usd: Decimal
     usd_on_demand: Decimal | None
-    """Cost of the same time on the same machine on demand; None if that price is unknown."""
+    """Cost of the useful hours on demand at the same cloud; None if that price is unknown."""
+    usd_compared: Decimal
+    """Part of `usd` that `usd_on_demand` is compared with: the charges for machines, those for lost work included."""
+    usd_lost: Decimal
     seconds: float
 
 
@@ -55,6 +58,9 @@ class Summary:
     """Steps that were lost with a machine and done a second time."""
     usd: Decimal
     usd_on_demand: Decimal | None
+    usd_compared: Decimal
+    usd_lost: Decimal
+    """Part of `usd_compared` that produced no progress."""
     cap_usd: Decimal
     seconds: float
     heldout_loss_before: float | None
@@ -88,7 +94,8 @@ def summarise(
     final = job.runs[-1].final if job.runs else None
     lines = tuple(_line(run, text) for run, text in zip(job.runs, machines, strict=True))
     ended = job.finished_at or max((r.ended_at for r in job.runs if r.ended_at), default=job.created_at)
-    on_demand = [line.usd_on_demand for line in lines if line.usd]
+    paid = [line for line in lines if line.usd_compared]
+    on_demand = [line.usd_on_demand for line in paid]
     return Summary(
         job=job.id,
         name=job.name,
@@ -100,6 +107,8 @@ def summarise(
         steps_redone=steps_redone(job.runs),
         usd=job.spent_usd,
         usd_on_demand=None if None in on_demand else sum((u for u in on_demand if u is not None), ZERO),
+        usd_compared=sum((line.usd_compared for line in paid), ZERO),
+        usd_lost=sum((line.usd_lost for line in paid), ZERO),
         cap_usd=job.cap_usd,
         seconds=(ended - job.created_at).total_seconds(),
         heldout_loss_before=_first_before(job.runs),
@@ -119,17 +128,11 @@ def _line(run: AttemptView, machine: str) -> AttemptLine:
         end_step=end,
         why=(run.reason.value if run.reason else run.state.value) + (f": {run.detail}" if run.detail else ""),
         usd=run.charged_usd,
-        usd_on_demand=_on_demand(run),
+        usd_on_demand=run.on_demand_usd,
+        usd_compared=run.charged_usd - run.traffic_usd,
+        usd_lost=run.lost_usd,
         seconds=seconds,
     )
-
-
-def _on_demand(run: AttemptView) -> Decimal | None:
-    offer = run.offer
-    price = offer.on_demand_usd_per_hour if offer.spot else offer.usd_per_hour
-    if price is None or not offer.usd_per_hour:
-        return None if offer.usd_per_hour else ZERO
-    return usd(run.charged_usd * price / offer.usd_per_hour)
 
 
 def _first_before(runs: tuple[AttemptView, ...]) -> float | None:

@@ -326,7 +326,7 @@ class Deleted(_message.Message):
     def __init__(self, what: _Optional[_Union[StoredKind, str]] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class Attempt(_message.Message):
-    __slots__ = ("id", "number", "instance", "state", "reason", "detail", "offer", "nodes", "hours_p50", "usd_p50", "created_at", "create_sent_at", "first_beat_at", "ended_at", "reserved_usd", "charged_usd", "resume_from", "beat", "final", "traffic_usd", "usd_per_hour", "idle", "evidence", "observed_runs")
+    __slots__ = ("id", "number", "instance", "state", "reason", "detail", "offer", "nodes", "hours_p50", "usd_p50", "created_at", "create_sent_at", "first_beat_at", "ended_at", "reserved_usd", "charged_usd", "resume_from", "beat", "final", "traffic_usd", "usd_per_hour", "idle", "evidence", "observed_runs", "lost_usd", "on_demand_usd")
     ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
@@ -351,6 +351,8 @@ class Attempt(_message.Message):
     IDLE_FIELD_NUMBER: _ClassVar[int]
     EVIDENCE_FIELD_NUMBER: _ClassVar[int]
     OBSERVED_RUNS_FIELD_NUMBER: _ClassVar[int]
+    LOST_USD_FIELD_NUMBER: _ClassVar[int]
+    ON_DEMAND_USD_FIELD_NUMBER: _ClassVar[int]
     id: str
     number: int
     instance: str
@@ -375,7 +377,9 @@ class Attempt(_message.Message):
     idle: IdleKind
     evidence: str
     observed_runs: int
-    def __init__(self, id: _Optional[str] = ..., number: _Optional[int] = ..., instance: _Optional[str] = ..., state: _Optional[_Union[AttemptState, str]] = ..., reason: _Optional[_Union[Reason, str]] = ..., detail: _Optional[str] = ..., offer: _Optional[_Union[_offer_pb2.Offer, _Mapping]] = ..., nodes: _Optional[int] = ..., hours_p50: _Optional[float] = ..., usd_p50: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., create_sent_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., first_beat_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reserved_usd: _Optional[str] = ..., charged_usd: _Optional[str] = ..., resume_from: _Optional[_Iterable[str]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., final: _Optional[_Union[Final, _Mapping]] = ..., traffic_usd: _Optional[str] = ..., usd_per_hour: _Optional[str] = ..., idle: _Optional[_Union[IdleKind, str]] = ..., evidence: _Optional[str] = ..., observed_runs: _Optional[int] = ...) -> None: ...
+    lost_usd: str
+    on_demand_usd: str
+    def __init__(self, id: _Optional[str] = ..., number: _Optional[int] = ..., instance: _Optional[str] = ..., state: _Optional[_Union[AttemptState, str]] = ..., reason: _Optional[_Union[Reason, str]] = ..., detail: _Optional[str] = ..., offer: _Optional[_Union[_offer_pb2.Offer, _Mapping]] = ..., nodes: _Optional[int] = ..., hours_p50: _Optional[float] = ..., usd_p50: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., create_sent_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., first_beat_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reserved_usd: _Optional[str] = ..., charged_usd: _Optional[str] = ..., resume_from: _Optional[_Iterable[str]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., final: _Optional[_Union[Final, _Mapping]] = ..., traffic_usd: _Optional[str] = ..., usd_per_hour: _Optional[str] = ..., idle: _Optional[_Union[IdleKind, str]] = ..., evidence: _Optional[str] = ..., observed_runs: _Optional[int] = ..., lost_usd: _Optional[str] = ..., on_demand_usd: _Optional[str] = ...) -> None: ...
 
 class Beat(_message.Message):
     __slots__ = ("attempt", "node", "boot", "seq", "phase", "message", "step", "total_steps", "resumed_from", "loss", "heldout_loss", "tokens_per_s", "rows_per_s", "peak_memory_bytes", "gpu_utilisation", "checkpoint", "notice_s", "received_bytes", "sent_bytes", "network_bytes", "messages", "gpu_memory_bytes", "gpu_power_w")
