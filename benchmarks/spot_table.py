@@ -1,8 +1,8 @@
 """Cost of spot policies over traces, divided by the cheapest run in hindsight: `python -m benchmarks.spot_table`.
 
-`product` is the decision code of the daemon (`quote` and `choose`), called in the moments in which placement calls it:
-when the job has no machine. Nothing is fitted on the traces. `--traces FOLDER` reads other traces of the format of
-`benchmarks/data/spot`. The last line is JSON.
+`product` is the decision code of the daemon. A job without a machine is placed (`quote`, `choose`), and one on demand
+is reviewed (`review_active`) once a tick. Nothing is fitted on the traces. `--traces FOLDER` reads other traces of the
+format of `benchmarks/data/spot`. The last line is JSON.
 """
 
 import argparse
@@ -29,12 +29,17 @@ from benchmarks.spot_traces import (
     uniform_progress,
 )
 from broker.domain.instance import Caps
-from broker.domain.offer import Offer, Quote
+from broker.domain.job import Attempt
+from broker.domain.offer import Offer, Quote, QuoteLine
 from broker.domain.spec import JobSpec
 from broker.domain.workload import SpotHours, Workload
 from broker.estimator.planning.corrections import Corrections
 from broker.quote.engine import quote
 from broker.quote.placement import choose
+from broker.quote.placement_facts import PlacementSettings
+from broker.quote.spot.review import ActiveReview, Move, review_active
+from tests.support import build
+from trainer.contract.documents import CheckpointRef, Heartbeat
 
 TRACES = Path(__file__).parent / "data" / "spot"
 SLACKS = (1.2, 1.5, 2.0)
@@ -55,6 +60,9 @@ class Product:
     trace: Trace
     run: Run
     knows_speed: bool = True
+    reviews: bool = True
+    _began_tick: int = 0
+    """Tick in which the current machine was bought."""
 
     def __post_init__(self) -> None:
         base = Offer(
@@ -64,25 +72,73 @@ class Product:
         )  # fmt: skip
         self._on_demand = base
         self._spot = replace(base, id="spot", spot=True, on_demand_usd_per_hour=base.usd_per_hour)
-        hours = self._quote(Caps(spot=True), WORK, [base], spots={}, deadline_s=None).lines[0].hours
+        self._line = self._quote(Caps(spot=True), WORK, [base], spots={}, deadline_s=None).lines[0]
+        hours = self._line.hours
         assert hours is not None
         self._caps = Caps(spot=True, boot_s=max(1.0, self.run.changeover_s - hours.load * 3600))
         self._step_s = hours.training * 3600 / WORK.steps
 
     def __call__(self, run: Run) -> Machine:
-        """Return the machine that placement buys now; a live machine is kept."""
-        if run.machine != "none":
+        """Return the machine that placement buys now, or that the review of a live one moves to."""
+        if run.machine == "spot" or (run.machine == "on-demand" and not (self.reviews and self._moves(run))):
             return run.machine
-        price = Decimal(str(round(run.trace.spot_usd[run.tick], 4)))
-        offers = [replace(self._spot, usd_per_hour=price), self._on_demand]
-        excluded = {} if run.has_spot else {"spot": "sold out"}
-        work = replace(WORK, steps=max(1, round(run.left_s / self._step_s)))
-        spots = self._history(run)
-        made = self._quote(self._caps, work, offers, spots=spots, deadline_s=run.time_left_s, excluded=excluded)
-        line = choose(made, cap_left=MONEY, attempt_number=1, least=lambda line: Decimal(0)).line
+        line = self._placed(run)
+        self._began_tick = run.tick
         if line is None:
             return "none"
         return "spot" if line.offer.spot else "on-demand"
+
+    def _placed(self, run: Run) -> QuoteLine | None:
+        made = self._quote(
+            self._caps,
+            self._work(run),
+            self._offers(run),
+            spots=self._history(run),
+            deadline_s=run.time_left_s,
+            excluded={} if run.has_spot else {"spot": "sold out"},
+        )
+        return choose(made, cap_left=MONEY, attempt_number=1, least=lambda line: Decimal(0)).line
+
+    def _offers(self, run: Run) -> list[Offer]:
+        price = Decimal(str(round(run.trace.spot_usd[run.tick], 4)))
+        return [replace(self._spot, usd_per_hour=price), self._on_demand]
+
+    def _work(self, run: Run) -> Workload:
+        return replace(WORK, steps=max(1, round(run.left_s / self._step_s)))
+
+    def _moves(self, run: Run) -> bool:
+        """Return True if the review moves the attempt on demand, which has saved all of its steps."""
+        if not run.has_spot:
+            return False
+        now = START
+        began = now - timedelta(seconds=(run.tick - self._began_tick) * run.tick_s)
+        saved = CheckpointRef(manifest="m", step=1, save_s=10, stall_s=1, bytes=1)
+        attempt = build.attempt(
+            line=self._line,
+            first_beat_at=began,
+            create_sent_at=began,
+            beat=Heartbeat(attempt="a" * 13, boot="b", seq=1, step=1, total_steps=WORK.steps, checkpoint=saved),
+        )
+        return isinstance(review_active(self._review(run, attempt)), Move)
+
+    def _review(self, run: Run, attempt: Attempt) -> ActiveReview:
+        work = self._work(run)
+        job = replace(
+            build.active_job(cap_usd=MONEY),
+            spec=self._spec(run.time_left_s),
+            workload=replace(work, steps=work.steps + 1),
+        )
+        return ActiveReview(
+            job=job,
+            attempt=attempt,
+            now=START,
+            settings=PlacementSettings(
+                installation=build.INSTALLATION, caps={"cloud": self._caps}, drain_budget=build.drain_budget()
+            ),
+            offers=self._offers(run),
+            learned=self._learned(self._history(run)),
+            policies_at=START,
+        )
 
     def _history(self, run: Run) -> dict[tuple[str, str, str, str], SpotHours]:
         if not run.spot_s:
@@ -103,6 +159,15 @@ class Product:
         deadline_s: float | None,
         excluded: Mapping[str, str] | None = None,
     ) -> Quote:
+        return quote(
+            self._spec(deadline_s), work, offers, now=START, local_files=False, scoped_store=True, spent=Decimal(0),
+            cap_left=MONEY, excluded=excluded or {}, caps={"cloud": caps}, learned=self._learned(spots),
+        )  # fmt: skip
+
+    def _learned(self, spots: Mapping[tuple[str, str, str, str], SpotHours]) -> Corrections:
+        return Corrections(speeds={"h100-sxm": SPEED_RUNS} if self.knows_speed else {}, spots=dict(spots))
+
+    def _spec(self, deadline_s: float | None) -> JobSpec:
         spec = {
             "name": "benchmark",
             "cap_usd": str(MONEY),
@@ -111,11 +176,7 @@ class Product:
         }
         if deadline_s is not None:
             spec["deadline"] = (START + timedelta(seconds=deadline_s)).isoformat()
-        learned = Corrections(speeds={"h100-sxm": SPEED_RUNS} if self.knows_speed else {}, spots=dict(spots))
-        return quote(
-            JobSpec.model_validate(spec), work, offers, now=START, local_files=False, scoped_store=True,
-            spent=Decimal(0), cap_left=MONEY, excluded=excluded or {}, caps={"cloud": caps}, learned=learned,
-        )  # fmt: skip
+        return JobSpec.model_validate(spec)
 
 
 @dataclass
@@ -135,6 +196,7 @@ def policies(trace: Trace, run: Run) -> dict[str, Policy]:
     return {
         "product": Product(trace, run),
         "product, speed unchecked": Product(trace, run, knows_speed=False),
+        "product, no review": Product(trace, run, reviews=False),
         "uniform progress": uniform_progress,
         "greedy": greedy,
         "on demand": on_demand,
