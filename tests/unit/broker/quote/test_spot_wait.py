@@ -91,6 +91,20 @@ def test_on_demand_is_bought_at_the_latest_start() -> None:
     assert choice.line.hours_p90 * HOUR < latest_s - 1
 
 
+def test_the_end_of_a_wait_leaves_time_to_return_to_spot() -> None:
+    """After the wait, a tenth of the rest's time is left: enough to buy spot, lose it and finish on demand."""
+    wait = quoted(6 * HOUR, excluded=SOLD_OUT).spot_wait
+    assert wait is not None
+    left_s = 6 * HOUR - (wait.until - NOW).total_seconds()
+    on_demand = chosen(quoted(left_s - 1, excluded=SOLD_OUT)).line
+    spot = chosen(quoted(left_s - 1)).line
+    assert on_demand is not None
+    assert on_demand.hours_p90 is not None
+    assert spot is not None
+    assert spot.offer.id == SPOT.id
+    assert left_s >= 1.1 * on_demand.hours_p90 * HOUR
+
+
 @pytest.mark.parametrize(
     "made",
     [
