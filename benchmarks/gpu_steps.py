@@ -1,12 +1,12 @@
-"""Memory and speed of real steps on this machine's GPU against predictions that were frozen first.
+"""Compare memory and speed of real steps on this machine's GPU with predictions that were frozen before.
 
     python -m benchmarks.gpu_steps freeze PREDICTIONS.json --gpu H100-80GB   # anywhere: no GPU, no torch
-    python -m benchmarks.gpu_steps measure PREDICTIONS.json     # on such a GPU, otherwise idle. Under 10 minutes
+    python -m benchmarks.gpu_steps measure PREDICTIONS.json     # on an idle GPU of that kind; up to 10 minutes
     python -m benchmarks.gpu_steps run                          # one case, from stdin; `measure` calls it
     python -m benchmarks.gpu_steps show PREDICTIONS.measured.json            # the measurements, as a table
 
-Every case is a process of its own: the trainer's own loop takes three steps with random weights of the published shape.
-Then as many steps as fill a second and a half are timed. The last line of `measure` and `show` is JSON. A case that
+Every case runs in a process of its own. The trainer's own loop takes three steps with random weights of the published
+shape, then timed steps for a second and a half. The last line of `measure` and `show` is JSON. A case that
 fails or runs out of memory is a row like the others, with its reason.
 """
 
@@ -30,7 +30,8 @@ from broker.model_catalog import catalog as catalogue
 from broker.sizing.estimate import estimate
 from trainer.agent.process.child import worker_defaults
 
-PATIENCE_S = 120
+CASE_TIMEOUT_S = 120
+"""Seconds after which a case is aborted."""
 MODELS = (
     "HuggingFaceTB/SmolLM2-135M", "Qwen/Qwen2.5-1.5B", "meta-llama/Llama-3.2-1B", "google/gemma-2-2b",
     "openai-community/gpt2", "EleutherAI/pythia-1.4b", "microsoft/phi-2", "bigcode/starcoder2-3b",
@@ -51,12 +52,12 @@ LARGE: tuple[tuple[str, Mapping[str, Any]], ...] = (
 )
 KEYS = ("peak_allocated_bytes", "device_used_bytes")
 SPEED = "tokens_per_s"
-LASTS_S = 1.5
-"""Seconds of the timed steps."""
+TIMED_S = 1.5
+"""Seconds of timed steps."""
 
 
 def cases() -> Iterator[tuple[str, dict[str, Any]]]:
-    """(model, how it is trained)."""
+    """Yield (model, training options)."""
     for model in MODELS:
         for way in WAYS:
             yield model, dict(way)
@@ -65,7 +66,7 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def frozen(gpu: str) -> dict[str, Any]:
-    """Return all predictions for that GPU, with the moment and a digest that `measure` checks. Raises ValueError."""
+    """Return all predictions for `gpu`, with their time and a digest that `measured` checks. Raises ValueError."""
     rows = []
     for model, way in cases():
         found = estimate(model, gpu=gpu, **way)
@@ -81,7 +82,7 @@ def digest(rows: list[dict[str, Any]]) -> str:
 
 
 def ask_of(way: Mapping[str, Any]) -> Any:
-    """Return the tracer's question for a case."""
+    """Return the tracer's options for a case."""
     from trainer.memtrace import __main__ as memtrace_main
 
     words = {"bf16-autocast": "bf16", "bf16": "bf16-pure"}
@@ -95,7 +96,7 @@ def ask_of(way: Mapping[str, Any]) -> Any:
 
 
 def run_here(model: str, way: Mapping[str, Any]) -> dict[str, Any]:
-    """Measure one case on this machine's GPU; `on`: what it ran on."""
+    """Measure one case on this machine's GPU. `on` in the result: GPU and library versions."""
     import torch
     import transformers
 
@@ -103,7 +104,7 @@ def run_here(model: str, way: Mapping[str, Any]) -> dict[str, Any]:
 
     published = catalogue.find(model)
     assert published is not None
-    found = memtrace.measure(published.config, ask_of(way), LASTS_S)
+    found = memtrace.measure(published.config, ask_of(way), TIMED_S)
     on = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, transformers {transformers.__version__}"
     return {**found, SPEED: round(way["micro_batch"] * way["seq"] / found["step_s"], 1), "on": on}
 
@@ -114,10 +115,10 @@ def in_process(model: str, way: Mapping[str, Any]) -> dict[str, Any]:
     env = worker_defaults(dict(os.environ))
     try:
         done = subprocess.run(
-            command, input=asked, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=env
+            command, input=asked, capture_output=True, text=True, timeout=CASE_TIMEOUT_S, check=False, env=env
         )
     except subprocess.TimeoutExpired:
-        return {"error": f"took longer than {PATIENCE_S} s"}
+        return {"error": f"took longer than {CASE_TIMEOUT_S} s"}
     if done.returncode:
         return {"error": (done.stderr.strip().splitlines() or ["no output"])[-1][:200]}
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -143,18 +144,18 @@ def compared(row: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the errors of the measured rows, and the number of failed rows."""
-    told: dict[str, Any] = {"n": len(rows), "failed": sum("error" in r for r in rows)}
+    figures: dict[str, Any] = {"n": len(rows), "failed": sum("error" in r for r in rows)}
     good = [r for r in rows if "error" not in r]
     for key in KEYS if good else ():
         errors = [abs(r[f"{key}_error_pct"]) for r in good]
-        told[key] = {"median_abs_pct": round(statistics.median(errors), 2), "max_abs_pct": max(errors)}
-        told[key]["under_beyond_margin"] = sum(key in r["beyond_margin"] for r in good)
+        figures[key] = {"median_abs_pct": round(statistics.median(errors), 2), "max_abs_pct": max(errors)}
+        figures[key]["under_beyond_margin"] = sum(key in r["beyond_margin"] for r in good)
     for evidence in sorted({r[f"{SPEED}_evidence"] for r in good}):
         rows_of = [r for r in good if r[f"{SPEED}_evidence"] == evidence]
         errors = [abs(r[f"{SPEED}_error_pct"]) for r in rows_of]
-        found = {"n": len(errors), "median_abs_pct": round(statistics.median(errors), 2), "max_abs_pct": max(errors)}
-        told[f"{SPEED} {evidence}"] = found | {"in_interval": sum(r["in_interval"] for r in rows_of)}
-    return told
+        speed = {"n": len(errors), "median_abs_pct": round(statistics.median(errors), 2), "max_abs_pct": max(errors)}
+        figures[f"{SPEED} {evidence}"] = speed | {"in_interval": sum(r["in_interval"] for r in rows_of)}
+    return figures
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -163,7 +164,7 @@ def show(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         way = row["way"]
         words = f"{way['method']} {way['precision']} {way['micro_batch']} x {way['seq']}"
-        words += ", again" if way.get("gradient_checkpointing") else ""
+        words += ", checkpointing" if way.get("gradient_checkpointing") else ""
         if "error" in row:
             table.add_row(row["model"].split("/")[-1], words, row["error"])
             continue
@@ -189,7 +190,7 @@ def measured(predictions: Path, budget_s: float) -> None:
         raise ValueError(f"{predictions}: was changed after it was frozen; freeze the predictions again")
     rows, started = [], datetime.now(UTC)
     for row in document["rows"]:
-        late = (datetime.now(UTC) - started).total_seconds() > budget_s - PATIENCE_S / 4
+        late = (datetime.now(UTC) - started).total_seconds() > budget_s - CASE_TIMEOUT_S / 4
         found = {"error": "no time left"} if late else in_process(row["model"], row["way"])
         rows.append(compared(row, found))
         print(f"{len(rows)} of {len(document['rows'])}: {row['model']}", file=sys.stderr, flush=True)
@@ -204,8 +205,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("what", choices=("freeze", "measure", "run", "show"))
     parser.add_argument("predictions", type=Path, nargs="?")
-    parser.add_argument("--gpu", default="H100-80GB", help="whose speed is predicted, as `gpubroker estimate` has it")
-    parser.add_argument("--seconds", type=float, default=570, help="of `measure`, after which no case is begun")
+    parser.add_argument(
+        "--gpu", default="H100-80GB", help="GPU of the predictions, by its name in `gpubroker estimate`"
+    )
+    parser.add_argument("--seconds", type=float, default=570, help="time of `measure` after which no case starts")
     args = parser.parse_args()
     if args.what == "run":
         print(json.dumps(run_here(*json.load(sys.stdin))))

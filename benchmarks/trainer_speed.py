@@ -1,11 +1,11 @@
-"""Tokens a second, peak memory and start-up of this trainer, HF Trainer and TRL's SFTTrainer on the same job.
+"""Compare speed, peak memory and start-up of this trainer, HF Trainer and TRL's SFTTrainer on the same job.
 
-`python -m benchmarks.trainer_speed`: each case is trained by all three in turn, `--rounds` times, as processes of their
-own. All have the same model, rows, micro-batch, precision, LoRA and versions of torch, transformers, peft and
-accelerate. Speed is that from the end of the first step to the end of the last, in tokens that are not padding.
-Start-up is from the process's start to the end of the first step, and the peak the largest process's resident memory.
-The others are installed into `.demo/peers` when it is missing (1.2 GB); `--peers PYTHON` names an environment that has
-them. Without SmolLM2 in `.demo/models` it is its shape, with random weights. `--scale`: for GPUs.
+In `python -m benchmarks.trainer_speed` all three train each case in turn, `--rounds` times, as processes of their own.
+All have the same model, rows, micro-batch, precision, LoRA and versions of torch, transformers, peft and
+accelerate. Speed counts tokens without padding, from the end of the first step to the end of the last.
+Start-up is the time to the end of the first step, the peak the largest resident memory of a process. The other trainers
+are installed into `.demo/peers` if that folder is missing (1.2 GB); `--peers PYTHON` names an environment with them. If
+SmolLM2 is not in `.demo/models`, the model has its shape and random weights. `--scale` is for GPUs.
 """
 
 import argparse
@@ -49,7 +49,7 @@ class Case:
     micro_batch: int = 4
     global_batch: int = 8
     rows: int | None = None
-    """Rows of a step here, where the others' batches count sequences of several: as many tokens."""
+    """Rows of a step of this trainer under packing: as many tokens as the packed sequences of the others."""
     max_length: int = 192
     steps: int = 20
 
@@ -64,7 +64,7 @@ CASES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """One process's figures."""
+    """Figures of one process."""
 
     tokens_per_s: float
     peak_mb: float
@@ -83,7 +83,7 @@ def install_peers() -> Path:
 
 
 def ours(case: Case, folder: Path, model: Path) -> list[str]:
-    """Return the command that trains the case here."""
+    """Write the configuration, and return the command that trains the case with this trainer."""
     config = {
         "model": str(model),
         "data": {
@@ -106,14 +106,14 @@ def ours(case: Case, folder: Path, model: Path) -> list[str]:
 
 
 def theirs(kind: str, case: Case, folder: Path, model: Path, python: Path) -> list[str]:
-    """Return the command that trains the case with another trainer."""
-    told = asdict(case) | {"model": str(model), "data": str(DATA)}
-    (folder / "case.json").write_text(json.dumps(told))
+    """Write the case, and return the command that trains it with another trainer."""
+    document = asdict(case) | {"model": str(model), "data": str(DATA)}
+    (folder / "case.json").write_text(json.dumps(document))
     return [str(python), str(ROOT / "benchmarks" / "peers" / "train.py"), kind, str(folder / "case.json")]
 
 
 def run(kind: str, case: Case, model: Path, python: Path) -> Run:
-    """Train once. Raises RuntimeError with the last lines where the process fails."""
+    """Train once. Raises RuntimeError with the last lines if the process fails."""
     with tempfile.TemporaryDirectory(prefix="gpubroker-speed-") as scratch:
         folder = Path(scratch)
         command = ours(case, folder, model) if kind == "gpubroker" else theirs(kind, case, folder, model, python)
@@ -153,7 +153,7 @@ def summary(runs: list[Run]) -> dict[str, float]:
 
 def show(results: dict[str, dict[str, dict[str, float]]]) -> None:
     """Print the table."""
-    table = Table("case", "trainer", "tokens/s", "against it", "peak MB", "first step after s")
+    table = Table("case", "trainer", "tokens/s", "ours / it", "peak MB", "first step after s")
     for case, trainers in results.items():
         own = trainers["gpubroker"]["tokens_per_s"]
         for kind, found in trainers.items():
@@ -200,10 +200,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--minutes", type=float, default=6.0, help="no second or later round is begun after that")
+    parser.add_argument("--minutes", type=float, default=6.0, help="time after which no second or later round starts")
     parser.add_argument("--case", action="append", choices=[c.name for c in CASES], help="may be repeated")
-    parser.add_argument("--peers", type=Path, help="a python that has the other trainers")
-    parser.add_argument("--scale", type=int, default=1, help="so many times the rows at once, and of a step")
+    parser.add_argument("--peers", type=Path, help="Python of an environment with the other trainers")
+    parser.add_argument("--scale", type=int, default=1, help="factor of the micro-batch and the global batch")
     arguments = parser.parse_args()
     python = arguments.peers or install_peers()
     until = time.monotonic() + 60 * arguments.minutes
@@ -214,8 +214,8 @@ def main() -> None:
     results = {name: {kind: summary(found) for kind, found in kinds.items()} for name, kinds in runs.items()}
     show(results)
     rounds = {name: len(kinds["gpubroker"]) for name, kinds in runs.items()}
-    told = {"rounds": rounds, "steps": arguments.steps, "scale": arguments.scale, "cases": results}
-    print(json.dumps(told))
+    figures = {"rounds": rounds, "steps": arguments.steps, "scale": arguments.scale, "cases": results}
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

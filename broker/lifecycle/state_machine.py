@@ -241,9 +241,9 @@ def markdown_tables() -> str:
         lines.append(f"| {state.value} | {event.value} | {target} | {effects} |")
     lines += ["", "| attempt state | stale (recorded, no change) |", "|---|---|"]
     some = ((state, stale) for state, stale in ATTEMPT_STALE.items() if stale)
-    lines += [f"| {s.value} | {', '.join(sorted(e.value for e in stale))} |" for s, stale in some]
+    lines += [f"| {s.value} | {'; '.join(sorted(e.value for e in stale))} |" for s, stale in some]
     lines += ["", "| job state | event | next |", "|---|---|---|"]
     lines += [f"| {s.value} | {e.value} | {n.value} |" for (s, e), n in JOB_RULES.items()]
     lines += ["", "| job state | stale |", "|---|---|"]
-    lines += [f"| {s.value} | {', '.join(sorted(e.value for e in stale))} |" for s, stale in JOB_STALE.items()]
+    lines += [f"| {s.value} | {'; '.join(sorted(e.value for e in stale))} |" for s, stale in JOB_STALE.items()]
     return "\n".join([*lines, "", "Every other pair is impossible: a controller that requests it has a bug.", ""])

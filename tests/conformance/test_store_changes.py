@@ -1,4 +1,4 @@
-"""The store contract: what one change does to rows and money, over memory and PostgreSQL alike."""
+"""Store contract: the effects of one change on rows and money, in memory and PostgreSQL."""
 
 import asyncio
 from dataclasses import replace
@@ -87,13 +87,13 @@ async def test_launching_broker_reports_completion_while_another_leases_the_row(
     assert len(await store.unproven_launches()) == 1
     await store.mark_launchers_finished([read])
     assert await store.unproven_launches() == []
-    # What was leased before holds still, and does not bring it back.
+    # The other broker's lease still holds, and its write does not reset the completion.
     assert await store.apply([Change(attempt=(held.attempt, replace(held.attempt, destroy_failures=3)))]) == [True]
     (after,) = await store.attempts(read.job_id)
     assert (after.launched_by, after.destroy_failures) == ("", 3)
 
 
-async def test_no_launcher_is_through_with_what_may_be_created_again(store: Store) -> None:
+async def test_no_launcher_completes_while_its_create_may_repeat(store: Store) -> None:
     await running(store, AttemptState.LAUNCHING)
     (leased,) = await store.claim_attempts(Lane.LAUNCH, owner="a", lease_s=HOUR, limit=9)
     sent = replace(leased.attempt, launched_by="a")
@@ -115,7 +115,7 @@ async def test_a_job_has_one_live_attempt(store: Store) -> None:
     assert [a.number for a in await store.attempts(other.id)] == [1]
 
 
-async def test_an_attempt_that_ends_makes_room_for_the_next(store: Store) -> None:
+async def test_an_ended_attempt_allows_the_next_attempt(store: Store) -> None:
     _, job = await running(store, AttemptState.TERMINATING)
     (leased,) = await store.claim_attempts(Lane.TERMINATION, owner="a", lease_s=HOUR, limit=9)
     ended = in_state(leased.attempt, AttemptState.ENDED)
@@ -125,7 +125,7 @@ async def test_an_attempt_that_ends_makes_room_for_the_next(store: Store) -> Non
     assert [(a.number, a.live) for a in await store.attempts(job.id)] == [(1, False), (2, True)]
 
 
-async def test_a_change_happens_whole_or_not_at_all(store: Store) -> None:
+async def test_a_change_is_atomic(store: Store) -> None:
     attempt, job = await running(store, AttemptState.TERMINATING)
     (leased,) = await store.claim_attempts(Lane.TERMINATION, owner="a", lease_s=HOUR, limit=9)
     good, _ = await running(store)
@@ -149,7 +149,7 @@ async def test_a_change_happens_whole_or_not_at_all(store: Store) -> None:
 
 
 async def test_row_that_breaks_a_rule_is_refused_and_the_others_are_written(store: Store) -> None:
-    """A row that breaks a rule is refused aloud and the others are written."""
+    """A row that breaks a rule is refused with an error, and the others are written."""
     _, job = await running(store, AttemptState.PLANNED)
     (leased,) = await store.claim_attempts(Lane.LAUNCH, owner="a", lease_s=HOUR, limit=9)
     await submitted(store)

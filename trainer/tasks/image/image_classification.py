@@ -36,7 +36,7 @@ class LabelledImage:
 
 
 class ImageClassData(TaskData[LabelledImage]):
-    """Pictures with a class. `tokenizer` is the model's image processor, so that it is saved with the model."""
+    """Pictures, and the class of each. `tokenizer` is the image processor, so that it is saved with the model."""
 
     prepares_ahead = True
 
@@ -103,7 +103,7 @@ class ImageClassData(TaskData[LabelledImage]):
 
 
 class ImageClassModel(TaskModel[ImageClassData]):
-    """Model with a head over a picture. A loss is the cross-entropy of a row's class in nats."""
+    """Model with one output for each class. The loss of a row is the cross-entropy of its class in nats."""
 
     architecture = "AutoModelForImageClassification"
     peft_type = None

@@ -49,7 +49,7 @@ class CaptionedImage:
 
 
 class TextToImageData(TaskData[CaptionedImage]):
-    """Pictures with a text, as noised latents. Random values of a row depend on (seed, step, row) alone."""
+    """Noised latents and captions of pictures. Random values of a row depend only on (seed, step, row)."""
 
     truncates = False
 
@@ -151,7 +151,7 @@ class TextToImageData(TaskData[CaptionedImage]):
 
 
 class TextToImageModel(TaskModel[TextToImageData]):
-    """UNet. A loss is the mean squared error of the noise, or of the velocity if the scheduler predicts it."""
+    """UNet. The loss of a row is the mean squared error of the noise, or of the velocity if that is predicted."""
 
     architecture = "UNet2DConditionModel"
     peft_type = None

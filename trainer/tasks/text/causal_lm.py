@@ -77,7 +77,7 @@ class CausalLmData(TaskData[Example | Pack]):
 
 
 class CausalLmModel(TaskModel[CausalLmData]):
-    """Decoder. A loss is the cross-entropy of a token in nats."""
+    """Decoder. The loss of a token is its cross-entropy in nats."""
 
     architecture = "AutoModelForCausalLM"
     peft_type = "CAUSAL_LM"

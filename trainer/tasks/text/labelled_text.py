@@ -28,7 +28,7 @@ class Labelled(Generic[L]):
 
 
 class LabelledTextData(TaskData[Labelled[L]]):
-    """Texts with a label as token ids."""
+    """Token ids of each text, and its label."""
 
     parsed_type = Labelled
 

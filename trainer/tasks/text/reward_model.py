@@ -18,7 +18,7 @@ from trainer.tasks.text.preference_pairs import Preference, PreferenceData, desc
 class RewardHead(TaskModel[PreferenceData]):
     """Model that returns one number for a text.
 
-    A loss is minus the log-probability, in nats, that the chosen answer of a pair wins.
+    The loss of a pair is minus the log-probability, in nats, that the chosen answer wins.
     """
 
     architecture = "AutoModelForSequenceClassification"

@@ -81,7 +81,7 @@ class Seq2SeqData(TaskData[Pair]):
 
 
 class Seq2SeqModel(TaskModel[Seq2SeqData]):
-    """Encoder-decoder. A loss is the cross-entropy of a target token in nats."""
+    """Encoder-decoder. The loss of a target token is its cross-entropy in nats."""
 
     architecture = "AutoModelForSeq2SeqLM"
     peft_type = "SEQ_2_SEQ_LM"

@@ -1,4 +1,4 @@
-"""Classification of whole texts."""
+"""Classification: one class for each text."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from trainer.tasks.text.labelled_text import Labelled, LabelledTextData, Labelle
 
 
 class TextClassData(LabelledTextData[int]):
-    """Texts with a class."""
+    """Token ids of each text, and the number of its class."""
 
     labels: Labels
     """Classes. Set by `read`."""
@@ -35,7 +35,7 @@ class TextClassData(LabelledTextData[int]):
 
 
 class TextClassModel(LabelledTextModel[TextClassData]):
-    """Model with one output for each class. A loss is the cross-entropy of a row's class in nats."""
+    """Model with one output for each class. The loss of a row is the cross-entropy of its class in nats."""
 
     def _head_options(self) -> dict[str, Any]:
         return {**self._data.labels.head_options(), "problem_type": "single_label_classification"}

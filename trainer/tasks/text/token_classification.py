@@ -102,7 +102,7 @@ class TokenClassData(TaskData[Tagged]):
 
 
 class TokenClassModel(TaskModel[TokenClassData]):
-    """Model with one output for each tag and token. A loss is the cross-entropy of a word's tag in nats."""
+    """Model with one output for each tag and token. The loss of a word is the cross-entropy of its tag in nats."""
 
     architecture = "AutoModelForTokenClassification"
     peft_type = "TOKEN_CLS"

@@ -1,4 +1,4 @@
-"""Another account lists nothing, which is not absence; and the cloud is not asked for its account too often."""
+"""Guard against listings of another account, which prove no absence; it rarely asks a cloud for its account."""
 
 import asyncio
 import stat
@@ -56,17 +56,17 @@ async def test_the_cloud_is_asked_at_the_start_and_when_the_key_has_changed(file
 
 
 async def test_another_account_is_refused_with_the_fix_after_a_restart_too(file: Path) -> None:
-    """Another account is refused in one line with the fix also after a restart."""
+    """The error is one line with the fix, in the same process and after a restart."""
     cloud = Cloud()
     await Account(cloud, file).verify()
     cloud.key = "b"
     for account in (Account(cloud, file), Account(cloud, file)):
         with pytest.raises(OutcomeUnknown) as e:
             await account.verify()
-        said = str(e.value)
-        assert "\n" not in said
+        message = str(e.value)
+        assert "\n" not in message
         assert all(
-            part in said for part in ("paper", "account someone", "to me", "restore the old credentials", str(file))
+            part in message for part in ("paper", "account someone", "to me", "restore the old credentials", str(file))
         )
         assert not account.owns("digest of b")
     cloud.key = "a"
@@ -74,7 +74,7 @@ async def test_another_account_is_refused_with_the_fix_after_a_restart_too(file:
     assert account.owns("digest of a")
 
 
-async def test_a_person_moves_to_another_account_by_removing_the_file(file: Path) -> None:
+async def test_removing_the_file_allows_another_account(file: Path) -> None:
     cloud = Cloud()
     account = Account(cloud, file)
     await account.verify()
@@ -86,8 +86,8 @@ async def test_a_person_moves_to_another_account_by_removing_the_file(file: Path
         await account.verify()
 
 
-async def test_the_old_key_is_looked_at_again_after_another_was_refused(file: Path) -> None:
-    """A cloud's session may be of the other one by then."""
+async def test_the_old_key_is_checked_again_after_another_was_refused(file: Path) -> None:
+    """The cloud's session may still belong to the refused account."""
     cloud = Cloud()
     account = Account(cloud, file)
     await account.verify()
@@ -99,7 +99,7 @@ async def test_the_old_key_is_looked_at_again_after_another_was_refused(file: Pa
     assert cloud.asked == before + 1
 
 
-async def test_a_key_that_is_exchanged_meanwhile_is_no_answer(file: Path) -> None:
+async def test_a_key_that_changes_during_the_call_is_refused(file: Path) -> None:
     cloud = Cloud()
     account = Account(cloud, file)
     with pytest.raises(OutcomeUnknown, match="changed during the call"):
@@ -116,7 +116,7 @@ async def test_a_key_that_is_exchanged_meanwhile_is_no_answer(file: Path) -> Non
 
 
 @pytest.mark.parametrize("error", [Rejected("the key is refused"), Throttled("429"), OutcomeUnknown("500")])
-async def test_a_cloud_that_does_not_say_is_asked_again(file: Path, error: ProviderError) -> None:
+async def test_a_cloud_that_fails_to_answer_is_asked_again(file: Path, error: ProviderError) -> None:
     cloud = Cloud(errors=[error])
     account = Account(cloud, file)
     with pytest.raises(type(error)):
@@ -125,7 +125,7 @@ async def test_a_cloud_that_does_not_say_is_asked_again(file: Path, error: Provi
     await account.verify()
 
 
-async def test_a_key_is_known_by_what_it_shares_with_the_last_answer(file: Path) -> None:
+async def test_a_key_is_recognised_by_marks_of_the_last_answer(file: Path) -> None:
     """No answer names the account of a key, as at Lambda. The SSH key of the first launch belongs to one account."""
     cloud = Cloud(owners={"a": ("key a",), "a2": ("key a2", "ssh"), "b": ("key b", "other ssh")})
     account = Account(cloud, file)
@@ -137,7 +137,7 @@ async def test_a_key_is_known_by_what_it_shares_with_the_last_answer(file: Path)
     await account.verify()
     account.note_purchase()
     asked = cloud.asked
-    assert account.owns("digest of a"), "a launch that waits for its turn goes on with its key"
+    assert account.owns("digest of a"), "a queued launch keeps its key"
     await account.verify()
     assert cloud.asked == asked + 1
     cloud.key = "a2"
