@@ -230,7 +230,8 @@ def _evaluate(ask: QuoteRequest, sold: OfferIndex) -> _Evaluation:
 WAIT_RESERVE_SHARE = 0.1
 """Share of the time that the rest takes on demand, which a wait for spot leaves before the deadline.
 
-Shares from 0.05 to 0.15 cost the same within 1 % over the traces of `benchmarks/data/spot`, where 0 costs 3 % to 5 % more.
+Shares from 0.05 to 0.15 cost the same within 1 % over the traces of `benchmarks/data/spot`, where 0 costs 3 % to 5 %
+more.
 """
 WAIT_RESERVE_CHANGEOVERS = 2
 """Minimum of that reserve in changeovers."""
