@@ -43,8 +43,8 @@ def other_blobs() -> str:
 
 def database() -> str:
     elsewhere = [*Path("/tmp").glob("gpubroker-*"), *Path("/run/user").glob("*/gpubroker-*")]
-    for folder in (HOME / "postgres" / "run", *elsewhere):
-        for path in folder.glob(".s.PGSQL.*"):
+    for folder in (HOME, *elsewhere):
+        for path in folder.rglob(".s.PGSQL.5432"):
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.connect(str(path))
                 return f"connected to {path}"
