@@ -47,7 +47,7 @@ run_all = failed=; table=; \
 	printf '\n%s' "$$table"; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
 
-.PHONY: help venv demo clouds clouds-test container-test test test-all test-slow test-fast $(TEST_PARTS:%=part-%) $(SLOW_PARTS:%=part-%) part-coverage reliability soak mutation docs lint licences fix proto proto-baseline model constraints image clean
+.PHONY: help venv demo clouds clouds-test container-test test test-all test-slow test-fast $(TEST_PARTS:%=part-%) $(SLOW_PARTS:%=part-%) part-coverage reliability soak mutation docs lint licences sbom audit fix proto proto-baseline model constraints image clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -143,6 +143,15 @@ lint: docs licences ## ruff, mypy --strict, import contracts, prose, licences, S
 licences: venv ## no AGPL or GPL in what is installed with gpubroker, the trainer or SkyPilot
 	$(BIN)/python .ci/licences.py
 
+# Tools of the next two in throw-away environments, since their own pins differ from the product's.
+sbom: venv ## write a CycloneDX bill of materials into sbom/ for base, server, the broker's image and the trainer's
+	$(PYTHON) .ci/install.py --venv .venv-sbom 'cyclonedx-bom==7.5.0'
+	$(BIN)/python .ci/sbom.py --tools .venv-sbom sbom
+
+audit: venv ## ask pip-audit for known vulnerabilities in all that is shipped; needs the network
+	$(PYTHON) .ci/install.py --venv .venv-audit 'pip-audit==2.10.1'
+	$(BIN)/python .ci/sbom.py --tools .venv-audit --audit
+
 fix: venv ## let ruff mend and format what it can
 	$(BIN)/ruff check --fix $(ALL)
 	$(BIN)/ruff format $(ALL)
@@ -169,5 +178,5 @@ container-test: venv ## build the trainer's image on this machine and train in i
 	$(BIN)/python -m tests.container
 
 clean: ## remove .venv, .venv-skypilot, .demo and every cache
-	rm -rf .venv $(SKY) .demo site .cache mutants .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .schemathesis htmlcov .coverage*
+	rm -rf .venv $(SKY) .venv-sbom .venv-audit sbom .demo site .cache mutants .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .schemathesis htmlcov .coverage*
 	find $(ALL) -name __pycache__ -type d -prune -exec rm -rf {} +
