@@ -166,8 +166,9 @@ proto-baseline: venv ## make the current gRPC contract the baseline that `make l
 # Without --find-links: a wheel of one machine (torch's +cpu build) must not become everyone's version.
 COMPILE := env -u PIP_FIND_LINKS -u UV_FIND_LINKS UV_CUSTOM_COMPILE_COMMAND='make constraints' $(BIN)/uv pip compile \
 	--quiet --universal --python-version 3.11 --no-emit-index-url --no-annotate
-constraints: | $(BIN)/uv ## resolve constraints.txt, constraints-trainer.txt and constraints-skypilot.txt again
+constraints: | $(BIN)/uv ## resolve constraints.txt, constraints-broker.txt, constraints-trainer.txt and constraints-skypilot.txt again
 	$(COMPILE) --upgrade pyproject.toml $(EXTRAS:%=--extra %) -o constraints.txt
+	$(COMPILE) --generate-hashes --constraint constraints.txt pyproject.toml --extra server --extra aws -o constraints-broker.txt
 	$(BIN)/python deploy/trainer_requirements.py trackers fp8 | $(COMPILE) --upgrade - -o constraints-trainer.txt
 	sed -n 's/^clouds = \["\(.*\)"\]$$/\1/p' pyproject.toml | $(COMPILE) --upgrade --generate-hashes - -o constraints-skypilot.txt
 

@@ -73,6 +73,15 @@ def test_the_broker_is_built_with_all_that_its_wheel_is_made_of() -> None:
     assert needed | set(PROJECT["project"]["license-files"]) <= copied(DEPLOY / "Containerfile.broker")
 
 
+def test_the_brokers_image_installs_the_tested_versions_by_hash() -> None:
+    pins = re.findall(
+        r"^([\w.-]+==[\w.]+).*\\\n +--hash=sha256:", Path("constraints-broker.txt").read_text(), re.MULTILINE
+    )
+    assert len(pins) > 50
+    assert set(pins) <= set(re.findall(r"^[\w.-]+==[\w.]+", Path("constraints.txt").read_text(), re.MULTILINE))
+    assert "--require-hashes --no-deps --requirement constraints-broker.txt" in values("RUN")[0]
+
+
 def test_images_are_of_one_full_version() -> None:
     bases = {rest.split()[0] for rest in values("FROM")}
     assert len(bases) == 1
