@@ -43,7 +43,7 @@ COMMANDS: Mapping[str, Entry] = {
     "get": Entry("jobs.jobs:get", "Show a job: state, progress, attempts and cost."),
     "explain": Entry(
         "jobs.jobs:explain",
-        "Show why an attempt's offer was chosen: every offer at that time, kept or dropped, with the reason.",
+        "Show why a job waited, moved or stayed, and every offer at a purchase, kept or dropped, with the reason.",
     ),
     "watch": Entry(
         "jobs.jobs:watch_job",

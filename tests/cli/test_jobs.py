@@ -113,6 +113,26 @@ async def test_explain_says_why_an_attempt_was_bought(shell: Shell) -> None:
     assert [one["offer"] for one in ran.document["items"]] == ["cheap", "dear"]
 
 
+async def test_explain_says_why_a_job_waits_moves_or_stays(shell: Shell) -> None:
+    job = await submitted(shell)
+    store = shell.api.service.store
+    (row,) = await store.claim_jobs([JobState.QUEUED], owner="test", lease_s=60, limit=1)
+    waits = Event(job_id=row.id, kind="job.waiting", message="waits for spot until 16:24Z, then buys on demand")
+    assert await store.apply([Change(job=(row, row), events=(waits,))]) == [True]
+    ran = await to_thread(shell.run, "explain", job)
+    assert (ran.code, "waits for spot until 16:24Z" in ran.out) == (0, True)
+    (row,) = await store.claim_jobs([JobState.QUEUED], owner="test", lease_s=60, limit=1)
+    moves = Event(job_id=row.id, kind="attempt.moves", message="attempt 1 moves to spot in us, saves $1")
+    stays = Event(job_id=row.id, kind="attempt.stays", message="attempt 1 stays on demand: no spot offer is on sale")
+    change = replace(admission(row), decision=packed(quoted([offer(id="cheap")])), events=(stays, moves))
+    assert await store.apply([change]) == [True]
+    ran = await to_thread(shell.run, "explain", job)
+    lines = ran.out.splitlines()
+    texts = ("waits for", "stays on", "saves $1", "cheap")
+    places = [next(n for n, line in enumerate(lines) if text in line) for text in texts]
+    assert places == sorted(places)
+
+
 async def test_cancel_is_idempotent(shell: Shell) -> None:
     job = await submitted(shell)
     for _ in range(2):

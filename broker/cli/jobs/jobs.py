@@ -52,18 +52,36 @@ async def explain(
     attempt: Annotated[int | None, typer.Option(min=1, help="Number of the attempt. Default: the newest.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show why an attempt's offer was chosen: every offer at that time, kept or dropped, with the reason."""
+    """Show why a job waited, moved or stayed, and every offer at a purchase, kept or dropped, with the reason."""
     out = Output(as_json=as_json)
     async with client() as c:
         full_id = await job_id(c, job)
         number = attempt or (await c.job(full_id)).attempts
+        history = () if as_json else await _decisions(c, full_id)
+        for line in history:
+            out.say(line)
         if not number:
+            if history:
+                return
             raise NotFoundExit(
                 f"job {full_id} has no attempt yet; `gpubroker quote SPEC.yaml` shows the current offers"
             )
         decision = await c.decision(full_id, number)
     out.document(decision)
     out.say(decision_table(decision))
+
+
+DECISIONS = frozenset({"job.waiting", "attempt.planned", "attempt.moves", "attempt.stays", "attempt.preempted"})
+"""Events that say why a job waited, bought, moved or stayed."""
+
+
+async def _decisions(c: AsyncClient, job: str) -> list[str]:
+    """Return a line for each decision about the job, oldest first."""
+    after, lines = 0, list[str]()
+    while events := (await c.events_now(job, after=after)).items:
+        lines += [event_line(event) for event in events if event.kind in DECISIONS]
+        after = events[-1].seq
+    return lines
 
 
 @command
