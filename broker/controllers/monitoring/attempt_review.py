@@ -33,6 +33,9 @@ from broker.quote.spot.shortlist import shortlist
 CHEAPER = Decimal("0.95")
 """A spot offer is news if its price falls to this share of the price at the previous review."""
 
+REST = 4.0
+"""Pause after a round, as a multiple of the round's duration: a large market has news at each poll."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class _ReviewRound:
@@ -66,17 +69,21 @@ class AttemptReview:
         self._offers, self._learned = offers, learned
         self._market: Sequence[Offer] = ()
         self._spot_usd: Mapping[str, Decimal] = {}
-        self._due_s = 0.0
+        self._due_s = self._rests_until_s = 0.0
         self._reasons: dict[AttemptId, str] = {}
         """Latest reason to stay of each attempt, so that an event reports a reason once."""
         self.decide: Callable[[ActiveReview], Move | Stay] = review_active
         self.every_s = context.intervals.billing_s
 
     async def step(self) -> bool:
-        clock, is_news = self._context.clock, self._is_market_news()
-        if is_news or clock.monotonic() >= self._due_s:
-            self._due_s = clock.monotonic() + self._context.intervals.review_s
+        clock, began = self._context.clock, self._context.clock.monotonic()
+        if began < self._rests_until_s:
+            return False
+        if self._is_market_news() or began >= self._due_s:
+            self._due_s = began + self._context.intervals.review_s
             await self._review_all()
+            ended = clock.monotonic()
+            self._rests_until_s = ended + REST * (ended - began)
         return False
 
     def _is_market_news(self) -> bool:
