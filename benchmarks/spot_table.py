@@ -1,8 +1,8 @@
 """Cost of spot policies over traces, divided by the cheapest run in hindsight: `python -m benchmarks.spot_table`.
 
 `product` is the decision code of the daemon. A job without a machine is placed (`quote`, `choose`), and one on demand
-is reviewed (`review_active`) once a tick. Nothing is fitted on the traces. `--traces FOLDER` reads other traces of the
-format of `benchmarks/data/spot`. The last line is JSON.
+is reviewed (`review_active`) once a tick. The time that a wait for spot leaves (`WAIT_RESERVE_SHARE`) was chosen on
+`benchmarks/data/spot`, so only other traces judge the product: `--traces FOLDER`. The last line is JSON.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from itertools import chain
 from pathlib import Path
 
 from benchmarks.quote import LLAMA_3_8B
@@ -183,13 +184,18 @@ class Product:
 class Totals:
     """Costs of one policy over windows, divided by the optimum."""
 
-    ratios: list[float]
+    by_trace: dict[str, list[float]]
+    """Ratios of the windows of each trace, by its name."""
     misses: int = 0
     preemptions: int = 0
     waits: int = 0
 
+    @property
+    def ratios(self) -> list[float]:
+        return list(chain.from_iterable(self.by_trace.values()))
+
     def mean(self) -> float:
-        return statistics.fmean(self.ratios) if self.ratios else float("nan")
+        return statistics.fmean(self.ratios) if self.by_trace else float("nan")
 
 
 def policies(trace: Trace, run: Run) -> dict[str, Policy]:
@@ -224,17 +230,22 @@ def measure(
         for name in policies(window, Run(trace=window, work_s=work_s, changeover_s=changeover_s)):
             run = Run(trace=window, work_s=work_s, changeover_s=changeover_s)
             is_done = follow(policies(window, run)[name], run)
-            total = totals.setdefault(name, Totals([]))
-            total.ratios.append(run.usd / best)
+            total = totals.setdefault(name, Totals({}))
+            total.by_trace.setdefault(window.name.rpartition("@")[0], []).append(run.usd / best)
             total.misses += not is_done
             total.preemptions += run.preemptions
             total.waits += run.waits
     return totals
 
 
-def interval(ratios: Sequence[float], rng: random.Random) -> tuple[float, float]:
-    """Return the 95 % interval of the mean by bootstrap over windows."""
-    means = sorted(statistics.fmean(rng.choices(ratios, k=len(ratios))) for _ in range(1000))
+def interval(by_trace: Mapping[str, Sequence[float]], rng: random.Random) -> tuple[float, float]:
+    """Return the 95 % interval of the mean by bootstrap over traces.
+
+    Whole traces are drawn, because windows of one trace overlap and depend on each other.
+    """
+    traces = sorted(by_trace)
+    draws = (rng.choices(traces, k=len(traces)) for _ in range(1000))
+    means = sorted(statistics.fmean(ratio for name in draw for ratio in by_trace[name]) for draw in draws)
     return means[25], means[974]
 
 
@@ -255,7 +266,7 @@ def main() -> None:
             traces, slack, work_s=args.hours * 3600, changeover_s=args.changeover_hours * 3600, count=args.windows
         )
         for name, total in totals.items():
-            low, high = interval(total.ratios, rng)
+            low, high = interval(total.by_trace, rng)
             print(
                 f"slack {slack:<4g} {name:26} {total.mean():.3f} [{low:.3f}, {high:.3f}]  misses {total.misses}, "
                 f"preemptions {total.preemptions}, ticks waited {total.waits}, n {len(total.ratios)}"
