@@ -103,7 +103,7 @@ part-tests-of-the-trainer:
 	$(TRAINER_TESTS) -m 'not slow'
 
 part-slow-tests-of-broker-and-providers:
-	$(BROKER_TESTS) -n $(SLOW_WORKERS) -m slow $(SAMPLE)
+	$(BROKER_TESTS) -n $(WORKERS) -m slow $(SAMPLE)
 
 part-slow-tests-of-the-trainer:
 	$(TRAINER_TESTS) -m slow $(SAMPLE)

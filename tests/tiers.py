@@ -60,11 +60,19 @@ IN_MEMORY = ("tests/api/", "tests/controllers/")
 
 SAMPLED = {
     "tests/api/test_fuzz.py::test_every_operation_keeps_its_description": 6,
+    "tests/clouds/scenarios/test_rented.py::test_a_fine_tune_on_each_cloud_costs_what_the_cloud_bills": 2,
     "tests/crash/test_crashes.py::test_a_broker_frozen_past_its_leases_while_another_continues": 2,
     "tests/crash/test_crashes.py::test_a_daemon_killed_at_an_effect_or_commit": 3,
     "tests/crash/test_crashes.py::test_a_daemon_killed_at_any_time": 2,
     "tests/crash/test_lives.py::test_a_daemon_killed_where_people_or_the_cloud_do_something": 2,
+    "tests/trainer/memtrace/test_fake_distributed.py::test_the_trace_is_what_two_processes_allocate": 5,
+    "tests/trainer/memtrace/test_lora_targets.py::test_targets_train_what_peft_would": 6,
+    "tests/trainer/memtrace/test_memory_form.py::test_the_tape_plays_what_the_model_does": 16,
+    "tests/trainer/memtrace/test_tracer.py::test_the_trace_is_what_torch_allocates": 6,
+    "tests/trainer/models/test_families.py::test_a_family_learns_and_is_resumed_bit_by_bit": 4,
     "tests/trainer/parallel/test_barrier.py::test_machines_wait_for_the_one_that_takes_longest": 1,
+    "tests/trainer/parallel/test_parallel.py::test_many_equal_one": 4,
+    "tests/trainer/parallel/test_parallel_tasks.py::test_divided_equals_whole": 5,
     "tests/trainer/training/test_determinism.py::test_packing_is_refused_where_processes_share_model_or_gradients": 2,
     "tests/trainer/training/test_frameworks.py::test_continues_after_a_kill_and_saves_when_asked_to_stop": 1,
     "tests/trainer/training/test_kill_schedules.py::test_a_run_that_is_killed_by_schedule_equals_the_undisturbed_one": 4,  # noqa: E501
