@@ -210,7 +210,7 @@ CREATE TABLE attempts (
     CONSTRAINT attempts_create_sent CHECK (state IN ('planned', 'ended') OR create_sent_at IS NOT NULL),
     CONSTRAINT attempts_ended CHECK ((state = 'ended') = (ended_at IS NOT NULL)),
     CONSTRAINT attempts_reason CHECK (state NOT IN ('draining', 'terminating', 'ended') OR reason IS NOT NULL),
-    CONSTRAINT attempts_signal CHECK (signal IN ('cap', 'out_of_time', 'idle', 'idle_now', 'hung', 'budget')),
+    CONSTRAINT attempts_signal CHECK (signal IN ('cap', 'out_of_time', 'idle', 'idle_now', 'hung', 'budget', 'move')),
     CONSTRAINT attempts_idle CHECK (idle IN ('gpu', 'no_progress', 'download')),
     CONSTRAINT attempts_counts CHECK (number >= 1 AND destroy_failures >= 0),
     CONSTRAINT attempts_money CHECK (reserved_usd >= 0 AND charged_usd >= 0),
