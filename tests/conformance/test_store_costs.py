@@ -90,6 +90,20 @@ async def test_one_of_two_brokers_reports(store: Store) -> None:
     assert (after.idle, after.signal) == (None, Signal.IDLE)
 
 
+@pytest.mark.parametrize("signal", Signal)
+async def test_a_note_stores_each_signal_and_a_clean_reason(store: Store, signal: Signal) -> None:
+    attempt, job = await running(store)
+    note = Note(attempt=attempt, job=job, forecast=None, idle=None, signal=signal, reason="moves to spot\x00 in eu")
+    assert await store.note([note]) == [True]
+    (after,) = await store.attempts(job.id)
+    now = await store.job(job.id)
+    assert now is not None
+    assert after.signal is signal
+    assert now.reason is not None
+    assert now.reason.startswith("moves to spot")
+    assert "\x00" not in now.reason
+
+
 async def test_nothing_is_noted_of_an_attempt_that_has_ended(store: Store) -> None:
     attempt, job = await running(store, AttemptState.ENDED)
     assert await store.note([Note(attempt=attempt, job=job, forecast=forecast(), idle=None)]) == [False]

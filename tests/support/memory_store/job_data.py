@@ -8,6 +8,7 @@ from broker.domain.ids import JobId
 from broker.domain.job import TERMINAL_JOB_STATES, Event, Job, StoredKind
 from broker.lifecycle.retention import RESUMED_FROM
 from broker.ports import Note, StorageCharge
+from broker.store.rules import fences
 from broker.store.rules import job_data as cost_rules
 from tests.support.memory_store.state import MemoryPart, State, shown, with_columns
 
@@ -41,7 +42,7 @@ class MemoryGlobalJobData(MemoryPart):
         job, attempt = self._state.jobs.get(note.job.id), self._state.attempts.get(note.attempt.id)
         if job is None or attempt is None or not cost_rules.note_holds(note, job.value, attempt.value):
             return False
-        reason = job.value.reason if note.reason is None else note.reason
+        reason = job.value.reason if note.reason is None else fences.clean(note.reason)
         job.value = with_columns(job.value, forecast=note.forecast, reason=reason)
         attempt.value = with_columns(attempt.value, idle=note.idle)
         if note.signal is not None:
