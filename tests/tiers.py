@@ -23,6 +23,7 @@ SLOW = {
     "tests/crash/": "real daemons and databases that are killed, 480 s",
     "tests/grants/test_run.py": "credentials over many lives, 71 s",
     "tests/security/test_host_isolation.py": "a real daemon and its attackers, 65 s",
+    "tests/security/test_fuzz.py": "changed files for every parser, 10 s",
     "tests/sim/": "a sample of what make reliability simulates, 32 s",
     "tests/test_soak.py": "the long tests' own driver",
     "tests/store/test_embedded.py": "starts and kills of PostgreSQL, 23 s",

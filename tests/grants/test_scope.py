@@ -173,9 +173,9 @@ async def test_neither_the_bucket_nor_another_installation_can_be_seen(blobs: Ob
 async def test_nothing_of_others_can_be_copied_out(blobs: ObstoreBlobs) -> None:
     await blobs.put(keys.upload(SHA), b"theirs")
     access = await blobs.grant(JOB, ATTEMPT)
-    thief = Objects.open(access.url, access.options, HERE)
+    thief, _ = Objects.open(access.url, access.options, HERE)._usable()
     with pytest.raises(obstore.exceptions.BaseError):
-        await obstore.copy_async(thief._store, f"{HERE}/{keys.upload(SHA)}", f"{HERE}/{keys.heartbeat(ATTEMPT, 0)}")
+        await obstore.copy_async(thief, f"{HERE}/{keys.upload(SHA)}", f"{HERE}/{keys.heartbeat(ATTEMPT, 0)}")
 
 
 async def test_credentials_that_have_ended_open_nothing(gate: Gate, blobs: ObstoreBlobs) -> None:

@@ -67,7 +67,10 @@ def parse(text: str, name: str, *, may_be_empty: bool = False) -> YamlDocument:
     """
     if name.endswith(".json"):
         text = re.sub(r"^\t+", lambda tabs: " " * len(tabs[0]), text, flags=re.MULTILINE)  # JSON may indent by tabs
-    loader = _Loader(text)
+    try:
+        loader = _Loader(text)
+    except yaml.YAMLError as e:  # a character that YAML does not allow
+        raise BadYaml(name, _line_of(e, text), f"not YAML: {str(e).splitlines()[0]}") from None
     try:
         node = loader.get_single_node()
         if node is None and may_be_empty:
@@ -92,8 +95,13 @@ def parse_value(text: str) -> Any:
     """Parse one value by the same rules, as in `--set key=value`; text that is not YAML stays a string."""
     try:
         return yaml.load(text, _Loader)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         return text
+
+
+def _line_of(error: yaml.YAMLError, text: str) -> int:
+    """Return the line of the character that the reader refused, from 1."""
+    return text.count("\n", 0, getattr(error, "position", 0)) + 1
 
 
 def _walk(node: yaml.Node, path: Path, lines: dict[Path, int], name: str) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import io
 import lzma
 import stat
+import struct
 import tarfile
 import threading
 import zipfile
@@ -26,6 +27,11 @@ MAX_BYTES = 64 * 1024**2
 """Largest size of one file in bytes. A file that declares more is refused before it is unpacked."""
 MAX_RATIO, RATIO_FREE_BYTES = 200, 16 << 20
 """Maximum ratio of the unpacked to the packed bytes of a file, and the bytes that any file may have."""
+_UNREADABLE = (
+    tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError, ValueError,
+    OverflowError, LookupError, struct.error, zlib.error, lzma.LZMAError,
+)  # fmt: skip
+"""Errors that the libraries raise for a damaged archive: offsets, lengths and dates may have any value."""
 _READING = threading.Lock()
 """Lock on the archive's single file position, since a second thread reads the rows of the next step."""
 
@@ -85,7 +91,9 @@ def files(data: bytes | Path, kind: str) -> dict[str, Picture]:
                 raise BadArchive(f"names {picture.name!r}, which is no place within it; pack the folder again")
             if not any(part.startswith((".", "__MACOSX")) for part in path.parts):
                 pictures[str(path)] = picture
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, NotImplementedError, UnicodeDecodeError) as e:
+    except BadArchive:
+        raise
+    except _UNREADABLE as e:
         form = "a plain .tar (of tar -cf, not compressed)" if kind == "tar" else "a .zip"
         raise BadArchive(f"is not {form} that can be read ({type(e).__name__}); pack the folder again") from None
     return dict(sorted(pictures.items()))
@@ -130,9 +138,12 @@ def _window(source: BinaryIO, offset: int, size: int) -> BinaryIO:
 
 def _part(source: BinaryIO, offset: int, size: int) -> Callable[[int], bytes]:
     def start(count: int) -> bytes:
-        with _READING:
-            source.seek(offset)
-            return source.read(min(count, size))
+        try:
+            with _READING:
+                source.seek(offset)
+                return source.read(min(count, size))
+        except _UNREADABLE as e:
+            raise _not_unpacked(e) from None
 
     return start
 
@@ -156,10 +167,14 @@ def _unpacked(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Callable[[in
         try:
             with archive.open(member) as opened:
                 return opened.read(count)
-        except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, zlib.error, lzma.LZMAError) as e:
-            raise BadArchive(f"cannot be unpacked ({type(e).__name__}); pack it again") from None
+        except _UNREADABLE as e:
+            raise _not_unpacked(e) from None
 
     return start
+
+
+def _not_unpacked(error: Exception) -> BadArchive:
+    return BadArchive(f"cannot be unpacked ({type(error).__name__}); pack it again")
 
 
 def packed(folder: Path) -> bytes:

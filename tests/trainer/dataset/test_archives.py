@@ -73,6 +73,19 @@ def test_what_names_a_place_outside_is_refused(make: Any, kind: str, name: str) 
         archives.files(make({"a/1.png": PNG, name: PNG}), kind)
 
 
+@pytest.mark.parametrize(("make", "kind"), MAKERS)
+def test_a_damaged_archive_is_refused_at_every_byte(make: Any, kind: str) -> None:
+    """A changed byte leaves a readable archive or raises BadArchive, at the listing or at the first bytes of a file."""
+    whole = make({"a/1.png": PNG, "b/2.png": PNG})
+    for place in range(len(whole)):
+        for value in (0x00, 0x7F, 0xFF):
+            try:
+                for picture in archives.files(whole[:place] + bytes([value]) + whole[place + 1 :], kind).values():
+                    picture.start(16)
+            except BadArchive:
+                continue
+
+
 def test_links_are_no_files() -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as made:
