@@ -6,7 +6,8 @@ from typing import Any
 
 TOKENS = (
     b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", b"\r\n", b'"', b"'", b",", b";", b"\t", b"[", b"{", b"}", b"]", b":",
-    b"null", b"NaN", b"1e999", b"-1", b"18446744073709551616", b"true", b"\\u0000", b"\\ud800", b"&a", b"*a", b"!!python/object",
+    b"null", b"NaN", b"1e999",
+    b"-1", b"18446744073709551616", b"true", b"\\u0000", b"\\ud800", b"&a", b"*a", b"!!python/object",
     b"../", b"/etc/passwd", b"PK\x03\x04", b"PAR1", b"\x1f\x8b\x08", b"ustar", b"\x89PNG", b"\xff\xd8\xff",
     b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff", b"\xff\xff\xff\xff\xff\xff\xff\x7f", "é".encode(), "\u202e".encode(),
 )  # fmt: skip
