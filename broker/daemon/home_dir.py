@@ -10,6 +10,7 @@ from pathlib import Path
 
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem
 from broker.paths import CONFIG_FILE
+from broker.runtime.boot_clock import CLOCK_FILE
 from broker.runtime.private_files import FULL, is_locked, private_folder
 
 log = logging.getLogger(__name__)
@@ -21,7 +22,8 @@ systems for the user's own group."""
 LOCK = "lock"
 SPOOL = ".uploads"
 """Folder in the home for uploads that are not in the blob store yet."""
-WRITTEN = ("client.json", "installation", "master.key", "sweep-report-only")
+WRITTEN = (CLOCK_FILE, "client.json", "installation", "master.key", "sweep-report-only")
+"""Files that the daemon writes into its home. Others in it may be a user's, whatever their suffix."""
 DRAFT = "[0-9a-f]" * 8
 """Suffix pattern of files that `private_files` and `secret_box` have not yet renamed to their final name."""
 MARKS = (CONFIG_FILE, "installation", "master.key")

@@ -125,7 +125,7 @@ def test_of_two_daemons_in_one_home_the_second_is_refused_in_one_line(tmp_path: 
 
 def test_what_a_killed_daemon_left_half_written_goes_at_the_next_start(tmp_path: Path) -> None:
     """Copies of keys and tokens, that is; what only looks like them stays."""
-    left = ("client.json.0a1b2c3d", "master.key.ffffffff", "installation.00000000")
+    left = ("client.json.0a1b2c3d", "clock.json.12345678", "master.key.ffffffff", "installation.00000000")
     kept = ("client.json", "master.key", "installation", "master.key.backup", "gpubroker.yaml.0a1b2c3d")
     for name in (*left, *kept):
         (tmp_path / name).touch()
