@@ -1,10 +1,8 @@
 """Jobs of a listed team on the host of an untrusting daemon: a real daemon, its attackers, and ordinary jobs."""
 
-import io
 import json
 import os
 import sys
-import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from providers.local.isolation import JOB_UID, HostSandbox
 from providers.local.process_marks import INSTANCE_DIR
 from tests.crash.daemon import Daemon, submit
 from tests.crash.test_daemon import FROM, rests, watch
+from tests.trainer.support.pack import tar
 from tests.trainer.support.tiny_models import llama
 
 ATTACKS = (Path(__file__).parent / "host_attacks.py").read_bytes()
@@ -52,18 +51,8 @@ async def red(daemon: Daemon) -> AsyncIterator[AsyncClient]:
             yield client
 
 
-def archive(files: dict[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name, content in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
-    return buffer.getvalue()
-
-
 async def run_script(client: AsyncClient, code: bytes, *words: str) -> str:
-    upload = await client.upload(archive({"x.py": code}), name="code.tar")
+    upload = await client.upload(tar({"x.py": code}), name="code.tar")
     script = {"code": f"upload:{upload.sha256}", "command": [sys.executable, "x.py", *words], "checkpoints": False}
     spec = {"name": "x", "cap_usd": "1", "script": script}
     return str((await client.submit(spec, key=os.urandom(8).hex())).id)

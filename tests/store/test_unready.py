@@ -40,7 +40,7 @@ async def fault(store: PostgresStore) -> str:
 
 
 async def test_a_database_that_refuses_writes_makes_the_daemon_unready(postgres_dsn: str) -> None:
-    """As a standby does, and a managed server whose disk is full."""
+    """A standby refuses writes, and so does a managed server whose disk is full."""
     name = await execute(postgres_dsn, "SELECT current_database()")
     await execute(postgres_dsn, f"ALTER DATABASE {name} SET default_transaction_read_only = on")
     store = await PostgresStore.connect(postgres_dsn)
@@ -60,7 +60,7 @@ async def server_in(folder: Path) -> AsyncIterator[EmbeddedPostgres]:
 
 @pytest.mark.parametrize(("table", "block"), [("jobs", 0), ("jobs", 2), ("attempts", 0), ("ledger", 0)])
 async def test_a_damaged_page_makes_the_daemon_unready(table: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody reads the row: a job that has ended is neither claimed nor listed."""
+    """No query reads the row: a job that has ended is neither claimed nor listed."""
     monkeypatch.setattr("broker.store.postgres.store.CHECKED_BLOCKS", 1)
     folder = Path(tempfile.mkdtemp(prefix="gb-"))
     try:

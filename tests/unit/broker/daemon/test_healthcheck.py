@@ -50,10 +50,10 @@ def serving(status: int, context: ssl.SSLContext | None = None) -> Iterator[int]
         server.server_close()
 
 
-def check(home: Path, **told: object) -> tuple[int, str]:
-    """Run the command with a client.json that holds `told`; return (exit code, output)."""
-    if told:
-        (home / "client.json").write_text(json.dumps({"token": "gb_secret", **told}))
+def check(home: Path, **content: object) -> tuple[int, str]:
+    """Run the command with a client.json that holds `content`; return (exit code, output)."""
+    if content:
+        (home / "client.json").write_text(json.dumps({"token": "gb_secret", **content}))
     done = subprocess.run(
         [sys.executable, "-c", PATIENT], capture_output=True, text=True,
         env={**os.environ, "GPUBROKER_HOME": str(home)},
