@@ -23,7 +23,7 @@ LOCK = "lock"
 SPOOL = ".uploads"
 """Folder in the home for uploads that are not in the blob store yet."""
 WRITTEN = (CLOCK_FILE, "client.json", "installation", "master.key", "sweep-report-only")
-"""Files that the daemon writes into its home. Others in it may be a user's, whatever their suffix."""
+"""Files that the daemon writes into its home. Others in it may be a user's, with any suffix."""
 DRAFT = "[0-9a-f]" * 8
 """Suffix pattern of files that `private_files` and `secret_box` have not yet renamed to their final name."""
 MARKS = (CONFIG_FILE, "installation", "master.key")
