@@ -15,10 +15,11 @@ CODE   := $(wildcard broker providers trainer examples benchmarks)
 ALL    := $(CODE) $(wildcard tests .ci)
 
 # Processes of pytest. Tests of the broker wait for most of their time, so there are two for each core, and eight at most.
-# Slow ones start daemons and servers, which need the cores. The trainer's keep a core busy each: never more than two.
+# The trainer's keep a core busy each: never more than two. Its slow ones wait for half of their time: three.
 WORKERS         ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 4 ? 2 * n : 8 )))
 SLOW_WORKERS    ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? n : 8 )))
 TRAINER_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 2 ? n : 2 )))
+SLOW_TRAINER_WORKERS ?= 3
 
 # Simulated lifetimes of `make reliability`; .ci/run takes fewer, with other seeds for every commit.
 LIFETIMES ?= 10000
@@ -32,7 +33,7 @@ COVERED := $(PURE:%=--cov=broker.%) --cov-branch --cov-report=term-missing:skip-
 MACHINES := tests/clouds/scenarios $(addprefix tests/clouds/test_,isolation.py machines.py aws.py together.py sky_machines.py self_stop.py)
 
 BROKER_TESTS  = $(BIN)/pytest tests --ignore=tests/trainer $(MACHINES:%=--ignore=%) --dist loadfile
-TRAINER_TESTS = $(BIN)/pytest tests/trainer -n $(TRAINER_WORKERS) --dist worksteal
+TRAINER_TESTS = $(BIN)/pytest tests/trainer --dist worksteal
 TEST_PARTS   := tests-of-broker-and-providers tests-of-the-trainer
 SLOW_PARTS   := $(TEST_PARTS:%=slow-%)
 FAST_LEAVES  := $(addprefix tests/unit/broker/,estimator model_catalog) tests/unit/providers
@@ -100,13 +101,14 @@ part-tests-of-broker-and-providers:
 	$(BROKER_TESTS) -n $(WORKERS) -m 'not slow'
 
 part-tests-of-the-trainer:
-	$(TRAINER_TESTS) -m 'not slow'
+	$(TRAINER_TESTS) -n $(TRAINER_WORKERS) -m 'not slow'
 
+# Without those of the pure rules: `coverage`, which runs after this part, runs all of them.
 part-slow-tests-of-broker-and-providers:
-	$(BROKER_TESTS) -n $(WORKERS) -m slow $(SAMPLE)
+	$(BROKER_TESTS) --ignore=$(PURE_TESTS) -n $(WORKERS) -m slow $(SAMPLE)
 
 part-slow-tests-of-the-trainer:
-	$(TRAINER_TESTS) -m slow $(SAMPLE)
+	$(TRAINER_TESTS) -n $(SLOW_TRAINER_WORKERS) -m slow $(SAMPLE)
 
 part-coverage:
 	$(BIN)/pytest $(PURE_TESTS) -q -n $(SLOW_WORKERS) --dist loadfile $(COVERED)
@@ -116,7 +118,7 @@ reliability: venv ## simulated job lifetimes under faults, by default 10,000, an
 	$(BIN)/python -m tests.sim --seeds commit --lifetimes 1000 --hints dropped
 	$(BIN)/python -m tests.sim --seeds commit --hashes 100
 	$(BIN)/python -m tests.sim --mutants --known --seeds 0:2000
-	$(BIN)/python -m tests.crash --ci
+	$(BIN)/python -m tests.crash --ci $(SAMPLE)
 
 soak: venv ## the reliability tests at length, e.g. MINUTES=600; totals are added up in TOTALS, over runs
 	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),60) $(if $(TOTALS),--totals $(TOTALS))

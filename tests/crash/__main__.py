@@ -26,6 +26,8 @@ CI = {
     "homes": 14, "migrations": 2, "terms": 4, "freezes": 4, "disks": 4, "births": 3, "lanes": 3,
 }  # fmt: skip
 """Counts for the check of every change; its commit is the seed."""
+CI_SAMPLE = {"points": 2, "lives": 2 * LIVES}
+"""Every second point instead of all: with `--ci --sample`, as `.ci/run` does."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,11 +55,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.add_argument(f"--{name}", type=int, default=0, metavar="N", help=what)
     parser.add_argument("--lanes", type=int, default=2, metavar="N", help="installations at a time")
     parser.add_argument("--ci", action="store_true", help="what every change has to pass; the seed is its commit")
+    parser.add_argument("--sample", action="store_true", help="with --ci: every second point, chosen by the commit")
     options = parser.parse_args(arguments)
-    if vars(options).pop("ci"):
-        vars(options).update(CI, seed=int(commit(), 16))
-    began = time.monotonic()
     points = POINTS[options.points]
+    is_ci, is_sample = vars(options).pop("ci"), vars(options).pop("sample")
+    if is_ci:
+        vars(options).update(CI, seed=int(commit(), 16))
+        points = POINTS["all"]
+    if is_sample:
+        points, options.lives = CI_SAMPLE["points"], CI_SAMPLE["lives"]
+    began = time.monotonic()
     plan = Plan(**vars(options) | {"points": points, "lives": points if options.lives is None else options.lives})
     totals = asyncio.run(carry_out(plan, lambda line: print(line, file=sys.stderr, flush=True)))
     print(json.dumps(totals.report() | {"seconds": round(time.monotonic() - began)}))
