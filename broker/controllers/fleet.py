@@ -10,6 +10,7 @@ from broker.controllers.billing.budgets import Budgets
 from broker.controllers.billing.metering import Billing
 from broker.controllers.billing.retention import RetentionController
 from broker.controllers.market.observed_runs import ObservedRuns
+from broker.controllers.market.offer_history import ListedMarket, OfferHistory
 from broker.controllers.monitoring.attempt_review import AttemptReview
 from broker.controllers.monitoring.dead_man_switch import Deadman
 from broker.controllers.monitoring.interruption import Interruption
@@ -61,6 +62,7 @@ class Fleet:
         troubles: Troubles = dict,
         keep: OutboxRetention | None = None,
         digest: DigestPlan | None = None,
+        market: ListedMarket | None = None,
     ) -> "Fleet":
         context = replace(context, timeouts=replace(context.timeouts, beat_s=context.limits.heartbeat_s))
         inventory, launchers, destroys = Inventory(context), CreatesInFlight(context), Destroys(context)
@@ -79,14 +81,13 @@ class Fleet:
                 launch,
                 *_of_machines(context, inventory, launchers, destroys, beats),
                 *_of_spending(context, inventory, offers, observed_runs),
-                RetentionController(context),
-                Budgets(context),
                 observed_runs,
                 Sweep(context, inventory, destroys, report_only=report_only),
                 Deadman(context),
                 Grants(context, Granting(context=context, box=box)),
                 outbox,
                 *([Digest(context, digest)] if digest is not None else ()),
+                *([OfferHistory(context, market)] if market is not None else ()),
             ),
         )
 
@@ -124,5 +125,6 @@ def _of_machines(
 def _of_spending(
     context: ControllerContext, inventory: Inventory, offers: Callable[[], Sequence[Offer]], learned: LearnedCorrections
 ) -> tuple[Controller, ...]:
-    """Return the controllers that judge what running attempts are expected to spend."""
-    return Guard(context, learned), AttemptReview(context, inventory, offers, learned)
+    """Return the controllers that limit spending and delete old data."""
+    review = AttemptReview(context, inventory, offers, learned)
+    return Guard(context, learned), review, RetentionController(context), Budgets(context)

@@ -178,7 +178,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[DaemonComponents]:
         fleet = Fleet.build(
             context, box, market.offers, notifiers, trainer=TrainerSource(context.blobs, image),
             report_only=report_only, troubles=market.troubles, keep=keep_of(config),
-            digest=DigestPlan(**config.notify.digest.model_dump()),
+            digest=DigestPlan(**config.notify.digest.model_dump()), market=market,
         )  # fmt: skip
         service = _service(config, context, market, box, notifiers, clock=clock, learned=fleet.learned)
         incoming, sockets = await stack.enter_async_context(slacks.serving(service))

@@ -11,11 +11,12 @@ from broker.domain.workload import RunObservation, SpotHours
 from broker.ports.changes import Change, Charge, Lane, Leased, Token
 from broker.ports.channels import ChannelStore
 from broker.ports.job_data import GlobalJobData
+from broker.ports.offer_history import OfferHistoryStore
 from broker.ports.policies import GlobalPolicies
 from broker.ports.tenant_store import TenantStore
 
 
-class Store(TenantStore, ChannelStore, GlobalPolicies, GlobalJobData, Protocol):
+class Store(TenantStore, ChannelStore, GlobalPolicies, GlobalJobData, OfferHistoryStore, Protocol):
     """Rows, leases and the ledger. Ordering times are the database's own.
 
     Raises StoreUnavailable when the database cannot be reached or a commit's outcome is unknown.

@@ -12,6 +12,7 @@ from broker.domain.tenancy import AuditEntry, Team
 from broker.ports.changes import AuditFilter, JobFilter, Token, Upload
 from broker.ports.channels import TenantChannels, TenantSlack
 from broker.ports.job_data import TenantJobData
+from broker.ports.offer_history import TenantOfferHistory
 from broker.ports.policies import TenantPolicies
 
 
@@ -23,7 +24,9 @@ class SpendingStore(Protocol):
         ...
 
 
-class TenantStore(TenantChannels, TenantPolicies, TenantSlack, SpendingStore, TenantJobData, Protocol):
+class TenantStore(
+    TenantChannels, TenantPolicies, TenantSlack, SpendingStore, TenantJobData, TenantOfferHistory, Protocol
+):
     """Store operations that are restricted to the tenant's rows; see `Store.as_tenant`.
 
     Every write leaves an audit entry of its caller, in the same transaction.

@@ -1,4 +1,4 @@
-"""Retention controller: charges for stored data, and deletes expired data and old uploads.
+"""Retention controller: charges for stored data, and deletes expired data, old uploads and old offer history.
 
 Steps for a job: list its objects, decide by `broker.lifecycle.retention` what is due, delete, charge for the rest.
 Facts: the job, its attempts, its objects, a job that starts from it, attempts that a restored backup lacks.
@@ -15,6 +15,7 @@ from broker.controllers.base.events import event
 from broker.domain.errors import InUse
 from broker.domain.ids import JobId
 from broker.domain.job import Attempt, Job, StoredKind
+from broker.domain.market.offer_history import BUCKET_S, DAY_BUCKETS, KEEP_DAYS, bucket_of
 from broker.lifecycle.backup_restore import attempts_without_row
 from broker.lifecycle.retention import (
     CHECK_ENDED_S,
@@ -42,6 +43,7 @@ AT_ONCE = 16
 """Maximum number of concurrent deletions."""
 UPLOADS = "uploads/"
 DAY_S = 86_400.0
+HOUR_BUCKETS = 3600 // BUCKET_S
 
 
 class RetentionController:
@@ -66,6 +68,7 @@ class RetentionController:
         now = context.clock.monotonic()
         if now - self._uploads_at >= UPLOADS_S:
             self._uploads_at = now
+            await self._offer_history()
             await self._uploads()
         return len(jobs) == JOBS
 
@@ -158,3 +161,10 @@ class RetentionController:
         for sha256 in ownerless & self._ownerless:
             await self._context.blobs.delete(object_keys.upload(sha256))
         self._ownerless = ownerless
+
+    async def _offer_history(self) -> None:
+        """Merge the recorded buckets of past hours, and delete those that are too old by a clock that is trusted."""
+        store, now = self._context.store, bucket_of(self._context.clock.now())
+        if await self._context.is_clock_right():
+            await store.merge_offer_history(before=now - HOUR_BUCKETS)
+            await store.forget_offer_history(before=now - KEEP_DAYS * DAY_BUCKETS)

@@ -12,6 +12,7 @@ from broker.controllers.provisioning.creates_in_flight import CreatesInFlight
 from broker.domain.errors import BlobError, ImageRefused, NoCapacity, ProviderError, Rejected, Throttled
 from broker.domain.instance import Observed
 from broker.domain.job import Attempt, Job, Reason
+from broker.domain.market.offer_history import OfferGroup, bucket_of
 from broker.lifecycle.account_refusals import account_refusal, block_s, offer_block_s
 from broker.lifecycle.decisions.launch_decision import (
     Adopted,
@@ -60,7 +61,10 @@ class CreateCalls:
         return Adopted(handles=tuple(machine.handle for machine in listed))
 
     async def block(self, attempt: Attempt, refusal: CreateRefused) -> None:
-        """Exclude the refused offer, or all offers of the refused account, from purchases for a while."""
+        """Exclude the refused offer, or all offers of the refused account, from purchases for a while.
+
+        A lack of capacity becomes part of the offer history.
+        """
         store, account, offer_id = self.context.store, refusal.account, attempt.line.offer.id
         earlier = await store.attempts(attempt.job_id)
         if account is None:
@@ -68,6 +72,8 @@ class CreateCalls:
             await store.block_offer(offer_id, refusal.message, for_s=for_s)
         else:
             await store.block_offer(account.key, account.message, for_s=block_s(account, earlier))
+        if refusal.is_sold_out:
+            await store.record_refusal(OfferGroup.of(attempt.line.offer), bucket_of(self.context.clock.now()))
 
 
 def _failed(
@@ -77,7 +83,8 @@ def _failed(
     message = str(error)
     match error:
         case NoCapacity() | Throttled():
-            return CreateRefused(event=AttemptEvent.NO_CAPACITY, message=message)
+            is_sold_out = isinstance(error, NoCapacity)
+            return CreateRefused(event=AttemptEvent.NO_CAPACITY, message=message, is_sold_out=is_sold_out)
         case ImageRefused():
             return CreateRefused(event=AttemptEvent.REJECTED, message=message, reason=Reason.IMAGE)
         case Rejected():

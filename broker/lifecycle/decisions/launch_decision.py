@@ -57,6 +57,8 @@ class CreateRefused:
     """Reason of the attempt's end; None: the reason that belongs to `event`."""
     account: AccountRefusal | None = None
     """Set when the refusal concerns the account and not only this offer."""
+    is_sold_out: bool = False
+    """True if the cloud reported that it has no capacity."""
     handles: tuple[Handle, ...] = ()
     """Machines that exist in spite of the refusal, and are charged."""
 

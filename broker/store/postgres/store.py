@@ -18,6 +18,7 @@ from broker.store.postgres.apply import Applier
 from broker.store.postgres.channels import PostgresChannels
 from broker.store.postgres.job_data import PostgresGlobalJobData
 from broker.store.postgres.listener import Listener
+from broker.store.postgres.market.offer_history import PostgresOfferHistory
 from broker.store.postgres.policies import PostgresGlobalPolicies
 from broker.store.postgres.pool import Pool, columns
 from broker.store.postgres.submit import Submitter
@@ -30,7 +31,9 @@ API_ROLE = "gpubroker_api"
 """Database role of the API, which migrations/0001_initial.sql creates."""
 
 
-class PostgresStore(PostgresTenant, PostgresChannels, PostgresGlobalPolicies, PostgresGlobalJobData):
+class PostgresStore(
+    PostgresTenant, PostgresChannels, PostgresGlobalPolicies, PostgresGlobalJobData, PostgresOfferHistory
+):
     """Store of the daemon; create it with `connect`. The schema must be up to date: see `broker.store.migrate`.
 
     The daemon's connections see every team. The API's connections use the role `API_ROLE`, which sees the rows of one

@@ -17,6 +17,7 @@ from broker.store.postgres.base import PostgresPart, write_audit
 from broker.store.postgres.channels import PostgresTenantChannels
 from broker.store.postgres.job_data import PostgresTenantJobData
 from broker.store.postgres.listener import Listener
+from broker.store.postgres.market.offer_history import PostgresTenantOfferHistory
 from broker.store.postgres.policies import PostgresTenantPolicies
 from broker.store.postgres.pool import QUERIES, Connection, Pool
 from broker.store.postgres.slack_users import PostgresSlackUsers
@@ -33,6 +34,7 @@ class PostgresTenant(
     PostgresTenantChannels,
     PostgresTenantPolicies,
     PostgresTenantJobData,
+    PostgresTenantOfferHistory,
     PostgresSlackUsers,
     PostgresSpending,
     PostgresPart,

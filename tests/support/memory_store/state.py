@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 from broker.domain.ids import AttemptId, Installation, JobId
 from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job, JobState, Signal
+from broker.domain.market.offer_history import OfferGroup, OfferSample
 from broker.domain.money import LedgerEntry
 from broker.domain.notifications import SlackUser
 from broker.domain.tenancy import DEFAULT_TEAM, AuditEntry, Team, Tenant
@@ -59,6 +60,15 @@ class MemoryRow(Generic[RowT]):
         self.lease_until = self.lease_owner = None
 
 
+class MarketTables:
+    """History of offers."""
+
+    def __init__(self) -> None:
+        self.samples: dict[tuple[str, int], OfferSample] = {}
+        self.merged: set[tuple[str, int]] = set()
+        self.refusals: dict[OfferGroup, set[int]] = defaultdict(set)
+
+
 class State:
     """All rows of all teams. A concern of its own adds its tables here."""
 
@@ -74,6 +84,7 @@ class State:
         self.ledger: dict[JobId, list[LedgerEntry]] = defaultdict(list)
         self.outbox = OutboxTables(clock.now())
         self.policies = PolicyTables()
+        self.market = MarketTables()
         self.keys: dict[tuple[str, str, str], tuple[str, JobId]] = {}
         self.observations: list[RunObservation] = []
         self.decisions: dict[AttemptId, bytes] = {}

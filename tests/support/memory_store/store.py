@@ -20,6 +20,7 @@ from broker.ports import Change, Charge, Clock, Lane, Leased, Token
 from broker.store.rules import fences
 from tests.support.memory_store.channels import MemoryChannels
 from tests.support.memory_store.job_data import MemoryGlobalJobData
+from tests.support.memory_store.offer_history import MemoryOfferHistory
 from tests.support.memory_store.policies import MemoryGlobalPolicies
 from tests.support.memory_store.state import MemoryRow, RowT, State, with_columns
 from tests.support.memory_store.tenant import MemoryTenant
@@ -27,7 +28,7 @@ from tests.support.memory_store.tenant import MemoryTenant
 MICRO_S = timedelta(microseconds=1)
 
 
-class MemoryStore(MemoryTenant, MemoryChannels, MemoryGlobalPolicies, MemoryGlobalJobData):
+class MemoryStore(MemoryTenant, MemoryChannels, MemoryGlobalPolicies, MemoryGlobalJobData, MemoryOfferHistory):
     """`ports.Store` in memory."""
 
     def __init__(self, clock: Clock) -> None:

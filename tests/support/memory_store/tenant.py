@@ -14,6 +14,7 @@ from broker.store.rules import fences
 from broker.store.rules import job_data as cost_rules
 from tests.support.memory_store.channels import MemoryTenantChannels
 from tests.support.memory_store.job_data import MemoryTenantJobData
+from tests.support.memory_store.offer_history import MemoryTenantOfferHistory
 from tests.support.memory_store.policies import MemoryTenantPolicies
 from tests.support.memory_store.slack_users import MemorySlackUsers
 from tests.support.memory_store.spending import MemorySpending
@@ -26,6 +27,7 @@ class MemoryTenant(
     MemoryTenantChannels,
     MemoryTenantPolicies,
     MemoryTenantJobData,
+    MemoryTenantOfferHistory,
     MemorySlackUsers,
     MemorySpending,
     MemoryPart,

@@ -1,0 +1,1 @@
+"""Offer history and price wishes on PostgreSQL."""

@@ -1,0 +1,93 @@
+"""`ports.offer_history` on PostgreSQL.
+
+Brokers insert one row a bucket, provider and GPU. An hour later the rows of a day are merged, so that a year of four
+clouds takes less than 200 MB.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from broker.domain.market.offer_history import (
+    HistoryQuery,
+    HistoryRun,
+    OfferGroup,
+    OfferSample,
+    RecordedHistory,
+    bucket_of,
+)
+from broker.reporting.offer_history import joined
+from broker.store.postgres import row_codec
+from broker.store.postgres.base import PostgresPart
+from broker.store.postgres.pool import QUERIES, Pool, columns
+from broker.store.rules.offer_history import LISTED, HistoryDocument, day_of, documents_of, merged, unpacked
+
+
+class PostgresTenantOfferHistory(PostgresPart):
+    _all_teams_pool: Pool
+
+    async def offer_history(self, query: HistoryQuery) -> RecordedHistory:
+        """Read with the daemon's rights, because no team owns the market; unpack in a thread, since it takes long."""
+        first, last, names = bucket_of(query.since), bucket_of(query.until), sorted(query.accelerators)
+        rows = await self._all_teams_pool.read("offer_history", [LISTED, *names], first, last)
+        refused: dict[OfferGroup, set[int]] = defaultdict(set)
+        for row in await self._all_teams_pool.read("offer_refusals", names, first, last):
+            *group, bucket = row
+            refused[OfferGroup(*group)].add(bucket)
+        return await asyncio.to_thread(_selected, list(map(_document, rows)), dict(refused), query)
+
+    async def recorded_accelerators(self) -> Sequence[str]:
+        return [row["name"] for row in await self._all_teams_pool.read("recorded_accelerators")]
+
+
+class PostgresOfferHistory(PostgresPart):
+    """The part of the history that the controllers use."""
+
+    async def record_offers(self, samples: Sequence[OfferSample]) -> Sequence[bool]:
+        if not samples:
+            return []
+        documents = [row for sample in samples for row in documents_of(sample)]
+        new = {(row["provider"], row["bucket"]) for row in await self._pool.fetch("record_offers", *columns(documents))}
+        return [(sample.provider, sample.bucket) in new for sample in samples]
+
+    async def record_refusal(self, group: OfferGroup, bucket: int) -> None:
+        await self._pool.read("record_refusal", *group, bucket)
+
+    async def merge_offer_history(self, *, before: int) -> int:
+        async with self._pool.transaction("merge_offer_history") as connection:
+            if not await connection.fetchval(QUERIES["lock_offer_history"]):
+                return 0
+            samples = list(map(_document, await connection.fetch(QUERIES["take_samples"], before)))
+            if not samples:
+                return 0
+            starts = sorted({day_of(row.bucket) for row in samples})
+            days = map(_document, await connection.fetch(QUERIES["take_days"], starts))
+            rows = await asyncio.to_thread(merged, [*days, *sorted(samples, key=lambda row: row.bucket)])
+            await connection.execute(QUERIES["put_days"], *columns(rows))
+            return len(samples)
+
+    async def forget_offer_history(self, *, before: int) -> int:
+        async with self._pool.transaction("forget_offer_history") as connection:
+            if not await connection.fetchval(QUERIES["lock_offer_history"]):
+                return 0
+            return int(await connection.fetchval(QUERIES["forget_offer_history"], before))
+
+
+def _document(row: row_codec.Record) -> HistoryDocument:
+    return HistoryDocument(row["accelerator"], row["provider"], row["bucket"], row["document"])
+
+
+def _selected(
+    documents: Iterable[HistoryDocument], refused: dict[OfferGroup, set[int]], query: HistoryQuery
+) -> RecordedHistory:
+    runs: dict[OfferGroup, list[HistoryRun]] = defaultdict(list)
+    for document in documents:
+        for group, group_runs in unpacked(document).items():
+            if document.accelerator == LISTED or query.accepts(group):
+                runs[group] += group_runs
+    whole = {group: joined(group_runs) for group, group_runs in runs.items()}
+    return RecordedHistory(
+        runs={group: group_runs for group, group_runs in whole.items() if group.accelerator != LISTED},
+        listed={group.provider: group_runs for group, group_runs in whole.items() if group.accelerator == LISTED},
+        refused={group: buckets for group, buckets in refused.items() if query.accepts(group)},
+    )
