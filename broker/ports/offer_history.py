@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from broker.domain.market.offer_history import HistoryQuery, OfferGroup, OfferSample, RecordedHistory
+from broker.domain.market.offer_history import HistoryQuery, MarketGroup, OfferSample, RecordedHistory
 
 
 class TenantOfferHistory(Protocol):
@@ -25,7 +25,7 @@ class OfferHistoryStore(Protocol):
         """Record buckets. Return for each whether it is new: of several brokers, the first writer of a bucket wins."""
         ...
 
-    async def record_refusal(self, group: OfferGroup, bucket: int) -> None:
+    async def record_refusal(self, group: MarketGroup, bucket: int) -> None:
         """Record that a cloud refused a create for lack of capacity; a repetition within the bucket changes nothing."""
         ...
 

@@ -12,7 +12,7 @@ from broker.domain.market.offer_history import (
     HistoryPoint,
     HistoryQuery,
     HistoryRun,
-    OfferGroup,
+    MarketGroup,
     OfferSample,
     OfferSeries,
     RecordedHistory,
@@ -40,15 +40,15 @@ class OfferPoll:
     """Offers of one answer of a provider, by group."""
 
     def __init__(self) -> None:
-        self.prices: dict[OfferGroup, list[int]] = defaultdict(list)
-        self.reported: set[OfferGroup] = set()
+        self.prices: dict[MarketGroup, list[int]] = defaultdict(list)
+        self.reported: set[MarketGroup] = set()
         """Groups whose capacity the cloud reported."""
-        self.for_sale: set[OfferGroup] = set()
+        self.for_sale: set[MarketGroup] = set()
         """Groups with an offer that is not sold out."""
 
     def add(self, offers: Iterable[Offer]) -> None:
         for offer in offers:
-            group = OfferGroup.of(offer)
+            group = MarketGroup.of(offer)
             self.prices[group].append(int(offer.usd_per_hour / PRICE_UNIT))
             if offer.available is not None:
                 self.reported.add(group)
@@ -63,7 +63,7 @@ class BucketTally:
         self.provider = provider
         self.bucket = bucket
         self._polls = 0
-        self._groups: dict[OfferGroup, _GroupTally] = defaultdict(_GroupTally)
+        self._groups: dict[MarketGroup, _GroupTally] = defaultdict(_GroupTally)
 
     def add(self, poll: OfferPoll) -> None:
         self._polls += 1
@@ -171,7 +171,7 @@ class _StepTally:
 
 
 def _points(
-    history: RecordedHistory, group: OfferGroup, listed: dict[int, int], window: tuple[int, int, int]
+    history: RecordedHistory, group: MarketGroup, listed: dict[int, int], window: tuple[int, int, int]
 ) -> list[HistoryPoint]:
     tallies: dict[int, _StepTally] = defaultdict(_StepTally)
     for run in with_refusals(history.runs.get(group, ()), history.refused.get(group, ())):

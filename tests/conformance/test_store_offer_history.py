@@ -9,7 +9,7 @@ from broker.domain.market.offer_history import (
     DAY_BUCKETS,
     BucketFigures,
     HistoryQuery,
-    OfferGroup,
+    MarketGroup,
     OfferSample,
     bucket_of,
     bucket_start,
@@ -21,11 +21,11 @@ from broker.reporting.offer_history import series
 DAY = datetime(2026, 3, 2, tzinfo=UTC)
 MIDNIGHT = bucket_of(DAY)
 TEAM = Tenant(team="default", owner="ann", token_id="t")
-H100 = OfferGroup("vast", "vast", "SE", "h100", 8, True)
+H100 = MarketGroup("vast", "vast", "SE", "h100", 8, True)
 Shown = list[tuple[str, int, Decimal | None, float | None]]
 
 
-def sample(bucket: int, usd: str | None = "2", *, provider: str = "vast", group: OfferGroup = H100) -> OfferSample:
+def sample(bucket: int, usd: str | None = "2", *, provider: str = "vast", group: MarketGroup = H100) -> OfferSample:
     """A bucket in which the group was for sale at this price; None: it was not listed."""
     price = int(Decimal(usd) * 10_000) if usd else 0
     figures = {group: BucketFigures(price, price + 1, 100)} if usd else {}
@@ -55,7 +55,7 @@ async def test_history_crosses_midnight_merged_or_not(store: Store) -> None:
 
 async def test_the_first_of_two_brokers_writes_a_bucket(store: Store) -> None:
     """It does so for each cloud: a broker that cannot list one cloud leaves that cloud to the others."""
-    beta = OfferGroup("aws", "aws", "us", "h100", 8, False)
+    beta = MarketGroup("aws", "aws", "us", "h100", 8, False)
     assert list(await store.record_offers([sample(MIDNIGHT)])) == [True]
     second = [sample(MIDNIGHT, "1"), sample(MIDNIGHT, "4", provider="aws", group=beta)]
     assert list(await store.record_offers(second)) == [False, True]

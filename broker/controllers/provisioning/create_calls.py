@@ -12,7 +12,7 @@ from broker.controllers.provisioning.creates_in_flight import CreatesInFlight
 from broker.domain.errors import BlobError, ImageRefused, NoCapacity, ProviderError, Rejected, Throttled
 from broker.domain.instance import Observed
 from broker.domain.job import Attempt, Job, Reason
-from broker.domain.market.offer_history import OfferGroup, bucket_of
+from broker.domain.market.offer_history import MarketGroup, bucket_of
 from broker.lifecycle.account_refusals import account_refusal, block_s, offer_block_s
 from broker.lifecycle.decisions.launch_decision import (
     Adopted,
@@ -73,7 +73,7 @@ class CreateCalls:
         else:
             await store.block_offer(account.key, account.message, for_s=block_s(account, earlier))
         if refusal.is_sold_out:
-            await store.record_refusal(OfferGroup.of(attempt.line.offer), bucket_of(self.context.clock.now()))
+            await store.record_refusal(MarketGroup.of(attempt.line.offer), bucket_of(self.context.clock.now()))
 
 
 def _failed(

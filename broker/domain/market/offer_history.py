@@ -30,7 +30,7 @@ def bucket_start(bucket: int) -> datetime:
     return datetime.fromtimestamp(bucket * BUCKET_S, UTC)
 
 
-class OfferGroup(NamedTuple):
+class MarketGroup(NamedTuple):
     """Offers that are recorded together: one GPU and count of a cloud's region, in one market."""
 
     provider: str
@@ -41,7 +41,7 @@ class OfferGroup(NamedTuple):
     spot: bool
 
     @classmethod
-    def of(cls, offer: Offer) -> "OfferGroup":
+    def of(cls, offer: Offer) -> "MarketGroup":
         return cls(offer.provider, offer.cloud, offer.region, offer.accelerator, offer.gpus, offer.spot)
 
 
@@ -78,7 +78,7 @@ class OfferSample:
 
     provider: str
     bucket: int
-    figures: Mapping[OfferGroup, BucketFigures] = field(default_factory=dict)
+    figures: Mapping[MarketGroup, BucketFigures] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class HistoryQuery:
     spot: bool | None = None
     """None: both markets."""
 
-    def accepts(self, group: OfferGroup) -> bool:
+    def accepts(self, group: MarketGroup) -> bool:
         return (
             group.accelerator in self.accelerators
             and (not self.clouds or group.cloud in self.clouds)
@@ -110,10 +110,10 @@ class HistoryQuery:
 class RecordedHistory:
     """Recorded buckets of a query, in the order of time."""
 
-    runs: Mapping[OfferGroup, Sequence[HistoryRun]] = field(default_factory=dict)
+    runs: Mapping[MarketGroup, Sequence[HistoryRun]] = field(default_factory=dict)
     listed: Mapping[str, Sequence[HistoryRun]] = field(default_factory=dict)
     """Buckets in which a provider's listing was read, by provider; in other buckets its offers are unknown."""
-    refused: Mapping[OfferGroup, Collection[int]] = field(default_factory=dict)
+    refused: Mapping[MarketGroup, Collection[int]] = field(default_factory=dict)
     """Buckets in which a create was refused because the cloud had no capacity."""
 
 
@@ -133,7 +133,7 @@ class HistoryPoint(NamedTuple):
 class OfferSeries:
     """History of one group. Steps in which its cloud was not listed have no point."""
 
-    group: OfferGroup
+    group: MarketGroup
     points: Sequence[HistoryPoint]
 
     @property

@@ -10,12 +10,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from broker.domain.market.offer_history import DAY_BUCKETS, HistoryRun, OfferGroup, OfferSample
+from broker.domain.market.offer_history import DAY_BUCKETS, HistoryRun, MarketGroup, OfferSample
 from broker.reporting.offer_history import joined
 
 LISTED = ""
 """Accelerator of the documents that hold the buckets in which a provider's listing was read."""
-Runs = Mapping[OfferGroup, Sequence[HistoryRun]]
+Runs = Mapping[MarketGroup, Sequence[HistoryRun]]
 
 
 class HistoryDocument(NamedTuple):
@@ -28,15 +28,15 @@ class HistoryDocument(NamedTuple):
     document: bytes
 
 
-def listing_of(provider: str) -> OfferGroup:
+def listing_of(provider: str) -> MarketGroup:
     """Return the group under which the read listings of a provider are recorded."""
-    return OfferGroup(provider, "", "", LISTED, 0, False)
+    return MarketGroup(provider, "", "", LISTED, 0, False)
 
 
 def documents_of(sample: OfferSample) -> list[HistoryDocument]:
     """Return the documents of a bucket; the first one says that the listing was read."""
     listing = listing_of(sample.provider)
-    by_gpu: dict[str, dict[OfferGroup, list[HistoryRun]]] = defaultdict(dict)
+    by_gpu: dict[str, dict[MarketGroup, list[HistoryRun]]] = defaultdict(dict)
     by_gpu[LISTED][listing] = [HistoryRun(sample.bucket, 1, None, None, None)]
     for group, figures in sample.figures.items():
         by_gpu[group.accelerator][group] = [HistoryRun(sample.bucket, 1, *figures)]
@@ -48,7 +48,7 @@ def documents_of(sample: OfferSample) -> list[HistoryDocument]:
 
 def merged(documents: Iterable[HistoryDocument]) -> list[HistoryDocument]:
     """Return one document for each accelerator, provider and day. Of two figures of a bucket the first given counts."""
-    days: dict[tuple[str, str, int], dict[OfferGroup, list[HistoryRun]]] = defaultdict(lambda: defaultdict(list))
+    days: dict[tuple[str, str, int], dict[MarketGroup, list[HistoryRun]]] = defaultdict(lambda: defaultdict(list))
     for row in documents:
         day = days[row.accelerator, row.provider, day_of(row.bucket)]
         for group, runs in unpacked(row).items():
@@ -98,11 +98,11 @@ def _sums(column: Sequence[int | None]) -> list[int | None]:
     return result
 
 
-def unpacked(row: HistoryDocument) -> dict[OfferGroup, list[HistoryRun]]:
+def unpacked(row: HistoryDocument) -> dict[MarketGroup, list[HistoryRun]]:
     """Return the runs of a document by group."""
-    runs: dict[OfferGroup, list[HistoryRun]] = {}
+    runs: dict[MarketGroup, list[HistoryRun]] = {}
     for cloud, region, gpus, spot, gaps, lengths, *figures in json.loads(zlib.decompress(row.document)):
-        group = OfferGroup(row.provider, cloud, region, row.accelerator, gpus, bool(spot))
+        group = MarketGroup(row.provider, cloud, region, row.accelerator, gpus, bool(spot))
         start, group_runs = row.bucket, list[HistoryRun]()
         for gap, length, *values in zip(gaps, lengths, *map(_sums, figures), strict=True):
             group_runs.append(HistoryRun(start + gap, length, *values))

@@ -7,7 +7,7 @@ from broker.domain.market.offer_history import (
     DAY_BUCKETS,
     HistoryQuery,
     HistoryRun,
-    OfferGroup,
+    MarketGroup,
     OfferSample,
     RecordedHistory,
     bucket_of,
@@ -19,7 +19,7 @@ from tests.support.memory_store.state import MemoryPart
 class MemoryTenantOfferHistory(MemoryPart):
     async def offer_history(self, query: HistoryQuery) -> RecordedHistory:
         first, last, market = bucket_of(query.since), bucket_of(query.until), self._state.market
-        runs: dict[OfferGroup, list[HistoryRun]] = defaultdict(list)
+        runs: dict[MarketGroup, list[HistoryRun]] = defaultdict(list)
         listed: dict[str, list[HistoryRun]] = defaultdict(list)
         for (provider, bucket), sample in sorted(market.samples.items()):
             # As in a database, where days are read whole.
@@ -51,7 +51,7 @@ class MemoryOfferHistory(MemoryPart):
     async def record_offers(self, samples: Sequence[OfferSample]) -> Sequence[bool]:
         return [self._state.market.samples.setdefault((s.provider, s.bucket), s) is s for s in samples]
 
-    async def record_refusal(self, group: OfferGroup, bucket: int) -> None:
+    async def record_refusal(self, group: MarketGroup, bucket: int) -> None:
         self._state.market.refusals[group].add(bucket)
 
     async def merge_offer_history(self, *, before: int) -> int:

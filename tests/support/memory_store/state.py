@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from broker.domain.ids import AttemptId, Installation, JobId
 from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job, JobState, Signal
-from broker.domain.market.offer_history import OfferGroup, OfferSample
+from broker.domain.market.offer_history import MarketGroup, OfferSample
 from broker.domain.money import LedgerEntry
 from broker.domain.notifications import SlackUser
 from broker.domain.tenancy import DEFAULT_TEAM, AuditEntry, Team, Tenant
@@ -66,7 +66,7 @@ class MarketTables:
     def __init__(self) -> None:
         self.samples: dict[tuple[str, int], OfferSample] = {}
         self.merged: set[tuple[str, int]] = set()
-        self.refusals: dict[OfferGroup, set[int]] = defaultdict(set)
+        self.refusals: dict[MarketGroup, set[int]] = defaultdict(set)
 
 
 class State:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from broker.domain.market.offer_history import (
     HistoryQuery,
     HistoryRun,
-    OfferGroup,
+    MarketGroup,
     OfferSample,
     RecordedHistory,
     bucket_of,
@@ -30,10 +30,10 @@ class PostgresTenantOfferHistory(PostgresPart):
         """Read with the daemon's rights, because no team owns the market; unpack in a thread, since it takes long."""
         first, last, names = bucket_of(query.since), bucket_of(query.until), sorted(query.accelerators)
         rows = await self._all_teams_pool.read("offer_history", [LISTED, *names], first, last)
-        refused: dict[OfferGroup, set[int]] = defaultdict(set)
+        refused: dict[MarketGroup, set[int]] = defaultdict(set)
         for row in await self._all_teams_pool.read("offer_refusals", names, first, last):
             *group, bucket = row
-            refused[OfferGroup(*group)].add(bucket)
+            refused[MarketGroup(*group)].add(bucket)
         return await asyncio.to_thread(_selected, list(map(_document, rows)), dict(refused), query)
 
     async def recorded_accelerators(self) -> Sequence[str]:
@@ -50,7 +50,7 @@ class PostgresOfferHistory(PostgresPart):
         new = {(row["provider"], row["bucket"]) for row in await self._pool.fetch("record_offers", *columns(documents))}
         return [(sample.provider, sample.bucket) in new for sample in samples]
 
-    async def record_refusal(self, group: OfferGroup, bucket: int) -> None:
+    async def record_refusal(self, group: MarketGroup, bucket: int) -> None:
         await self._pool.read("record_refusal", *group, bucket)
 
     async def merge_offer_history(self, *, before: int) -> int:
@@ -78,9 +78,9 @@ def _document(row: row_codec.Record) -> HistoryDocument:
 
 
 def _selected(
-    documents: Iterable[HistoryDocument], refused: dict[OfferGroup, set[int]], query: HistoryQuery
+    documents: Iterable[HistoryDocument], refused: dict[MarketGroup, set[int]], query: HistoryQuery
 ) -> RecordedHistory:
-    runs: dict[OfferGroup, list[HistoryRun]] = defaultdict(list)
+    runs: dict[MarketGroup, list[HistoryRun]] = defaultdict(list)
     for document in documents:
         for group, group_runs in unpacked(document).items():
             if document.accelerator == LISTED or query.accepts(group):

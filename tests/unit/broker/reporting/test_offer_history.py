@@ -11,7 +11,7 @@ from broker.domain.market.offer_history import (
     HistoryPoint,
     HistoryQuery,
     HistoryRun,
-    OfferGroup,
+    MarketGroup,
     RecordedHistory,
     bucket_of,
     bucket_start,
@@ -22,14 +22,14 @@ from tests.conformance.samples import make_line
 
 DAY = datetime(2026, 3, 1, tzinfo=UTC)
 FIRST = bucket_of(DAY)
-L40S = OfferGroup("simulated", "alpha", "eu", "l40s", 1, True)
+L40S = MarketGroup("simulated", "alpha", "eu", "l40s", 1, True)
 
 
 def offer(usd: str, **changes: object) -> Offer:
     return replace(make_line().offer, usd_per_hour=Decimal(usd), **changes)  # type: ignore[arg-type]
 
 
-def tally(*polls: Sequence[Offer]) -> dict[OfferGroup, BucketFigures]:
+def tally(*polls: Sequence[Offer]) -> dict[MarketGroup, BucketFigures]:
     whole = BucketTally("simulated", FIRST)
     for offers in polls:
         poll = OfferPoll()
