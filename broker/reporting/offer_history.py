@@ -40,20 +40,27 @@ class OfferPoll:
     """Offers of one answer of a provider, by group."""
 
     def __init__(self) -> None:
-        self.prices: dict[MarketGroup, list[int]] = defaultdict(list)
+        self.for_sale: dict[MarketGroup, list[int]] = defaultdict(list)
+        """Prices of the offers that are not sold out."""
+        self.sold_out: dict[MarketGroup, list[int]] = defaultdict(list)
+        """Prices of the offers that are sold out."""
         self.reported: set[MarketGroup] = set()
         """Groups whose capacity the cloud reported."""
-        self.for_sale: set[MarketGroup] = set()
-        """Groups with an offer that is not sold out."""
 
     def add(self, offers: Iterable[Offer]) -> None:
         for offer in offers:
             group = MarketGroup.of(offer)
-            self.prices[group].append(int(offer.usd_per_hour / PRICE_UNIT))
+            prices = self.sold_out if offer.available is False else self.for_sale
+            prices[group].append(int(offer.usd_per_hour / PRICE_UNIT))
             if offer.available is not None:
                 self.reported.add(group)
-            if offer.available is not False:
-                self.for_sale.add(group)
+
+    def prices(self) -> Iterator[tuple[MarketGroup, list[int]]]:
+        """Yield the prices of each group: those of the offers for sale, or of the sold-out ones if all are sold out."""
+        yield from self.for_sale.items()
+        for group, prices in self.sold_out.items():
+            if group not in self.for_sale:
+                yield group, prices
 
 
 class BucketTally:
@@ -67,7 +74,7 @@ class BucketTally:
 
     def add(self, poll: OfferPoll) -> None:
         self._polls += 1
-        for group, known in poll.prices.items():
+        for group, known in poll.prices():
             tally = self._groups[group]
             tally.lowest.append(min(known))
             tally.medians.append(median_low(known))

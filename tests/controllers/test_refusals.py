@@ -1,6 +1,7 @@
 """A cloud that refuses every create: no machine ran, so no cost is charged, and no time is used up."""
 
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ from broker.domain.errors import ImageRefused, NoCapacity, ProviderError, Reject
 from broker.domain.ids import InstanceName
 from broker.domain.instance import BootSpec
 from broker.domain.job import RESTING_JOB_STATES, AttemptState, JobState, Reason
+from broker.domain.market.offer_history import HistoryQuery, MarketGroup
 from broker.domain.money import ZERO
 from broker.domain.offer import Offer
+from broker.domain.tenancy import Tenant
 from providers.simulated.config import SimulatedConfig
 from tests.clouds.warp import LoopClock
 from tests.support.memory_store.store import MemoryStore
@@ -29,6 +32,14 @@ REFUSALS = 40
 
 def build(state: Path, **settings: Any) -> VirtualTimeRig:
     return VirtualTimeRig(store=MemoryStore(LoopClock()), config=CONFIG, state=state, **settings)
+
+
+async def _refused(rig: VirtualTimeRig, accelerators: set[str]) -> set[MarketGroup]:
+    """Return the groups of offers that the offer history records as refused."""
+    tenant = rig.store.as_tenant(Tenant(team="default", owner="ann", token_id="t"))
+    now = rig.clock.now()
+    query = HistoryQuery(accelerators=accelerators, since=now - timedelta(days=1), until=now)
+    return set((await tenant.offer_history(query)).refused)
 
 
 def refusing(refusal: ProviderError) -> CloudFaults:
@@ -52,6 +63,9 @@ def test_refusals_cost_neither_money_nor_time(refusal: ProviderError, tmp_path: 
             assert len(before) == REFUSALS
             assert {one.charged_usd for one in before} == {ZERO}
             assert found.machine_s < 600
+            offers = {MarketGroup.of(one.line.offer) for one in before}
+            recorded = await _refused(rig, {group.accelerator for group in offers})
+            assert recorded == (offers if isinstance(refusal, NoCapacity) else set()), "throttling is no shortage"
 
     run_in_virtual_time(story())
 

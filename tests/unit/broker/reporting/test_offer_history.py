@@ -57,7 +57,13 @@ def test_availability_is_the_share_of_polls_that_offered() -> None:
     sold_out = offer("1.0", available=False)
     assert tally([offer("1", available=True)], [sold_out])[L40S] == BucketFigures(10000, 10000, 50)
     assert tally([sold_out])[L40S].available == 0
-    assert tally([sold_out, offer("2", available=True)])[L40S].available == 100
+
+
+def test_price_of_a_sold_out_offer_counts_only_if_nothing_is_for_sale() -> None:
+    """A price at which nothing can be bought would make the market look cheaper than it is."""
+    cheap, dear = offer("1", available=False), offer("2", available=True)
+    assert tally([cheap, dear])[L40S] == BucketFigures(20000, 20000, 100)
+    assert tally([cheap, dear], [cheap])[L40S] == BucketFigures(10000, 10000, 50)
 
 
 def test_group_that_left_the_listing_was_not_for_sale() -> None:
