@@ -10,14 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.spot_table import Product
-from benchmarks.spot_traces import Run, Trace, follow, optimum_usd
 from broker.domain.instance import Caps
 from broker.domain.offer import DropReason, Offer, Quote
 from broker.domain.workload import Workload
 from broker.lifecycle.account_refusals import account_keys
 from broker.quote.engine import quote
 from broker.quote.placement import Choice, Queue, choose
+from broker.simulation.optimum import optimum
+from broker.simulation.production import ProductionPolicy
+from broker.simulation.runs import SimulatedRun, follow
+from broker.simulation.traces import Trace
 from tests.support.machines import NOW, SCRIPT, WORK, offer, spec
 
 CAPS = {"cloud": Caps(spot=True, teardown_s=30, list_lag_s=10, boot_s=60)}
@@ -132,7 +134,7 @@ def test_no_market_makes_a_job_late(spells: list[tuple[bool, int]], slack: float
     available = [is_up for is_up, length in spells for _ in range(length)]
     available = (available * ticks)[:ticks]
     trace = Trace(name="drawn", tick_s=600, available=tuple(available), spot_usd=(0.8,) * ticks, on_demand_usd=2.5)
-    run = Run(trace=trace, work_s=36_000, changeover_s=360)
-    assert follow(Product(trace, run), run)
+    run = SimulatedRun(zones=[trace], work_s=36_000, changeover_s=360)
+    assert follow(ProductionPolicy(run), run)
     assert run.usd <= 2.5 * 10.1 + run.starts * 0.8 / 6
-    assert run.usd >= optimum_usd(trace, 36_000, 360) - 0.01
+    assert run.usd >= optimum([trace], 36_000, 360).usd - 0.01
