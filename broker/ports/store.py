@@ -1,6 +1,6 @@
 """Protocol of the database: rows, leases and the ledger."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
@@ -21,6 +21,10 @@ class Store(TenantStore, ChannelStore, GlobalPolicies, GlobalJobData, OfferHisto
 
     Raises StoreUnavailable when the database cannot be reached or a commit's outcome is unknown.
     """
+
+    def use_time(self, now: Callable[[], datetime]) -> None:
+        """Use this time for new ledger entries and budgets' windows, instead of the database's clock."""
+        ...
 
     # --- controllers
     async def claim_jobs(self, states: Sequence[JobState], *, owner: str, lease_s: float, limit: int) -> Sequence[Job]:

@@ -81,6 +81,7 @@ class DatabaseClock:
         for _ in range(TRIES):
             await self.step()
             if self._has_read:
+                self._store.use_time(self.now)
                 return
         raise StoreUnavailable(
             f"the database takes more than {TRIP_S:g} s to report its time; check the connection to it"

@@ -1,5 +1,6 @@
 """Policies, over memory and PostgreSQL: who may write them, what they hold back, and what is reported once."""
 
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -8,11 +9,13 @@ import pytest
 from broker.domain.errors import OverBudget, StoreError
 from broker.domain.job import JobState
 from broker.domain.money import LedgerEntry, LedgerKind
+from broker.domain.spending import SpendWindow
 from broker.domain.tenancy import Tenant
 from broker.ports import AuditFilter, Change, Store
 from tests.conformance.policies import ANN, EVE, admit, budget, charge, end, policy, standing
 from tests.conformance.samples import (
     HOUR,
+    START,
     admission,
     claimed_job,
     make_event,
@@ -262,3 +265,16 @@ async def test_another_team_raises_no_cap(store: Store) -> None:
     assert raised.cap_usd == 20
     (entry,) = await store.audit(AuditFilter(action="job.raise_cap"))
     assert (entry.actor, entry.usd) == ("ann", 10)
+
+
+async def test_ledger_and_budgets_use_the_trusted_time_instead_of_the_databases_clock(store: Store) -> None:
+    """A clock that is set a day ahead books nothing on the wrong day and opens no new day's budget."""
+    await store.put_policy(policy(budgets=[{"limit_usd": "20", "per": "day"}]))
+    _, job = await running(store)
+    store.use_time(lambda: START)
+    await charge(store, job, "3")
+    now, (applied,) = await store.budgets()
+    assert (now, applied.usage.charged) == (START, (Decimal(3),))
+    (piece,) = (await store.paid(SpendWindow(since=START, until=START + timedelta(seconds=1)))).slices
+    assert piece.usd == 3
+    assert (await store.past(START)).now == START

@@ -95,5 +95,8 @@ def test_a_step_charges_nothing_and_ends_no_job(tmp_path: Path, step_s: float) -
         assert 2500 < seconds < 3600
         assert found.spent_usd == attempt.charged_usd <= _at_most(attempt.line.offer.usd_per_hour, seconds)
         assert not await rig.machines()
+        booked = [at for at, entry in rig.store._state.policies.booked if entry.usd]
+        assert found.created_at <= min(booked)
+        assert max(booked) <= rig.clock.now()
 
     run_in_virtual_time(story())

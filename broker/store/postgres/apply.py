@@ -12,12 +12,12 @@ import asyncpg
 from broker.domain.errors import StoreError, StoreUnavailable
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import AttemptState, Event, JobState
-from broker.domain.money import ZERO
+from broker.domain.money import ZERO, LedgerEntry
 from broker.policy.budgets import admission
 from broker.ports import Change, Charge
 from broker.store.postgres import row_codec
 from broker.store.postgres.budgets import AdmissionBudget
-from broker.store.postgres.pool import QUERIES, Connection, Pool, RolledBack, columns
+from broker.store.postgres.pool import QUERIES, BooksTime, Connection, Pool, RolledBack, columns
 from broker.store.rules import fences
 
 PAYLOAD_BYTES = 7500
@@ -89,8 +89,9 @@ class Applier:
     async def _once(self, changes: Sequence[Change]) -> list[bool]:
         async with self._pool.transaction("apply") as connection:
             jobs, attempts = await _lock(connection, changes)
-            held = await _allowed(connection, changes, [fences.holds(c, jobs, attempts) for c in changes], jobs)
-            writes = _Writes(jobs)
+            books = self._pool.books
+            held = await _allowed(connection, books, changes, [fences.holds(c, jobs, attempts) for c in changes], jobs)
+            writes = _Writes(jobs, self._pool.books.now())
             for change in (change for change, ok in zip(changes, held, strict=True) if ok):
                 writes.add(change)
             await writes.send(connection)
@@ -137,7 +138,11 @@ async def _lock(
 
 
 async def _allowed(
-    connection: Connection, changes: Sequence[Change], held: list[bool], jobs: dict[JobId, _LockedJob]
+    connection: Connection,
+    books: BooksTime,
+    changes: Sequence[Change],
+    held: list[bool],
+    jobs: dict[JobId, _LockedJob],
 ) -> list[bool]:
     """Return `held` without the admissions that a policy refuses.
 
@@ -148,7 +153,7 @@ async def _allowed(
     if not admits:
         return held
     admission_budget = await AdmissionBudget.locked(
-        connection, {(jobs[a.job_id].team, jobs[a.job_id].owner) for a in admits.values()}
+        connection, {(jobs[a.job_id].team, jobs[a.job_id].owner) for a in admits.values()}, books
     )
     for index, attempt in admits.items():
         job = jobs[attempt.job_id]
@@ -176,6 +181,8 @@ class _Writes:
     """The rows of one transaction, statement by statement."""
 
     locked: dict[JobId, _LockedJob]
+    booked_at: datetime | None
+    """Trusted time of the ledger's entries; None: the database's clock gives it."""
     jobs: defaultdict[JobId, _JobWrite] = field(default_factory=lambda: defaultdict(_JobWrite))
     attempts: list[tuple[Any, ...]] = field(default_factory=list)
     admitted: list[tuple[Any, ...]] = field(default_factory=list)
@@ -201,7 +208,7 @@ class _Writes:
                 self.decisions.append((change.admit.id, change.decision))
         if change.charge is not None:
             self._add_charge(change.charge)
-        self.ledger += map(row_codec.written_entry, change.ledger)
+        self._book(change.ledger)
         if change.observation is not None:
             self.observations.append(row_codec.written_observation(change.observation))
         self.add_events(change.events)
@@ -214,10 +221,13 @@ class _Writes:
         signal = charge.signal and charge.signal.value
         self.charges.append((charge.attempt_id, charge.usd, charge.traffic_usd, charge.to, signal))
         self.jobs[charge.job_id].usd += charge.usd + charge.traffic_usd
-        self.ledger += map(row_codec.written_entry, fences.entries_of(charge))
+        self._book(fences.entries_of(charge))
         self.prices += [
             (charge.attempt_id, price.since, price.usd_per_hour, price.extra_machines) for price in charge.prices
         ]
+
+    def _book(self, entries: Sequence[LedgerEntry]) -> None:
+        self.ledger += [row_codec.written_entry(entry, self.booked_at) for entry in entries]
 
     def add_events(self, events: Sequence[Event]) -> None:
         """Number the events from the job's counter on; the job's row is locked."""

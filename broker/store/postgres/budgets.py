@@ -10,7 +10,7 @@ from broker.domain.policy import Policy
 from broker.policy.budgets import Applied, BudgetRequest, PolicyUsage, Refusal, judge
 from broker.policy.windows import window_start
 from broker.ports.policies import JobOwner
-from broker.store.postgres.pool import QUERIES, Connection
+from broker.store.postgres.pool import QUERIES, BooksTime, Connection
 
 NEVER: Sequence[datetime | None] = (None,)
 """Windows of a policy without budgets: a single window that contains no quarter-hour."""
@@ -21,13 +21,15 @@ def policy_of(document: str) -> Policy:
     return Policy.model_validate_json(document)
 
 
-async def with_usage(connection: Connection, records: Sequence[asyncpg.Record]) -> tuple[datetime, dict[int, Applied]]:
+async def with_usage(
+    connection: Connection, records: Sequence[asyncpg.Record], books: BooksTime
+) -> tuple[datetime, dict[int, Applied]]:
     """Return the policies with the dollars, GPUs and jobs that count against them.
 
-    Window starts follow from the database time that was read with the rows. If that time is slightly old, a window
-    starts too early, which includes more spending, never less.
+    Window starts follow from the trusted time, or from the database time that was read with the rows if there is none.
+    If that time is slightly old, a window starts too early, which includes more spending, never less.
     """
-    now = records[0]["now"]
+    now = books.now() or records[0]["now"]
     policies = {row["id"]: policy_of(row["document"]) for row in records}
     asked = [
         (key, policy.team, policy.user, start)
@@ -53,7 +55,7 @@ class AdmissionBudget:
         self._applied = dict(applied or {})
 
     @classmethod
-    async def locked(cls, connection: Connection, whose: Iterable[JobOwner]) -> "AdmissionBudget":
+    async def locked(cls, connection: Connection, whose: Iterable[JobOwner], books: BooksTime) -> "AdmissionBudget":
         """Lock the policies that cover these jobs until the end of the transaction."""
         teams, owners = (list(column) for column in zip(*sorted(set(whose)), strict=True))
         await connection.execute(QUERIES["enter_admission"])
@@ -61,7 +63,7 @@ class AdmissionBudget:
         if not records:
             return cls()
         # Read after the locks were taken, so that all earlier admissions under them are included.
-        return cls(*await with_usage(connection, records))
+        return cls(*await with_usage(connection, records, books))
 
     def admit(self, ask: BudgetRequest, whose: JobOwner) -> Refusal | None:
         """Return why the request is refused; None: it is granted, and later requests see it as granted."""

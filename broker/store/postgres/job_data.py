@@ -83,7 +83,7 @@ class PostgresGlobalJobData(PostgresPart):
             stored = row_codec.stored_json(charge.to)
             await connection.execute(QUERIES["charge_storage"], charge.job_id, stored, charge.due_in_s)
             if charge.usd:
-                entry = row_codec.written_entry(job_data.entry_of(charge))
+                entry = row_codec.written_entry(job_data.entry_of(charge), self._pool.books.now())
                 await connection.execute(QUERIES["write_ledger"], *columns([entry]))
             return True
 

@@ -18,7 +18,7 @@ from broker.store.postgres import row_codec
 from broker.store.postgres.base import PostgresPart, write_audit
 from broker.store.postgres.budgets import AdmissionBudget, policy_of, with_usage
 from broker.store.postgres.channels import posted
-from broker.store.postgres.pool import QUERIES, Connection, Pool, columns
+from broker.store.postgres.pool import QUERIES, BooksTime, Connection, Pool, columns
 from broker.store.rules import fences
 from broker.store.rules import policies as policy_rules
 
@@ -74,15 +74,15 @@ class PostgresTenantPolicies(PostgresPart):
     async def budgets(self) -> tuple[datetime, Sequence[Applied]]:
         async with self._pool.transaction("budgets") as connection:
             records = await connection.fetch(QUERIES["policies"])
-            now = await connection.fetchval(QUERIES["now"])
+            now = self._pool.books.now() or await connection.fetchval(QUERIES["now"])
             if not records:
                 return now, []
-            now, applied = await with_usage(connection, records)
+            now, applied = await with_usage(connection, records, self._pool.books)
             return now, list(applied.values())
 
     async def past(self, since: datetime) -> History:
         async with self._pool.transaction("past") as connection:
-            now = await connection.fetchval(QUERIES["now"])
+            now = self._pool.books.now() or await connection.fetchval(QUERIES["now"])
             attempts = [_past(row) for row in await connection.fetch(QUERIES["past_attempts"], since)]
             others = [StorageSpending(**dict(row)) for row in await connection.fetch(QUERIES["past_others"], since)]
         return History(now=now, attempts=attempts, others=others)
@@ -106,7 +106,7 @@ class PostgresTenantPolicies(PostgresPart):
             job = row_codec.job(record) if record else None
             if job is None or cap_usd <= job.cap_usd or fences.cannot_run_again(job):
                 return job
-            await _extend(connection, job, cap_usd)
+            await _extend(connection, self._pool.books, job, cap_usd)
             (row,) = await connection.fetch(QUERIES["raise_cap"], job_id, cap_usd)
             await self._write_event(connection, event, row)
             await write_audit(connection, [fences.cap_raised(self._tenant, job, cap_usd)])
@@ -118,10 +118,10 @@ class PostgresGlobalPolicies(PostgresPart):
         teams, owners = [team for team, _ in whose], [owner for _, owner in whose]
         async with self._pool.transaction("applied") as connection:
             records = await connection.fetch(QUERIES["policies_of"], teams, owners)
-            now = await connection.fetchval(QUERIES["now"])
+            now = self._pool.books.now() or await connection.fetchval(QUERIES["now"])
             if not records:
                 return now, dict.fromkeys(whose, ())
-            now, applied = await with_usage(connection, records)
+            now, applied = await with_usage(connection, records, self._pool.books)
         return now, {owner_key: [a for a in applied.values() if a.policy.covers(*owner_key)] for owner_key in whose}
 
     async def post_threshold(self, policy_id: int, reached: Reached, notice: Notice, *, since: datetime) -> bool:
@@ -135,19 +135,19 @@ class PostgresGlobalPolicies(PostgresPart):
             return True
 
 
-async def _extend(connection: Connection, job: Job, cap_usd: Decimal) -> None:
+async def _extend(connection: Connection, books: BooksTime, job: Job, cap_usd: Decimal) -> None:
     """Increase the reservation of the live attempt, if there is one. Raises OverBudget."""
     record = await connection.fetchrow(QUERIES["live_attempt"], job.id)
     attempt = row_codec.attempt(record) if record else None
     ask = extension(job, attempt, cap_usd)
     if ask is None or attempt is None:
         return
-    admission_budget = await AdmissionBudget.locked(connection, [(job.team, job.owner)])
+    admission_budget = await AdmissionBudget.locked(connection, [(job.team, job.owner)], books)
     refusal = admission_budget.admit(ask, (job.team, job.owner))
     if refusal is not None:
         raise OverBudget(policy_rules.no_higher_cap(job, refusal))
     await connection.execute(QUERIES["extend_reservation"], attempt.id, ask.reserve_usd)
-    entry = row_codec.written_entry(policy_rules.extended(attempt, ask.reserve_usd))
+    entry = row_codec.written_entry(policy_rules.extended(attempt, ask.reserve_usd), books.now())
     await connection.execute(QUERIES["write_ledger"], *columns([entry]))
 
 

@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -83,11 +84,22 @@ async def _keep(connection: object) -> None:
     """Do not reset a returned connection: no statement leaves session state, and a reset costs a round trip."""
 
 
+class BooksTime:
+    """Time of new ledger entries and of budgets' windows, shared by the pools of a store."""
+
+    trusted: Callable[[], datetime] | None = None
+    """Time that a step of the database's clock does not change; None: the database's clock counts."""
+
+    def now(self) -> datetime | None:
+        return self.trusted() if self.trusted else None
+
+
 class Pool:
     """Runs named statements. Raises StoreUnavailable, StoreError."""
 
-    def __init__(self, pool: "asyncpg.Pool[asyncpg.Record]") -> None:
+    def __init__(self, pool: "asyncpg.Pool[asyncpg.Record]", books: BooksTime | None = None) -> None:
         self._pool = pool
+        self.books = books or BooksTime()
 
     @classmethod
     async def connect(cls, dsn: str, size: int, *, role: str | None = None) -> "Pool":
@@ -107,7 +119,7 @@ class Pool:
 
     def as_tenant(self, tenant: Tenant) -> "Pool":
         """Return a pool on the same connections whose transactions are restricted to the tenant."""
-        return _TenantPool(self._pool, tenant)
+        return _TenantPool(self._pool, self.books, tenant)
 
     async def fetch(self, name: str, *values: Any) -> list[asyncpg.Record]:
         """Run one statement in its own transaction."""
@@ -156,8 +168,8 @@ async def enter(connection: Connection, team: str, *, operator: bool) -> None:
 class _TenantPool(Pool):
     """Pool that shares the connections of another pool, and closes none."""
 
-    def __init__(self, pool: "asyncpg.Pool[asyncpg.Record]", tenant: Tenant) -> None:
-        super().__init__(pool)
+    def __init__(self, pool: "asyncpg.Pool[asyncpg.Record]", books: BooksTime, tenant: Tenant) -> None:
+        super().__init__(pool, books)
         self._tenant = tenant
 
     async def fetch(self, name: str, *values: Any) -> list[asyncpg.Record]:

@@ -261,9 +261,9 @@ def admitted(value: Attempt, stop_requested: bool) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def written_entry(value: LedgerEntry) -> tuple[Any, ...]:
-    """Return a row of `write_ledger`."""
-    return (value.job_id, value.attempt_id, value.kind.value, value.usd, clean(value.note), value.category.value)
+def written_entry(value: LedgerEntry, at: datetime | None) -> tuple[Any, ...]:
+    """Return a row of `write_ledger`. `at`: the trusted time; None: the database's clock gives the time."""
+    return (value.job_id, value.attempt_id, value.kind.value, value.usd, clean(value.note), value.category.value, at)
 
 
 def audited(value: AuditEntry) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 The statements are in sql/, the schema is in migrations/; this file maps methods to statements.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 from broker.domain.errors import StoreError, StoreUnavailable
@@ -65,6 +65,9 @@ class PostgresStore(
     def as_tenant(self, tenant: Tenant) -> PostgresTenant:
         pool = self._api.as_tenant(tenant)
         return PostgresTenant(pool, tenant, self._submitter, self._listener, all_teams_pool=self._pool)
+
+    def use_time(self, now: Callable[[], datetime]) -> None:
+        self._pool.books.trusted = self._api.books.trusted = now
 
     # --- controllers
 

@@ -63,12 +63,12 @@ class MemoryTenantPolicies(MemoryPart):
         return list(reversed(row.versions)) if row else []
 
     async def budgets(self) -> tuple[datetime, Sequence[Applied]]:
-        tables, now = self._state.policies, self._state.clock.now()
+        tables, now = self._state.policies, self._state.books_now()
         seen = [(key, policy) for key, policy in tables.live() if self._sees(policy.team or "")]
         return now, tables.applied(seen, self._state.running(), now)
 
     async def past(self, since: datetime) -> History:
-        now, seen = self._state.clock.now(), self._state.jobs
+        now, seen = self._state.books_now(), self._state.jobs
         own = {key: row.value for key, row in seen.items() if self._sees(row.value.team)}
         spent = [
             (quarter(at), entry)
@@ -129,7 +129,7 @@ class MemoryTenantPolicies(MemoryPart):
         ask = extension(job, running.value if running else None, cap_usd)
         if ask is None or running is None:
             return
-        refusal = state.policies.refusal(ask, (job.team, job.owner), state.running(), state.clock.now())
+        refusal = state.policies.refusal(ask, (job.team, job.owner), state.running(), state.books_now())
         if refusal is not None:
             raise OverBudget(policy_rules.no_higher_cap(job, refusal))
         attempt = running.value
@@ -139,7 +139,7 @@ class MemoryTenantPolicies(MemoryPart):
 
 class MemoryGlobalPolicies(MemoryPart):
     async def applied(self, whose: Sequence[JobOwner]) -> tuple[datetime, Mapping[JobOwner, Sequence[Applied]]]:
-        tables, now = self._state.policies, self._state.clock.now()
+        tables, now = self._state.policies, self._state.books_now()
         wanted = [(key, policy) for key, policy in tables.live() if any(policy.covers(*one) for one in whose)]
         applied = tables.applied(wanted, self._state.running(), now)
         return now, {one: [a for a in applied if a.policy.covers(*one)] for one in whose}

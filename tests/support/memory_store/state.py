@@ -2,7 +2,7 @@
 
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Generic, TypeVar
@@ -74,6 +74,7 @@ class State:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
+        self.trusted_now: Callable[[], datetime] | None = None
         self.hints = Hints()
         self.jobs: dict[JobId, MemoryRow[Job]] = {}
         self.attempts: dict[AttemptId, MemoryRow[Attempt]] = {}
@@ -136,10 +137,14 @@ class State:
         live = (self.attempts[own].value for lane in Lane for own in self.by_lane[lane])
         return [(self.jobs[attempt.job_id].value, attempt) for attempt in live]
 
+    def books_now(self) -> datetime:
+        """Return the time of new ledger entries and of budgets' windows."""
+        return (self.trusted_now or self.clock.now)()
+
     def write_ledger(self, entries: Iterable[LedgerEntry]) -> None:
         for entry in entries:
             self.ledger[entry.job_id].append(entry)
-            self.policies.book(entry, self.jobs[entry.job_id].value, self.clock.now())
+            self.policies.book(entry, self.jobs[entry.job_id].value, self.books_now())
 
     def write_events(self, events: Sequence[Event]) -> None:
         for event in events:

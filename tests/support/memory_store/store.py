@@ -4,7 +4,7 @@ No method awaits between reading and writing, so each is a transaction. Nothing 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -33,6 +33,9 @@ class MemoryStore(MemoryTenant, MemoryChannels, MemoryGlobalPolicies, MemoryGlob
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(State(clock), OPERATOR)
+
+    def use_time(self, now: Callable[[], datetime]) -> None:
+        self._state.trusted_now = now
 
     def as_tenant(self, tenant: Tenant) -> MemoryTenant:
         return MemoryTenant(self._state, tenant)
@@ -128,7 +131,7 @@ class MemoryStore(MemoryTenant, MemoryChannels, MemoryGlobalPolicies, MemoryGlob
             return True
         state, job = self._state, self._state.jobs[attempt.job_id].value
         ask = admission(attempt, job.cap_usd, job.approved_usd)
-        return state.policies.refusal(ask, (job.team, job.owner), state.running(), state.clock.now()) is None
+        return state.policies.refusal(ask, (job.team, job.owner), state.running(), state.books_now()) is None
 
     def _admit(self, attempt: Attempt, now: datetime) -> None:
         stop = self._state.jobs[attempt.job_id].value.stop_requested

@@ -173,8 +173,10 @@ FROM unnest($1::text[], $2::numeric[], $3::numeric[], $4::timestamptz[], $5::tex
 WHERE a.id = u.id;
 
 -- name: write_ledger
-INSERT INTO ledger (job_id, attempt_id, kind, usd, note, category)
-SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::numeric[], $5::text[], $6::text[]);
+INSERT INTO ledger (job_id, attempt_id, kind, usd, note, category, at)
+SELECT u.job_id, u.attempt_id, u.kind, u.usd, u.note, u.category, COALESCE(u.at, clock_timestamp())
+FROM unnest($1::text[], $2::text[], $3::text[], $4::numeric[], $5::text[], $6::text[], $7::timestamptz[])
+    AS u (job_id, attempt_id, kind, usd, note, category, at);
 
 -- name: write_prices
 INSERT INTO price_changes (attempt_id, since, usd_per_hour, extra_machines)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import cast
@@ -40,6 +41,9 @@ class Database:
         self.host, self.trip_s, self.ahead_s, self.asked, self.down = host, 0.0, 0.0, 0, False
         self.notices: list[Notice] = []
         self.repaired = 0
+
+    def use_time(self, now: Callable[[], datetime]) -> None:
+        self.books_now = now
 
     async def post(self, notice: Notice) -> bool:
         if self.down:
