@@ -119,6 +119,26 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         params = plain({"provider": provider, "accelerator": list(accelerators), "limit": limit})
         return await self._call("GET", "/v1/offers", offers_schemas.OfferList, params=params)
 
+    async def offer_history(
+        self,
+        *,
+        gpu: Sequence[str],
+        cloud: Sequence[str] = (),
+        region: Sequence[str] = (),
+        market: str | None = None,
+        gpus: int | None = None,
+        days: int = 7,
+        until: str | None = None,
+        points: int = 168,
+        limit: int = 50,
+    ) -> offers_schemas.OfferHistoryView:
+        """Return prices and availability of GPUs over time; `market`: spot or on-demand, `until`: ISO 8601."""
+        params = plain({
+            "gpu": list(gpu), "cloud": list(cloud), "region": list(region), "market": market, "gpus": gpus,
+            "days": days, "until": until, "points": points, "limit": limit,
+        })  # fmt: skip
+        return await self._call("GET", "/v1/offers/history", offers_schemas.OfferHistoryView, params=params)
+
     async def providers(self) -> offers_schemas.ProviderList:
         return await self._call("GET", "/v1/providers", offers_schemas.ProviderList)
 

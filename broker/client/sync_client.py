@@ -83,6 +83,7 @@ class Client:
 
     quote = _call(AsyncClient.quote)
     offers = _call(AsyncClient.offers)
+    offer_history = _call(AsyncClient.offer_history)
     providers = _call(AsyncClient.providers)
     check_providers = _call(AsyncClient.check_providers)
     submit = _call(AsyncClient.submit)

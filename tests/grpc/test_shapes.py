@@ -35,13 +35,14 @@ from broker.api.schemas import plans as models_plans
 from broker.api.schemas import policies as models_policies
 from broker.api.schemas.files import ArtifactList, UploadView
 from broker.api.schemas.jobs import CapChange, EventView, JobDetail, JobPage, JobView, LedgerLine
-from broker.api.schemas.offers import OfferList, ProviderView
+from broker.api.schemas.offers import OfferHistoryView, OfferList, ProviderView
 from broker.api.schemas.queries import (
     DataQuery,
     DecisionQuery,
     FollowQuery,
     GrpcRetryQuery,
     JobsQuery,
+    OfferHistoryQuery,
     OffersQuery,
     QuoteQuery,
     UploadQuery,
@@ -62,6 +63,8 @@ PAIRS: tuple[tuple[type[Message], type[BaseModel], frozenset[str]], ...] = (
     (offer_pb2.Provider, ProviderView, frozenset()),
     (offers_pb.ListOffersResponse, OfferList, frozenset()),
     (offers_pb.ListOffersRequest, OffersQuery, frozenset()),
+    (offers_pb.GetOfferHistoryRequest, OfferHistoryQuery, frozenset()),
+    (offers_pb.GetOfferHistoryResponse, OfferHistoryView, frozenset()),
     (quotes_pb.CreateQuoteRequest, QuoteQuery, frozenset({"spec"})),
     (job_pb.ListJobsRequest, JobsQuery, frozenset()),
     (job_pb.ListJobsResponse, JobPage, frozenset()),
@@ -115,6 +118,7 @@ BY_GRPC = {
     "job_events": "WatchEvents", "job_logs": "FollowLogs", "upload": "Upload", "list_artifacts": "ListArtifacts",
     "get_artifact": "DownloadArtifact", "list_budgets": "ListBudgets", "approve_job": "ApproveJob",
     "get_decision": "GetDecision", "refuse_job": "RefuseJob", "delete_data": "DeleteJobData",
+    "offer_history": "GetOfferHistory",
 }  # fmt: skip
 SHARED = ("/v1/quotes", "/v1/jobs", "/v1/offers", "/v1/providers", "/v1/uploads", "/v1/budgets")
 

@@ -27,7 +27,7 @@ from broker.api.proto.gpubroker.v1 import (
 from broker.api.proto.gpubroker.v1.job_pb2 import JobState
 from broker.api.schemas.files import ArtifactList, UploadView
 from broker.api.schemas.jobs import EventView, JobDetail, JobPage, JobView, LedgerList
-from broker.api.schemas.offers import OfferList, ProviderList
+from broker.api.schemas.offers import OfferHistoryView, OfferList, ProviderList
 from broker.api.schemas.policies import BudgetList
 from broker.api.schemas.quotes import QuoteView
 from tests.parity.message import write
@@ -242,6 +242,11 @@ class GrpcTransport:
         request = offer_service_pb2.ListOffersRequest(provider=provider, accelerator=accelerator, limit=limit)
         answer = await self._call(self._offers.ListOffers, request)
         return view(answer, OfferList)
+
+    @_one
+    async def offer_history(self, **where: Any) -> OfferHistoryView:
+        answer = await self._call(self._offers.GetOfferHistory, offer_service_pb2.GetOfferHistoryRequest(**where))
+        return view(answer, OfferHistoryView)
 
     @_one
     async def providers(self) -> ProviderList:

@@ -12,7 +12,7 @@ import aiohttp
 from broker.api.schemas.base import ProblemView
 from broker.api.schemas.files import ArtifactList, UploadView
 from broker.api.schemas.jobs import EventList, EventView, JobDetail, JobPage, JobView, LedgerList
-from broker.api.schemas.offers import OfferList, ProviderList
+from broker.api.schemas.offers import OfferHistoryView, OfferList, ProviderList
 from broker.api.schemas.policies import BudgetList
 from broker.api.schemas.quotes import QuoteView
 from tests.parity.transport import PATIENCE_S, End, Kind, Piece, Refused
@@ -165,6 +165,11 @@ class HttpTransport:
         params = [("accelerator", a) for a in accelerator]
         params += [(k, str(v)) for k, v in (("provider", provider), ("limit", limit)) if v is not None]
         view: OfferList = await self._json("GET", "/v1/offers", OfferList, params=params)
+        return view
+
+    async def offer_history(self, **where: Any) -> OfferHistoryView:
+        params = [(key, _text(v)) for key, value in where.items() for v in (value if type(value) is list else [value])]
+        view: OfferHistoryView = await self._json("GET", "/v1/offers/history", OfferHistoryView, params=params)
         return view
 
     async def providers(self) -> ProviderList:

@@ -1,10 +1,13 @@
 """Quotes, offers, uploads and results through either transport."""
 
 import hashlib
+from datetime import UTC, datetime
+from decimal import Decimal
 
 import aiohttp
 import pytest
 
+from broker.domain.market.offer_history import BucketFigures, MarketGroup, OfferSample, bucket_of
 from tests.api.harness import CSV, SETTINGS, spec
 from tests.api.test_files import admitted, put_checkpoint
 from tests.parity.servers import KINDS, ApiServers
@@ -45,6 +48,37 @@ async def test_offers_are_filtered_and_cheapest_first(servers: ApiServers) -> No
     with pytest.raises(Refused) as refused:
         await ada.offers(limit=100_000)
     assert refused.value.kind == "invalid"
+
+
+async def test_offer_history_is_down_sampled_and_filtered(servers: ApiServers) -> None:
+    ada, store = await servers.transport(), servers.api.service.store
+    last = bucket_of(datetime.now(UTC)) - 1
+    spot = MarketGroup("vast", "vast", "SE", "a100-80gb", 1, True)
+    figures = {spot: BucketFigures(15000, 16000, 100), spot._replace(spot=False): BucketFigures(30000, 30000, None)}
+    for bucket in range(last - 11, last + 1):
+        await store.record_offers([OfferSample(provider="vast", bucket=bucket, figures=figures)])
+    await store.record_refusal(spot, last)
+    shown = await ada.offer_history(gpu=["a100"], days=1)
+    assert (shown.total, shown.step_s) == (2, 600), "168 points of a day: two buckets each"
+    assert [(item.spot, item.region) for item in shown.items] == [(True, "SE"), (False, "SE")]
+    assert {point.available for point in shown.items[1].points} == {None}
+    assert min(point.available for point in shown.items[0].points if point.available is not None) < 1, "the refusal"
+    assert (await ada.offer_history(gpu=["a100"], market="on-demand")).total == 1
+    few = await ada.offer_history(gpu=["a100"], days=1, points=1, limit=1)
+    assert (len(few.items), few.items[0].points[-1].lowest_usd) == (1, Decimal("1.5"))
+    assert (few.total, (await ada.offer_history(gpu=["h100"])).items) == (2, ())
+    assert shown == await (await servers.transport(kind="http")).offer_history(gpu=["a100"], days=1, until=shown.until)
+    for wrong, field in (
+        ({}, "gpu"),
+        ({"gpu": ["a100"], "days": 91}, "days"),
+        ({"gpu": ["a100"], "limit": 0}, "limit"),
+    ):
+        with pytest.raises(Refused) as refused:
+            await ada.offer_history(**wrong)
+        assert (refused.value.kind, set(refused.value.fields)) == ("invalid", {field})
+    with pytest.raises(Refused) as refused:
+        await ada.offer_history(gpu=["a100"], points=27_000, limit=2)
+    assert "points × limit is above 27000" in refused.value.text + str(refused.value.fields)
 
 
 async def test_providers_are_listed_and_checked(servers: ApiServers) -> None:

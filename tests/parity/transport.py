@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 
 from broker.api.schemas.files import ArtifactList, UploadView
 from broker.api.schemas.jobs import EventView, JobDetail, JobPage, JobView, LedgerList
-from broker.api.schemas.offers import OfferList, ProviderList
+from broker.api.schemas.offers import OfferHistoryView, OfferList, ProviderList
 from broker.api.schemas.policies import BudgetList
 from broker.api.schemas.quotes import QuoteView
 
@@ -78,5 +78,6 @@ class Transport(Protocol):
     async def offers(
         self, *, provider: str | None = None, accelerator: Sequence[str] = (), limit: int | None = None
     ) -> OfferList: ...
+    async def offer_history(self, **where: Any) -> OfferHistoryView: ...
     async def providers(self) -> ProviderList: ...
     async def check_providers(self) -> ProviderList: ...

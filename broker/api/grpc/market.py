@@ -14,7 +14,7 @@ from broker.api.proto.gpubroker.v1 import (
 )
 from broker.api.proto.gpubroker.v1 import offer_pb2 as offer
 from broker.api.proto.gpubroker.v1 import quote_pb2 as quote
-from broker.api.schemas.queries import OffersQuery, QuoteQuery
+from broker.api.schemas.queries import OfferHistoryQuery, OffersQuery, QuoteQuery
 from broker.api.schemas.quotes import QuoteSpec
 from broker.api.service import offers, views
 from broker.api.service.jobs import Service
@@ -46,6 +46,13 @@ class OfferServicer(offer_service_pb2_grpc.OfferServiceServicer):
             self._service.quotes.market, provider=query.provider, accelerators=query.accelerator, limit=query.limit
         )
         return fill(offer_service_pb2.ListOffersResponse(), listing)
+
+    @scope("read")
+    async def GetOfferHistory(
+        self, request: offer_service_pb2.GetOfferHistoryRequest, call: GrpcCall
+    ) -> offer_service_pb2.GetOfferHistoryResponse:
+        history = await self._service.offer_history.history(call.caller, parse(request, OfferHistoryQuery))
+        return fill(offer_service_pb2.GetOfferHistoryResponse(), history)
 
 
 class ProviderServicer(provider_service_pb2_grpc.ProviderServiceServicer):

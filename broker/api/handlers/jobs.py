@@ -3,9 +3,18 @@
 from broker.api.http.context import SERVICE
 from broker.api.http.openapi import Api, Call
 from broker.api.schemas.jobs import CapChange, JobDetail, JobPage, JobView, LedgerLine, LedgerList
-from broker.api.schemas.offers import OfferList, ProviderList
+from broker.api.schemas.offers import OfferHistoryView, OfferList, ProviderList
 from broker.api.schemas.plans import DecisionView
-from broker.api.schemas.queries import AttemptNumber, DataQuery, JobRef, JobsQuery, OffersQuery, QuoteQuery, RetryQuery
+from broker.api.schemas.queries import (
+    AttemptNumber,
+    DataQuery,
+    JobRef,
+    JobsQuery,
+    OfferHistoryQuery,
+    OffersQuery,
+    QuoteQuery,
+    RetryQuery,
+)
 from broker.api.schemas.quotes import QuoteSpec, QuoteView
 from broker.api.service import offers, views
 from broker.domain.job import Job
@@ -96,6 +105,12 @@ async def list_offers(call: Call, query: OffersQuery) -> OfferList:
     """List current offers, cheapest first."""
     market = call.request.app[SERVICE].quotes.market
     return offers.for_sale(market, provider=query.provider, accelerators=query.accelerator, limit=query.limit)
+
+
+@api.op("GET", "/v1/offers/history", scope="read")
+async def offer_history(call: Call, query: OfferHistoryQuery) -> OfferHistoryView:
+    """Show prices and availability of a GPU over time, the cheapest region first."""
+    return await call.request.app[SERVICE].offer_history.history(call.caller, query)
 
 
 @api.op("GET", "/v1/providers", scope="read")

@@ -90,3 +90,40 @@ class OfferList(Wire):
     total: int
     providers: tuple[ProviderStatusView, ...] = ()
     """Providers of the offers; a failing cloud is listed here."""
+
+
+class PricePoint(Wire):
+    """Prices of one step of a series. Steps in which the cloud gave no answer have no point."""
+
+    at: datetime
+    """Start of the step."""
+    lowest_usd: Decimal | None = None
+    """Lowest price of a machine in dollars an hour; null: no offer was listed."""
+    median_usd: Decimal | None = None
+    """Median price of a machine in dollars an hour; null: no offer was listed."""
+    available: float | None = None
+    """Share of the time in which an offer was for sale, from 0 to 1; null: the cloud does not report it."""
+
+
+class OfferSeriesView(Wire):
+    """History of the offers of one GPU and count in one region and market."""
+
+    provider: str
+    cloud: str
+    region: str
+    accelerator: str
+    gpus: int
+    spot: bool
+    points: tuple[PricePoint, ...]
+
+
+class OfferHistoryView(Wire):
+    """Prices and availability over time, the cheapest series first."""
+
+    since: datetime
+    until: datetime
+    step_s: int
+    """Seconds from one point to the next; a step without a point is unknown."""
+    total: int
+    """Number of matching series before the limit."""
+    items: tuple[OfferSeriesView, ...]

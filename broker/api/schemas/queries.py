@@ -1,12 +1,13 @@
 """Parameters of requests, with their rules: query strings and path parameters of HTTP, and fields of gRPC requests."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from broker.api.schemas.job_data import StoredKindView
 from broker.domain.ids import JobId
 from broker.domain.job import JobState
+from broker.domain.market.offer_history import KEEP_DAYS
 from broker.domain.spec import Accelerator, Moment, Name
 from broker.domain.spending import SpendBy
 from trainer.contract.base import Config, Text, matching
@@ -16,6 +17,8 @@ HEADERS: dict[str, dict[str, Any]] = {
     "Last-Event-ID": {"type": "string", "maxLength": 4096, "pattern": "^[!-~]*$"},
 }
 """JSON Schema of each request header that a handler reads. gRPC uses the same rules for the corresponding fields."""
+MAX_POINTS = 27_000
+"""Maximum number of points of an answer: one series of 90 days in buckets of five minutes."""
 MAX_SEQ = 2**31 - 1
 """Highest sequence number of an event."""
 
@@ -55,6 +58,30 @@ class OffersQuery(Config):
     accelerator: Annotated[tuple[Accelerator, ...], Field(max_length=32)] = ()
     """Accelerators to list, repeated; `a100` includes all its variants. Absent: all."""
     limit: Annotated[int, Field(ge=1, le=5000)] = 500
+
+
+class OfferHistoryQuery(Config):
+    gpu: Annotated[tuple[Accelerator, ...], Field(min_length=1, max_length=8)]
+    """Accelerators, repeated; `a100` includes all its variants."""
+    cloud: Annotated[tuple[Name, ...], Field(max_length=16)] = ()
+    region: Annotated[tuple[Annotated[Text, Field(max_length=100)], ...], Field(max_length=32)] = ()
+    market: Literal["spot", "on-demand"] | None = None
+    """Absent: both markets."""
+    gpus: Annotated[int, Field(ge=1, le=64)] | None = None
+    """GPUs of a machine; absent: any number."""
+    days: Annotated[int, Field(ge=1, le=KEEP_DAYS)] = 7
+    until: Instant | None = None
+    """End of the days; absent: now."""
+    points: Annotated[int, Field(ge=1, le=MAX_POINTS)] = 168
+    """Maximum number of points of a series; each then covers several five-minute buckets."""
+    limit: Annotated[int, Field(ge=1, le=500)] = 50
+    """Maximum number of series in the answer."""
+
+    @model_validator(mode="after")
+    def _is_small(self) -> Self:
+        if self.points * self.limit > MAX_POINTS:
+            raise ValueError(f"points × limit is above {MAX_POINTS}; ask for fewer points or series")
+        return self
 
 
 class JobsQuery(Config):

@@ -5,7 +5,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -142,3 +142,33 @@ class Provider(_message.Message):
     problem: str
     self_stop: str
     def __init__(self, name: _Optional[str] = ..., offers: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., seen_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., error: _Optional[str] = ..., problem: _Optional[str] = ..., self_stop: _Optional[str] = ...) -> None: ...
+
+class PricePoint(_message.Message):
+    __slots__ = ("at", "lowest_usd", "median_usd", "available")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    LOWEST_USD_FIELD_NUMBER: _ClassVar[int]
+    MEDIAN_USD_FIELD_NUMBER: _ClassVar[int]
+    AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    at: _timestamp_pb2.Timestamp
+    lowest_usd: str
+    median_usd: str
+    available: float
+    def __init__(self, at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., lowest_usd: _Optional[str] = ..., median_usd: _Optional[str] = ..., available: _Optional[float] = ...) -> None: ...
+
+class OfferSeries(_message.Message):
+    __slots__ = ("provider", "cloud", "region", "accelerator", "gpus", "spot", "points")
+    PROVIDER_FIELD_NUMBER: _ClassVar[int]
+    CLOUD_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    ACCELERATOR_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    SPOT_FIELD_NUMBER: _ClassVar[int]
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    provider: str
+    cloud: str
+    region: str
+    accelerator: str
+    gpus: int
+    spot: bool
+    points: _containers.RepeatedCompositeFieldContainer[PricePoint]
+    def __init__(self, provider: _Optional[str] = ..., cloud: _Optional[str] = ..., region: _Optional[str] = ..., accelerator: _Optional[str] = ..., gpus: _Optional[int] = ..., spot: _Optional[bool] = ..., points: _Optional[_Iterable[_Union[PricePoint, _Mapping]]] = ...) -> None: ...

@@ -22,20 +22,25 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from broker.api.proto.gpubroker.v1 import offer_pb2 as gpubroker_dot_v1_dot_offer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n gpubroker/v1/offer_service.proto\x12\x0cgpubroker.v1\x1a\x18gpubroker/v1/offer.proto\"j\n\x11ListOffersRequest\x12\x15\n\x08provider\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x13\n\x0b\x61\x63\x63\x65lerator\x18\x02 \x03(\t\x12\x12\n\x05limit\x18\x03 \x01(\x05H\x01\x88\x01\x01\x42\x0b\n\t_providerB\x08\n\x06_limit\"x\n\x12ListOffersResponse\x12\"\n\x05items\x18\x01 \x03(\x0b\x32\x13.gpubroker.v1.Offer\x12\r\n\x05total\x18\x02 \x01(\x05\x12/\n\tproviders\x18\x03 \x03(\x0b\x32\x1c.gpubroker.v1.ProviderStatus2_\n\x0cOfferService\x12O\n\nListOffers\x12\x1f.gpubroker.v1.ListOffersRequest\x1a .gpubroker.v1.ListOffersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n gpubroker/v1/offer_service.proto\x12\x0cgpubroker.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18gpubroker/v1/offer.proto\"j\n\x11ListOffersRequest\x12\x15\n\x08provider\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x13\n\x0b\x61\x63\x63\x65lerator\x18\x02 \x03(\t\x12\x12\n\x05limit\x18\x03 \x01(\x05H\x01\x88\x01\x01\x42\x0b\n\t_providerB\x08\n\x06_limit\"x\n\x12ListOffersResponse\x12\"\n\x05items\x18\x01 \x03(\x0b\x32\x13.gpubroker.v1.Offer\x12\r\n\x05total\x18\x02 \x01(\x05\x12/\n\tproviders\x18\x03 \x03(\x0b\x32\x1c.gpubroker.v1.ProviderStatus\"\x85\x02\n\x16GetOfferHistoryRequest\x12\x0b\n\x03gpu\x18\x01 \x03(\t\x12\r\n\x05\x63loud\x18\x02 \x03(\t\x12\x0e\n\x06region\x18\x03 \x03(\t\x12\x13\n\x06market\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x11\n\x04gpus\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12\x11\n\x04\x64\x61ys\x18\x06 \x01(\x05H\x02\x88\x01\x01\x12)\n\x05until\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x06points\x18\x08 \x01(\x05H\x03\x88\x01\x01\x12\x12\n\x05limit\x18\t \x01(\x05H\x04\x88\x01\x01\x42\t\n\x07_marketB\x07\n\x05_gpusB\x07\n\x05_daysB\t\n\x07_pointsB\x08\n\x06_limit\"\xb8\x01\n\x17GetOfferHistoryResponse\x12)\n\x05since\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05until\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06step_s\x18\x03 \x01(\x05\x12\r\n\x05total\x18\x04 \x01(\x05\x12(\n\x05items\x18\x05 \x03(\x0b\x32\x19.gpubroker.v1.OfferSeries2\xbf\x01\n\x0cOfferService\x12O\n\nListOffers\x12\x1f.gpubroker.v1.ListOffersRequest\x1a .gpubroker.v1.ListOffersResponse\x12^\n\x0fGetOfferHistory\x12$.gpubroker.v1.GetOfferHistoryRequest\x1a%.gpubroker.v1.GetOfferHistoryResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gpubroker.v1.offer_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LISTOFFERSREQUEST']._serialized_start=76
-  _globals['_LISTOFFERSREQUEST']._serialized_end=182
-  _globals['_LISTOFFERSRESPONSE']._serialized_start=184
-  _globals['_LISTOFFERSRESPONSE']._serialized_end=304
-  _globals['_OFFERSERVICE']._serialized_start=306
-  _globals['_OFFERSERVICE']._serialized_end=401
+  _globals['_LISTOFFERSREQUEST']._serialized_start=109
+  _globals['_LISTOFFERSREQUEST']._serialized_end=215
+  _globals['_LISTOFFERSRESPONSE']._serialized_start=217
+  _globals['_LISTOFFERSRESPONSE']._serialized_end=337
+  _globals['_GETOFFERHISTORYREQUEST']._serialized_start=340
+  _globals['_GETOFFERHISTORYREQUEST']._serialized_end=601
+  _globals['_GETOFFERHISTORYRESPONSE']._serialized_start=604
+  _globals['_GETOFFERHISTORYRESPONSE']._serialized_end=788
+  _globals['_OFFERSERVICE']._serialized_start=791
+  _globals['_OFFERSERVICE']._serialized_end=982
 # @@protoc_insertion_point(module_scope)

@@ -40,6 +40,11 @@ class OfferServiceStub:
                 request_serializer=gpubroker_dot_v1_dot_offer__service__pb2.ListOffersRequest.SerializeToString,
                 response_deserializer=gpubroker_dot_v1_dot_offer__service__pb2.ListOffersResponse.FromString,
                 _registered_method=True)
+        self.GetOfferHistory = channel.unary_unary(
+                '/gpubroker.v1.OfferService/GetOfferHistory',
+                request_serializer=gpubroker_dot_v1_dot_offer__service__pb2.GetOfferHistoryRequest.SerializeToString,
+                response_deserializer=gpubroker_dot_v1_dot_offer__service__pb2.GetOfferHistoryResponse.FromString,
+                _registered_method=True)
 
 
 class OfferServiceServicer:
@@ -53,6 +58,13 @@ class OfferServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetOfferHistory(self, request, context):
+        """Shows prices and availability of a GPU over time, the cheapest region first. Scope: read.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OfferServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +72,11 @@ def add_OfferServiceServicer_to_server(servicer, server):
                     servicer.ListOffers,
                     request_deserializer=gpubroker_dot_v1_dot_offer__service__pb2.ListOffersRequest.FromString,
                     response_serializer=gpubroker_dot_v1_dot_offer__service__pb2.ListOffersResponse.SerializeToString,
+            ),
+            'GetOfferHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetOfferHistory,
+                    request_deserializer=gpubroker_dot_v1_dot_offer__service__pb2.GetOfferHistoryRequest.FromString,
+                    response_serializer=gpubroker_dot_v1_dot_offer__service__pb2.GetOfferHistoryResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +107,33 @@ class OfferService:
             '/gpubroker.v1.OfferService/ListOffers',
             gpubroker_dot_v1_dot_offer__service__pb2.ListOffersRequest.SerializeToString,
             gpubroker_dot_v1_dot_offer__service__pb2.ListOffersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetOfferHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpubroker.v1.OfferService/GetOfferHistory',
+            gpubroker_dot_v1_dot_offer__service__pb2.GetOfferHistoryRequest.SerializeToString,
+            gpubroker_dot_v1_dot_offer__service__pb2.GetOfferHistoryResponse.FromString,
             options,
             channel_credentials,
             insecure,
