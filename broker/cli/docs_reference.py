@@ -151,6 +151,8 @@ def _commands(command: Any, path: str) -> Iterator[tuple[Any, str]]:
     if not hasattr(command, "commands"):
         yield command, path
         return
+    if command.invoke_without_command:
+        yield command, path
     for name, member in command.commands.items():
         yield from _commands(member, f"{path} {name}")
 

@@ -37,7 +37,8 @@ COMMANDS: Mapping[str, Entry] = {
         "Check, quote, confirm and submit a job, then watch it until it ends. Ctrl-C leaves the job running.",
     ),
     "offers": Entry(
-        "jobs.submit:offers", "List current offers, cheapest first, with the age and the source of each price."
+        {"": "commands.market:offers", "export": "commands.market:export"},
+        "List current offers, cheapest first, with the age and the source of each price.",
     ),
     "ls": Entry("jobs.listing:ls", "List your team's jobs, newest first."),
     "get": Entry("jobs.jobs:get", "Show a job: state, progress, attempts and cost."),

@@ -15,7 +15,7 @@ from broker.api.core.problems import Conflict, Deleted, NotFound
 from broker.api.service.channels import ChannelService
 from broker.api.service.interfaces import DaemonHooks, Settings
 from broker.api.service.job_data import JobDataService, check_data
-from broker.api.service.offer_history import OfferHistoryService
+from broker.api.service.offers import OfferHistoryService
 from broker.api.service.quotes import QuoteService
 from broker.api.service.spending import SpendingService
 from broker.api.service.tenancy import Tenancy

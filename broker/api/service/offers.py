@@ -1,10 +1,26 @@
-"""Listings of offers and providers."""
+"""Listings of offers and providers, and the history of prices and availability, for charts and for traces."""
 
 from collections.abc import Collection, Mapping
+from datetime import timedelta
 
-from broker.api.schemas.offers import OfferList, OfferView, ProviderList, ProviderStatusView, ProviderView
+from broker.api.core.auth import Caller
+from broker.api.schemas.offers import (
+    OfferHistoryView,
+    OfferList,
+    OfferSeriesView,
+    OfferView,
+    PricePoint,
+    ProviderList,
+    ProviderStatusView,
+    ProviderView,
+)
+from broker.api.schemas.queries import OfferHistoryQuery
 from broker.api.service.interfaces import MarketReader
+from broker.domain.market.offer_history import BUCKET_S, HistoryQuery, OfferSeries, RecordedHistory
 from broker.estimator.speed.hardware import matches
+from broker.ports import Clock, Store
+from broker.reporting.offer_history import series
+from broker.runtime.cpu_threads import CpuThreads
 
 
 def for_sale(market: MarketReader, *, provider: str | None, accelerators: Collection[str], limit: int) -> OfferList:
@@ -29,3 +45,47 @@ def providers(market: MarketReader, problems: Mapping[str, str | None]) -> Provi
         known = {"problem": problems.get(status.name), "self_stop": caps[status.name].self_stop}
         views.append(ProviderView(**ProviderStatusView.model_validate(status).model_dump(), **known))
     return ProviderList(items=tuple(views))
+
+
+class OfferHistoryService:
+    """Reads the recorded market. The market belongs to no team, so every caller reads the same."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._threads = CpuThreads()
+
+    async def history(self, caller: Caller, query: OfferHistoryQuery) -> OfferHistoryView:
+        """Return the series that a query selects, cheapest first. Raises Busy."""
+        rows = self._store.as_tenant(caller.tenant)
+        names = [
+            name for name in await rows.recorded_accelerators() if any(matches(wanted, name) for wanted in query.gpu)
+        ]
+        until = query.until or self._clock.now()
+        where = HistoryQuery(
+            accelerators=names,
+            since=until - timedelta(days=query.days),
+            until=until,
+            clouds=query.cloud,
+            regions=query.region,
+            gpus=query.gpus,
+            spot=None if query.market is None else query.market == "spot",
+        )
+        recorded = await rows.offer_history(where) if names else RecordedHistory()
+        return await self._threads.of_team(caller.team)(lambda: _view(recorded, where, query))
+
+
+def _view(recorded: RecordedHistory, where: HistoryQuery, query: OfferHistoryQuery) -> OfferHistoryView:
+    step, items = series(recorded, where, query.points)
+    return OfferHistoryView(
+        since=where.since,
+        until=where.until,
+        step_s=step * BUCKET_S,
+        total=len(items),
+        items=tuple(map(_series_view, items[: query.limit])),
+    )
+
+
+def _series_view(item: OfferSeries) -> OfferSeriesView:
+    points = tuple(PricePoint.model_construct(**point._asdict()) for point in item.points)
+    return OfferSeriesView(**item.group._asdict(), points=points)

@@ -21,7 +21,10 @@ class Entry:
     """A command, or a group of commands, that is not imported yet."""
 
     target: str | Mapping[str, str]
-    """Function of a command as `module:function`, the module below `LazyGroup.package`; for a group one by member."""
+    """Function of a command as `module:function`, the module below `LazyGroup.package`; for a group one by member.
+
+    The member "" runs when the group is called without a member.
+    """
     summary: str
     """Help text. It equals the docstring of the command's function, which a test checks."""
 
@@ -60,9 +63,10 @@ class LazyGroup(TyperGroup):
         if isinstance(entry.target, str):
             parent.command(name)(self._function(entry.target))
         else:
-            group = typer.Typer(help=entry.summary, no_args_is_help=True)
+            group = typer.Typer(help=entry.summary, no_args_is_help="" not in entry.target)
             for member, target in entry.target.items():
-                group.command(member)(self._function(target))
+                add = group.command(member) if member else group.callback(invoke_without_command=True)
+                add(self._function(target))
             parent.add_typer(group, name=name)
         return get_group(parent).commands[name]
 

@@ -1,5 +1,6 @@
-"""The loss curve: in the terminal, and as a PNG if matplotlib is installed (extra `plots`)."""
+"""Plots in the terminal, and the loss curve as a PNG if matplotlib is installed (extra `plots`)."""
 
+from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
 
@@ -18,6 +19,20 @@ def in_terminal(losses: Losses, *, colour: bool) -> str:
     curve = figure.signal([step for step, _ in finite], [loss for _, loss in finite], marker="braille")
     figure.draw(curve.lines())
     figure.title("loss by optimizer step")
+    return str(figure.build().string(colorless=not colour)).rstrip("\n")
+
+
+def prices_in_terminal(lines: Sequence[tuple[str, Sequence[tuple[float, float]]]], *, colour: bool) -> str:
+    """Return prices over time as a plot of 80 x 15 characters. `lines`: (label, (days, dollars an hour))."""
+    from plotext import figure
+
+    figure.clear()
+    figure.plot_size(80, 15)
+    figure.theme("simple")
+    for label, line in lines:
+        curve = figure.signal([at for at, _ in line], [usd for _, usd in line], marker="braille")
+        figure.draw(curve.label(label).lines())
+    figure.title("lowest $/h of a machine by days before now")
     return str(figure.build().string(colorless=not colour)).rstrip("\n")
 
 

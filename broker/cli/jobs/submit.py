@@ -1,4 +1,4 @@
-"""`gpubroker quote`, `submit` and `offers`."""
+"""`gpubroker quote` and `submit`."""
 
 import re
 from pathlib import Path
@@ -6,8 +6,6 @@ from typing import Annotated
 
 import typer
 
-from broker.api.schemas.offers import OfferList
-from broker.api.service.spec_inputs import unknown_name
 from broker.cli.core import formatting
 from broker.cli.core.command import Json, client, command
 from broker.cli.core.exit_codes import BadInput
@@ -16,13 +14,9 @@ from broker.cli.jobs import submission
 from broker.cli.jobs.jobs import follow
 from broker.cli.jobs.watch import PATIENCE_S
 from broker.cli.spec.spec_file import load
-from broker.cli.views import offers as offers_view
 from broker.cli.views import quote as quote_view
 from broker.cli.views import what_if as what_if_view
 from broker.cli.views.what_if import PlotFile, WhatIf
-from broker.domain.gpu_names import gpu_name
-from broker.estimator.speed.hardware import matches
-from broker.sizing.estimate import EstimateError, hardware_of
 
 SpecArgument = Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="Spec of the job, YAML or JSON.")]
 Settings = Annotated[
@@ -104,50 +98,9 @@ async def submit(
         await follow(c, job.id, out)
 
 
-@command
-async def offers(
-    provider: Annotated[str | None, typer.Option(help="Only this provider.")] = None,
-    gpu: Annotated[
-        list[str] | None,
-        typer.Option("--gpu", "-g", help="Only these GPUs, comma-separated: H100,A100-80GB,L40S,RTX4090."),
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=5000, help="Number of offers.")] = 500,
-    as_json: Json = False,
-) -> None:
-    """List current offers, cheapest first, with the age and the source of each price."""
-    out = Output(as_json=as_json)
-    names = _gpus(gpu or [])
-    async with client() as c:
-        page = await c.offers(provider=provider, accelerators=names, limit=limit)
-    _check_names(page, provider, names)
-    out.document(page)
-    offers_view.show(out, page)
-
-
-def _check_names(page: OfferList, provider: str | None, gpus: list[str]) -> None:
-    """Raise BadInput for an unknown provider or GPU, whose empty list would look like a sold-out market."""
-    providers = [status.name for status in page.providers]
-    if provider is not None and provider not in providers:
-        raise BadInput(f"--provider: {unknown_name('provider', provider, sorted(providers), 'configured')}")
-    if page.total > len(page.items):  # an unlisted, more expensive offer may have the GPU
-        return
-    for name in gpus:
-        if any(matches(gpu_name(name), offer.accelerator) for offer in page.items):
-            continue
-        try:
-            hardware_of(name)
-        except EstimateError as e:
-            raise BadInput(str(e)) from None
-
-
 def _seconds(text: str) -> int:
     """Return `90`, `90s`, `15m` or `2h` in seconds. Raises BadInput."""
     match = re.fullmatch(r"([0-9]{1,9})([smh]?)", text.strip())
     if match is None:
         raise BadInput(f"--keep-on-failure {text}: write a time as 90s, 15m or 2h")
     return int(match[1]) * UNITS_S[match[2]]
-
-
-def _gpus(texts: list[str]) -> list[str]:
-    """Return the names in comma-separated lists such as `H100,RTX4090`."""
-    return [name.strip() for text in texts for name in text.split(",") if name.strip()]
