@@ -35,6 +35,16 @@ async def connection(postgres_dsn: str) -> AsyncIterator["asyncpg.Connection[asy
     await connection.close()
 
 
+async def test_live_attempts_read_only_rows_that_changed(store: PostgresStore) -> None:
+    quiet, _ = await running(store)
+    changed, job = await running(store)
+    before = {row.attempt.id: row for row in await store.live_attempts()}
+    await store.apply([Change(events=(make_event(job),), attempt=(changed, changed))])
+    after = {row.attempt.id: row for row in await store.live_attempts()}
+    assert after[quiet.id] is before[quiet.id]  # one value: the row was not read again
+    assert after[changed.id] is not before[changed.id]
+
+
 @pytest.mark.parametrize("statement", ["UPDATE ledger SET usd = 0", "DELETE FROM ledger", "TRUNCATE ledger"])
 async def test_the_ledger_is_append_only(
     store: PostgresStore, connection: "asyncpg.Connection[asyncpg.Record]", statement: str

@@ -3,13 +3,14 @@
 import asyncio
 from dataclasses import replace
 from datetime import timedelta
+from decimal import Decimal
 from itertools import pairwise
 
 from broker.domain.ids import Installation, JobId
-from broker.domain.job import AttemptState, Job, JobState, Reason
+from broker.domain.job import AttemptState, Job, JobState, PriceChange, Reason
 from broker.domain.offer import HostFacts
 from broker.domain.tenancy import Tenant
-from broker.ports import Change, JobFilter, Lane, Store, Token, Upload
+from broker.ports import Change, Charge, JobFilter, Lane, Store, Token, Upload
 from tests.conformance.conftest import TimedStore
 from tests.conformance.samples import (
     HOUR,
@@ -96,6 +97,28 @@ async def test_counts_name_every_state(store: Store) -> None:
     assert counts["jobs"] == {**dict.fromkeys(JobState, 0), "active": 2, "queued": 1}
     assert counts["attempts"] == {**dict.fromkeys(AttemptState, 0), "training": 1, "ended": 1}
     assert len(await store.live_attempts()) == 1
+
+
+async def test_live_attempts_show_every_later_write(store: Store) -> None:
+    attempt, job = await running(store)
+    await running(store, AttemptState.PLANNED)
+    assert {row.attempt.state for row in await store.live_attempts()} == {AttemptState.TRAINING, AttemptState.PLANNED}
+    price = PriceChange(since=START, usd_per_hour=Decimal(2))
+    charge = Charge(
+        attempt_id=attempt.id, job_id=job.id, since=None, to=START + timedelta(hours=1), usd=Decimal(1), prices=(price,)
+    )
+    assert await store.charge([charge]) == [True]
+    (charged,) = [row for row in await store.live_attempts() if row.attempt.id == attempt.id]
+    assert (charged.attempt.charged_usd, charged.attempt.prices, charged.job.spent_usd) == (1, (price,), 1)
+    assert await store.request_stop(job.id, make_event(job, "job.stop")) is not None
+    (stopped,) = [row for row in await store.live_attempts() if row.attempt.id == attempt.id]
+    assert stopped.job.stop_requested
+    (leased,) = await store.claim_attempts(Lane.INTERRUPTION, owner="a", lease_s=HOUR, limit=1)
+    epochs = {row.attempt.id: row.attempt.epoch for row in await store.live_attempts()}
+    assert epochs[attempt.id] == leased.attempt.epoch
+    ended = in_state(leased.attempt, AttemptState.ENDED)
+    assert await store.apply([Change(attempt=(leased.attempt, ended))]) == [True]
+    assert [row.attempt.state for row in await store.live_attempts()] == [AttemptState.PLANNED]
 
 
 async def test_blocked_offers_come_back(timed_store: TimedStore) -> None:

@@ -55,6 +55,9 @@ _OBJECT = TypeAdapter(dict[str, Any])
 # An escaped NUL, which jsonb refuses: `\u0000` after an even number of backslashes.
 _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
+DOCUMENTS = 16_384
+"""Number of parsed specs, workloads and quote lines that are cached: more than a broker has live attempts."""
+
 JOB_FIELDS = (
     "id", "team", "owner", "spec", "workload", "created_at", "state", "reason", "attempts", "retries_used",
     "preemptions_without_progress", "remedy", "due_at", "lease_until", "finished_at", "spent_usd", "machine_s",
@@ -70,17 +73,17 @@ def _json(adapter: TypeAdapter[Any], value: Any) -> str:
 
 
 # These documents never change, but are read with every transition of a job, so each text is parsed once.
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=DOCUMENTS)
 def _spec(text: str) -> JobSpec:
     return _SPEC.validate_json(text)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=DOCUMENTS)
 def _workload(text: str) -> Workload:
     return _WORKLOAD.validate_json(text)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=DOCUMENTS)
 def _line(text: str) -> QuoteLine:
     return _LINE.validate_json(text)
 

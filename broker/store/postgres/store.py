@@ -3,6 +3,7 @@
 The statements are in sql/, the schema is in migrations/; this file maps methods to statements.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
@@ -44,6 +45,7 @@ class PostgresStore(
         super().__init__(pool, OPERATOR, Submitter(api), Listener(dsn), all_teams_pool=pool)
         self._api = api
         self._applier = Applier(pool)
+        self._live = _LiveAttempts(pool)
         files = load(MIGRATIONS)
         self._newest = files[max(files)]
         self._next_block = 0
@@ -99,7 +101,7 @@ class PostgresStore(
             await self._pool.fetch(name)
 
     async def live_attempts(self) -> Sequence[Leased]:
-        return _leased(await self._pool.read("live_attempts"))
+        return await self._live.read()
 
     async def attempts_by_id(self, ids: Sequence[AttemptId]) -> Mapping[AttemptId, Attempt]:
         return {
@@ -212,6 +214,27 @@ class PostgresStore(
         await self._listener.close()
         await self._api.close()
         await self._pool.close()
+
+
+class _LiveAttempts:
+    """Live attempts of the latest read. A read fetches the versions of all rows, and only the rows that changed."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._rows: dict[str, tuple[tuple[int, int], Leased]] = {}
+        """Version of the attempt's and of the job's row, and both rows, by the attempt's id."""
+        self._lock = asyncio.Lock()
+
+    async def read(self) -> Sequence[Leased]:
+        async with self._lock:
+            versions = {row["id"]: (row["version"], row["j_version"]) for row in await self._pool.read("live_versions")}
+            rows = {key: known for key, known in self._rows.items() if versions.get(key) == known[0]}
+            if changed := [key for key in versions if key not in rows]:
+                records = await self._pool.read("live_attempts", changed)
+                for record, leased in zip(records, _leased(records), strict=True):
+                    rows[record["id"]] = (record["version"], record["j_version"]), leased
+            self._rows = rows
+            return [leased for _, leased in rows.values()]
 
 
 def _leased(records: Sequence[row_codec.Record]) -> list[Leased]:

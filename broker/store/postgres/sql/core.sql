@@ -193,9 +193,15 @@ SELECT pg_notify('gpubroker', payload) FROM unnest($1::text[]) AS payload;
 
 -- ------------------------------------------------------------------------------------------------- reading and money
 
--- name: live_attempts
-SELECT a.*, prices_of(a.id) AS prices, {job_columns}
+-- name: live_versions
+-- xmin changes with every committed write of a row. A price change is written with a charge, which moves its attempt.
+SELECT a.id, a.xmin::text::bigint AS version, j.xmin::text::bigint AS j_version
 FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.lane IS NOT NULL;
+
+-- name: live_attempts
+SELECT a.*, prices_of(a.id) AS prices, a.xmin::text::bigint AS version, j.xmin::text::bigint AS j_version, {job_columns}
+FROM unnest($1::text[]) AS wanted (id) JOIN attempts a ON a.id = wanted.id JOIN jobs j ON j.id = a.job_id
+WHERE a.lane IS NOT NULL;
 
 -- name: unproven_launches
 SELECT *, prices_of(id) AS prices FROM attempts WHERE lane = 'termination' AND launched_by <> '';
