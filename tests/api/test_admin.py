@@ -15,7 +15,7 @@ from tests.api.harness import Running, spec
 from trainer.contract import object_keys as keys
 
 
-async def test_no_token_no_scope_no_entry(api: Running) -> None:
+async def test_calls_without_a_token_or_its_scope_are_refused(api: Running) -> None:
     reader = await api.token("ada", "read")
     for header in ({}, {"Authorization": "Bearer x"}, {"Authorization": f"Bearer gb_{'a' * 8}_{'a' * 32}"}):
         refused = await api.call("GET", "/v1/jobs", header, 401)

@@ -196,7 +196,7 @@ NOWHERE = [
 
 
 @pytest.mark.parametrize(("method", "path", "expected_detail"), NOWHERE)
-async def test_what_is_not_there_names_the_command_that_lists_it(
+async def test_a_404_names_the_command_that_lists_such_objects(
     memory_api: Running, method: str, path: str, expected_detail: str
 ) -> None:
     """The message names a command that exists. Every reader, over HTTP or gRPC, can use a command; only programs can
@@ -222,7 +222,7 @@ def patterns(schema: Any) -> Iterator[str]:
         yield from (found for inner in schema for found in patterns(inner))
 
 
-def test_no_text_is_refused_by_a_pattern_that_people_would_have_to_read() -> None:
+def test_refusals_never_quote_a_regular_expression() -> None:
     operations = [operation for api in APIS for operation in api.operations]
     models: list[type[BaseModel]] = [DaemonConfig]
     models += [model for one in operations for model in (one.body, one.query) if model is not None]
@@ -254,7 +254,7 @@ PROTOCOL: list[tuple[str, str, int, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("method", "path", "status", "options"), PROTOCOL)
-async def test_errors_of_the_protocol_are_problems_too(
+async def test_protocol_errors_are_problem_documents(
     memory_api: Running, method: str, path: str, status: int, options: dict[str, Any]
 ) -> None:
     headers = await memory_api.token("ada") | options.get("headers", {})

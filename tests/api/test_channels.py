@@ -97,7 +97,7 @@ async def test_a_bad_channel_is_refused_with_the_place(
     assert (await api.call("GET", "/v1/channels", ann, 200))["items"] == []
 
 
-async def test_a_name_is_one_channels(api: Running) -> None:
+async def test_channel_names_are_unique(api: Running) -> None:
     ann = await api.token("ann", "manage")
     await added(api, ann)
     assert "choose another name" in (await api.call("POST", "/v1/channels", ann, 409, json=HOOK))["detail"]

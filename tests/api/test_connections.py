@@ -57,7 +57,7 @@ async def test_an_encoded_body_is_refused_without_a_token(api: Running, path: st
     assert "Content-Encoding" in answer
 
 
-async def test_no_body_is_inflated(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_compressed_bodies_are_never_inflated(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Inflating costs the event loop a thousand times the bytes that a stranger sends."""
     monkeypatch.delattr("aiohttp.http_parser.ZLibDecompressor")
     bomb = gzip.compress(b"a" * 50_000_000, 1)
@@ -99,7 +99,7 @@ async def test_a_client_that_sends_its_whole_body_first_gets_the_refusal(api: Ru
         ("GET /v1/jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer gb_secret\0", "malformed"),
     ],
 )
-async def test_what_is_no_request_gets_a_problem_document_and_is_not_logged(
+async def test_malformed_http_gets_a_problem_document_and_no_warning(
     api: Running, caplog: pytest.LogCaptureFixture, head: str, words: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -111,7 +111,7 @@ async def test_what_is_no_request_gets_a_problem_document_and_is_not_logged(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-async def test_a_body_that_stops_coming_is_not_waited_for(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stalled_request_body_ends_its_connection(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.api.http.openapi.BODY_S", 0.05)
     me = (await api.token("ada"))["Authorization"]
     answer = await server_output(api, post("/v1/jobs", me, b"{}").replace(b"Length: 2", b"Length: 9"), until=b"}")

@@ -32,7 +32,7 @@ async def rested(api: Running, me: dict[str, str], state: JobState, **changes: A
     return str(name)
 
 
-async def test_what_is_kept_is_shown_with_what_it_costs(api: Running) -> None:
+async def test_a_job_shows_its_stored_bytes_and_their_price(api: Running) -> None:
     api.service.settings = replace(api.service.settings, storage_usd_per_gib_month=Decimal("0.023"))
     me = await api.token("ada")
     name = await rested(api, me, JobState.FAILED)
@@ -70,7 +70,7 @@ async def test_deleted_data_is_gone_with_its_date(api: Running) -> None:
     assert [(entry.actor, entry.target) for entry in audit] == [("ada", name)] * 2
 
 
-async def test_checkpoints_that_are_deleted_after_they_were_looked_at(
+async def test_a_start_from_checkpoints_deleted_meanwhile_is_refused(
     api: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A retry starts from zero, as a later retry does. A start that names the checkpoints is refused, and leaves
@@ -114,7 +114,7 @@ async def test_a_capped_job_without_its_data_cannot_continue(api: Running) -> No
     await api.call("PATCH", f"/v1/jobs/{name}", me, 410, json={"cap_usd": "50"})
 
 
-async def test_what_is_needed_cannot_be_deleted(api: Running) -> None:
+async def test_data_of_a_queued_job_cannot_be_deleted(api: Running) -> None:
     me, other = await api.token("ada"), await api.token("bob", team="others")
     name = (await submitted(api, me))["id"]
     refused = await api.call("DELETE", f"/v1/jobs/{name}/data", me, 409)
@@ -142,7 +142,7 @@ async def test_a_job_without_time_is_refused_with_the_number(api: Running) -> No
         assert words in str(refused), refused
 
 
-async def test_a_retry_leaves_a_deadline_that_is_past_behind(api: Running) -> None:
+async def test_a_retry_drops_a_deadline_that_has_passed(api: Running) -> None:
     me = await api.token("ada")
     clock = ManualClock()
     clock.time = api.service.clock.now()

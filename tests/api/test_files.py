@@ -93,7 +93,7 @@ async def dripping(api: Running, me: dict[str, str], until: asyncio.Event) -> tu
         return answer.status, await answer.text()
 
 
-async def test_no_team_s_uploads_keep_another_s_waiting(api: Running) -> None:
+async def test_uploads_of_one_team_do_not_delay_those_of_another(api: Running) -> None:
     red, blue = await api.token("ada", team="red"), await api.token("bob", team="blue")
     until = asyncio.Event()
     slow = [asyncio.create_task(dripping(api, red, until)) for _ in range(2 * UPLOADS_AT_ONCE)]
@@ -120,7 +120,7 @@ async def test_uploads_of_a_team_over_its_queue_are_refused_at_once(
     assert (await first)[0] == 201
 
 
-async def test_an_upload_of_which_nothing_comes_is_given_up(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stalled_upload_is_aborted(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.api.service.content.STALLED_S", 0.05)
     async with asyncio.timeout(300):
         status, text = await dripping(api, await api.token("ada"), asyncio.Event())
@@ -204,7 +204,7 @@ async def test_upload_larger_than_free_disk_is_refused_before_writing(
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
-async def test_a_disk_that_takes_not_even_the_spool_s_folder_is_full(
+async def test_a_disk_that_cannot_hold_the_spool_folder_counts_as_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def mkdir(path: Path, *more: Any, **settings: Any) -> None:
@@ -228,7 +228,7 @@ def test_start_removes_partial_writes_of_a_killed_daemon(tmp_path: Path) -> None
     assert {path.name for path in tmp_path.iterdir()} == {"whole", "under-way#1"}
 
 
-def test_a_start_removes_what_was_on_its_way_and_nothing_else(tmp_path: Path) -> None:
+def test_a_start_removes_only_spooled_uploads(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / ("0123456789abcdef" * 2)).touch()
     sweep(tmp_path)
@@ -313,7 +313,7 @@ async def test_artifacts_are_those_of_the_last_committed_checkpoint(api: Running
     assert (await api.call("GET", path, me, 200))["step"] == 10
 
 
-async def test_of_one_step_the_artifacts_are_what_the_attempt_ended_with(api: Running) -> None:
+async def test_artifacts_follow_the_final_report_not_a_save_of_the_same_step(api: Running) -> None:
     """A trainer that saved right before its results, in folders whose names do not tell them apart."""
     me = await api.token("ada")
     job = (await api.call("POST", "/v1/jobs", me, 202, json=spec((await api.upload(me))["ref"])))["id"]

@@ -61,7 +61,7 @@ async def test_an_accepted_job_is_stored_with_its_own_copy_of_the_data(api: Runn
     assert [(e["seq"], e["kind"]) for e in events["items"]] == [(1, "job.submitted")]
 
 
-async def test_one_key_one_job_also_when_sent_at_once(api: Running) -> None:
+async def test_concurrent_submits_with_one_key_create_one_job(api: Running) -> None:
     me = await api.token("ada")
     ref = (await api.upload(me))["ref"]
     headers = me | {"Idempotency-Key": "one"}

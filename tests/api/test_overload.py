@@ -13,7 +13,7 @@ from tests.support.memory_store.store import MemoryStore
 AT_ONCE = 3
 
 
-async def test_beyond_what_is_answered_at_once_is_503_with_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_beyond_the_concurrency_limit_get_503_with_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore(SystemClock())
     come, release = asyncio.Semaphore(0), asyncio.Event()
 

@@ -33,7 +33,7 @@ async def test_a_policy_is_made_changed_listed_and_deleted(api: Running) -> None
     await api.call("GET", "/v1/policies/other/history", bob, 404)
 
 
-async def test_what_is_wrong_with_a_policy_is_said_by_field(api: Running) -> None:
+async def test_policy_errors_name_the_field(api: Running) -> None:
     mia = await api.token("mia", "read", "manage")
 
     async def refused(body: dict[str, Any], name: str = "limits") -> list[tuple[str, str]]:

@@ -106,7 +106,9 @@ async def hung_up(tmp_path: Path) -> AsyncIterator[list[tuple[str, str]]]:
     os.close(held)
 
 
-async def test_it_ends_with_its_client(api: Running, training: tuple[str, dict[str, str]], tmp_path: Path) -> None:
+async def test_a_shell_ends_when_its_client_disconnects(
+    api: Running, training: tuple[str, dict[str, str]], tmp_path: Path
+) -> None:
     job, headers = training
     async with (
         hung_up(tmp_path) as params,
@@ -116,7 +118,9 @@ async def test_it_ends_with_its_client(api: Running, training: tuple[str, dict[s
         await socket.close()
 
 
-async def test_it_ends_with_its_token(api: Running, training: tuple[str, dict[str, str]], tmp_path: Path) -> None:
+async def test_a_shell_ends_when_its_token_is_revoked(
+    api: Running, training: tuple[str, dict[str, str]], tmp_path: Path
+) -> None:
     job, headers = training
     async with (
         hung_up(tmp_path) as params,
@@ -128,7 +132,7 @@ async def test_it_ends_with_its_token(api: Running, training: tuple[str, dict[st
         assert socket.close_code == aiohttp.WSCloseCode.POLICY_VIOLATION
 
 
-async def test_it_counts_as_a_stream_of_its_token(
+async def test_a_shell_counts_as_a_stream_of_its_token(
     api: Running, training: tuple[str, dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, headers = training
@@ -147,7 +151,9 @@ async def test_it_counts_as_a_stream_of_its_token(
     assert await ran(api, job, headers, "true") == (0, b"", b"")
 
 
-async def test_it_is_the_owner_s_alone_and_wants_a_machine(api: Running, training: tuple[str, dict[str, str]]) -> None:
+async def test_a_shell_needs_the_jobs_owner_and_a_running_machine(
+    api: Running, training: tuple[str, dict[str, str]]
+) -> None:
     job, headers = training
     other, member = await api.token("bob", team="blue"), await api.token("cyd")
     await api.call("GET", f"/v1/jobs/{job}/shell", other, 404)

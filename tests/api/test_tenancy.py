@@ -24,7 +24,7 @@ async def test_a_token_lives_from_its_making_to_its_revocation(api: Running) -> 
     await api.call("DELETE", f"/v1/tokens/{made['id']}", root, 404)
 
 
-async def test_a_manager_gives_and_takes_no_more_than_it_has_and_in_its_own_team(api: Running) -> None:
+async def test_a_manager_grants_and_revokes_only_own_scopes_in_its_own_team(api: Running) -> None:
     boss = await api.token("mia", "read", "manage", team="red")
     root = await api.token("root", "admin")
     made = await api.call("POST", "/v1/tokens", boss, 201, json={"owner": "ada", "scopes": ["read"]})
@@ -101,7 +101,7 @@ async def test_a_team_with_a_job_stays(api: Running) -> None:
     assert (await api.call("GET", "/v1/jobs", bob, 200))["items"] != []
 
 
-async def test_every_write_is_in_the_audit_and_no_refused_or_repeated_one(api: Running) -> None:
+async def test_the_audit_records_each_write_once_and_no_refusal(api: Running) -> None:
     boss = await api.token("mia", "read", "submit", "manage", team="red")
     await api.call("PUT", "/v1/secrets/HF_TOKEN", boss, 204, json={"value": "hf_verysecret"})
     body = spec((await api.upload(boss))["ref"])
@@ -174,7 +174,7 @@ async def test_a_token_that_calls_too_fast_is_told_when_to_come_back(api: Runnin
     await api.call("GET", "/v1/me", ada, 429)
 
 
-async def test_why_an_offer_is_left_alone_is_told_to_operators_only(api: Running) -> None:
+async def test_only_operators_see_why_an_offer_is_blocked(api: Running) -> None:
     """The words are a cloud's about some team's machine."""
     offer = api.market.items[0].id
     await api.service.store.block_offer(offer, "gb-test-abcdefghijklm never came up", for_s=60)

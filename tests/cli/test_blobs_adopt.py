@@ -29,7 +29,7 @@ def home(tmp_path: Path, postgres_dsn: str) -> Path:
     return tmp_path
 
 
-def test_it_lets_the_configured_store_take_the_lost_ones_place(home: Path, postgres_dsn: str) -> None:
+def test_adopt_accepts_the_configured_store_in_place_of_a_lost_one(home: Path, postgres_dsn: str) -> None:
     async def starts(blobs: str) -> None:
         """Check the blob store as the daemon does."""
         store = await PostgresStore.connect(postgres_dsn)
@@ -52,7 +52,7 @@ def test_it_lets_the_configured_store_take_the_lost_ones_place(home: Path, postg
     assert adopt(home, "-y", "--json").document["adopted"] is False
 
 
-def test_it_is_refused_while_a_daemon_with_a_server_of_its_own_lives(home: Path, postgres_dsn: str) -> None:
+def test_adopt_is_refused_while_a_daemon_with_an_embedded_database_runs(home: Path, postgres_dsn: str) -> None:
     async def belongs() -> None:
         store = await PostgresStore.connect(postgres_dsn)
         await store.installation(HERE)
@@ -76,7 +76,7 @@ def test_a_home_without_a_database_is_reported_first(own_home: Path, words: tupl
     assert (ran.code, ran.err) == (2, message)
 
 
-def test_it_is_refused_while_a_daemon_runs_on_the_home(tmp_path: Path) -> None:
+def test_adopt_is_refused_while_a_daemon_uses_the_home(tmp_path: Path) -> None:
     (tmp_path / "gpubroker.yaml").write_text(f"blobs: file://{tmp_path}/new\n")
 
     async def beside_a_daemon() -> Ran:

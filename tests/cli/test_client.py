@@ -100,7 +100,7 @@ async def test_a_restarted_daemon_is_found_at_its_new_address(daemon: Daemon) ->
         await other.stop()
 
 
-async def test_a_call_waits_for_its_patience_and_no_longer(daemon: Daemon) -> None:
+async def test_a_call_retries_until_its_wait_is_over(daemon: Daemon) -> None:
     async with AsyncClient(daemon.url, patience_s=0) as client:
         with pytest.raises(DaemonUnreachable, match=daemon.url):
             await client.job(JOB)
@@ -114,7 +114,7 @@ async def test_a_call_waits_for_its_patience_and_no_longer(daemon: Daemon) -> No
             await asked
 
 
-async def test_a_port_that_speaks_no_http_is_told_so() -> None:
+async def test_a_port_without_http_is_reported() -> None:
     async def frames(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x05\x00\x00\x40\x00")  # as gRPC's server greets
         await writer.drain()
@@ -199,7 +199,7 @@ async def test_a_damaged_file_is_not_left_behind(sent: bytes, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("sent", [SHARD[:-1], SHARD[:100], b""])
-async def test_one_that_breaks_off_leaves_what_was_there(sent: bytes, tmp_path: Path) -> None:
+async def test_an_interrupted_download_keeps_the_existing_file(sent: bytes, tmp_path: Path) -> None:
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "a").write_text("of an earlier step")
     async with serving(sent) as url:
@@ -209,13 +209,13 @@ async def test_one_that_breaks_off_leaves_what_was_there(sent: bytes, tmp_path: 
     assert files_in(tmp_path) == ["a"]
 
 
-async def test_one_that_breaks_off_is_asked_for_again_with_patience(tmp_path: Path) -> None:
+async def test_an_interrupted_download_is_retried_within_the_wait(tmp_path: Path) -> None:
     async with serving(SHARD[:100], SHARD) as url:
         await fetched(url, tmp_path, patience_s=120)
     assert (tmp_path / "adapter" / "a").read_bytes() == SHARD
 
 
-async def test_what_breaks_off_or_is_damaged_is_not_called_an_absent_daemon() -> None:
+async def test_broken_and_damaged_replies_are_server_problems_not_absence() -> None:
     assert cli_error(BrokenOff("x")).code is cli_error(Damaged("x")).code is Exit.SERVER_PROBLEM
 
 

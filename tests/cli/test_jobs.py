@@ -84,7 +84,7 @@ async def test_unknown_job_is_exit_3(shell: Shell, command: str) -> None:
         assert ran.document["error"]["kind"] == "not_found"
 
 
-async def test_hints_are_for_what_is_missing(shell: Shell) -> None:
+async def test_hints_name_only_absent_settings(shell: Shell) -> None:
     job = await submitted(shell)
     ran = await to_thread(shell.run, "get", "a" * 13)
     assert ran.err == f"error: no job {'a' * 13}; `gpubroker ls` lists yours\n"
@@ -225,7 +225,7 @@ async def test_secrets_are_never_shown(shell: Shell) -> None:
         assert "the value of WRONG" in ran.err
 
 
-async def test_tokens(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tokens_are_created_listed_and_revoked(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     made = (await to_thread(shell.run, "token", "new", "bob", "--scope", "read", "--json")).document
     assert made["scopes"] == ["read"]
     listed = await to_thread(shell.run, "token", "ls", "--json")
@@ -282,7 +282,7 @@ async def test_offers_with_unknown_hardware_are_refused(shell: Shell, words: tup
     assert message in ran.document["error"]["message"]
 
 
-async def test_gpus_that_are_known_and_not_sold_are_no_fault(shell: Shell) -> None:
+async def test_known_gpus_without_offers_are_not_an_error(shell: Shell) -> None:
     ran = await to_thread(shell.run, "offers", "--gpu", "b200", "--provider", "simulated")
     assert (ran.code, "no offers" in ran.out) == (0, True)
 

@@ -25,7 +25,7 @@ def home(tmp_path: Path, postgres_dsn: str) -> Path:
     return tmp_path
 
 
-def test_it_lets_a_new_key_take_the_lost_one_s_place(home: Path, postgres_dsn: str) -> None:
+def test_key_adopt_accepts_a_new_master_key_in_place_of_a_lost_one(home: Path, postgres_dsn: str) -> None:
     async def starts() -> None:
         """Check the master key as the daemon does."""
         store = await PostgresStore.connect(postgres_dsn)

@@ -99,7 +99,7 @@ async def test_explain_shows_what_own_spot_machines_went_through(shell: Shell) -
     assert "60in40hofown" in "".join(shown.replace("│", " ").split())
 
 
-async def test_what_if_is_a_table_a_document_and_a_picture(shell: Shell) -> None:
+async def test_scaling_table_is_printed_written_as_json_and_plotted(shell: Shell) -> None:
     pytest.importorskip("matplotlib")
     picture = shell.folder / "scaling.png"
     ran = await quoted(shell, *WHAT_IF, "--gpu", "L40S", "--plot", str(picture), "--json")
@@ -112,7 +112,7 @@ async def test_what_if_is_a_table_a_document_and_a_picture(shell: Shell) -> None
     assert not await shell.api.service.store.jobs(JobFilter())
 
 
-async def test_what_if_skips_unknown_hardware(shell: Shell) -> None:
+async def test_scaling_table_skips_unknown_hardware(shell: Shell) -> None:
     market = shell.api.market
     market.items = [replace(one, accelerator="tpu-v9", id=f"t{n}") for n, one in enumerate(market.items)]
     refused(await quoted(shell, *WHAT_IF), "no offer has a GPU; give --gpu")
@@ -173,12 +173,14 @@ async def test_a_script_has_nothing_to_scale(shell: Shell) -> None:
         (("--rows", "0"), "--rows 0"),
     ],
 )
-def test_a_scaling_table_says_what_it_does_not_look_at(own_home: Path, words: tuple[str, ...], message: str) -> None:
+def test_a_scaling_table_names_the_settings_that_it_ignores(
+    own_home: Path, words: tuple[str, ...], message: str
+) -> None:
     refused(offline(*WHAT_IF, *words), message)
 
 
 @pytest.mark.parametrize("words", [("--rows", "5"), ("--plot", "x.png"), ("--global-batch", "8")])
-def test_what_belongs_to_a_scaling_table_is_not_passed_over(own_home: Path, words: tuple[str, str]) -> None:
+def test_options_of_the_scaling_table_require_what_if(own_home: Path, words: tuple[str, str]) -> None:
     refused(offline(*words), f"{words[0]} requires --what-if")
 
 

@@ -16,7 +16,7 @@ from tests.cli.conftest import Shell
 from tests.cli.test_jobs import end, submitted
 
 
-async def test_what_it_costs_is_shown_and_nothing_goes_without_an_answer(shell: Shell) -> None:
+async def test_rm_shows_the_storage_cost_and_deletes_only_when_confirmed(shell: Shell) -> None:
     shell.api.service.settings = replace(shell.api.service.settings, storage_usd_per_gib_month=Decimal("0.023"))
     job = await submitted(shell)
     ran = await to_thread(shell.run, "rm", "--data", job, "-y")

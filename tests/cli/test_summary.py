@@ -143,7 +143,7 @@ def test_metrics_of_a_redone_step_count_once_and_rubbish_is_skipped() -> None:
     assert results.read_samples(b"\xff") == ()
 
 
-def test_what_was_bought_is_reported_with_all_machines_and_their_price() -> None:
+def test_the_purchase_is_shown_with_its_machines_and_their_price() -> None:
     run = attempt(1, None, 20, Reason.COMPLETED)
     one, three = words.machine(run), words.machine(run.model_copy(update={"nodes": 3}))
     assert f" {words.money(run.offer.usd_per_hour)}/h" in one

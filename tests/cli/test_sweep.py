@@ -42,7 +42,7 @@ def test_a_configuration_that_names_its_home_is_enough(theirs: Path) -> None:
     assert (ran.code, ran.document["installation"]) == (0, HERE), ran.err
 
 
-def test_without_either_no_machine_is_touched(theirs: Path) -> None:
+def test_a_sweep_without_home_or_configuration_touches_no_machine(theirs: Path) -> None:
     ran = sweep("--config", str(theirs / "gpubroker.yaml"))
     assert ran.code == 2
     assert "unknown installation; give --installation" in ran.err

@@ -9,7 +9,7 @@ from broker.cli.core.exit_codes import Exit
 from tests.cli.conftest import Shell
 
 
-async def test_what_is_shown_once_goes_to_no_log(shell: Shell) -> None:
+async def test_secrets_shown_once_are_never_logged(shell: Shell) -> None:
     for words in (
         ("token", "new", "mia"),
         ("channel", "add", "webhook", "ci"),
@@ -80,7 +80,7 @@ async def test_the_audit_tells_who_did_what(shell: Shell) -> None:
     assert (await to_thread(shell.run, "audit", "--since", "yesterday")).code == Exit.BAD_INPUT
 
 
-async def test_last_is_the_newest_of_one_s_own(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_last_means_the_callers_own_newest_job(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = (await to_thread(shell.run, "submit", shell.spec(), "-y", "-d", "--json")).document["id"]
     assert "owner" not in (await to_thread(shell.run, "ls")).out
     made = (await to_thread(shell.run, "token", "new", "bob", "--json")).document

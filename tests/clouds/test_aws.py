@@ -121,7 +121,7 @@ async def test_the_metadata_service_speaks_version_2_only(account: Account) -> N
     assert await account.ssh(machine, without) == (0, "401")
 
 
-async def test_terminate_kills(account: Account) -> None:
+async def test_terminate_kills_the_machine_process(account: Account) -> None:
     machine = await account.launch()
     await asyncio.to_thread(lambda: account.ec2().terminate_instances(InstanceIds=[machine.id]))
     assert machine.machine is not None
@@ -182,7 +182,7 @@ async def test_the_bill_is_at_the_price_of_the_zone_and_counts_the_disk(tmp_path
     await world.close()
 
 
-async def test_what_ec2_says_runs_is_billed_though_its_machine_is_not_up(tmp_path: Path, time: Time) -> None:
+async def test_instances_in_state_running_are_billed_before_their_machine_is_up(tmp_path: Path, time: Time) -> None:
     world = World(PaperMachines(), now=lambda: time.now)
     world.boots.clear()
     async with Aws(world) as aws:

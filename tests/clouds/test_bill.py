@@ -50,7 +50,7 @@ def test_aws_bills_a_minute_at_least() -> None:
     assert usd(log("aws", (0, "running", "3.6"), (5, "destroyed", "0")), 1000) == Decimal("0.06")
 
 
-def test_what_still_runs_is_billed_up_to_now() -> None:
+def test_running_machines_are_billed_up_to_now() -> None:
     events = log("runpod", (0, "created", "3.6"), (1, "running", "3.6"))
     assert usd(events, 10) == Decimal("0.01")
     assert list(Bill(events, START).open()) == ["m"]

@@ -93,7 +93,7 @@ async def test_a_machine_dies_and_its_cloud_has_not_noticed(session: aiohttp.Cli
     assert rented.status == "RUNNING"
 
 
-async def test_the_door_over_http(session: aiohttp.ClientSession, clouds: Clouds) -> None:
+async def test_the_control_api_works_over_http(session: aiohttp.ClientSession, clouds: Clouds) -> None:
     pod = (await graphql(session, POD))["data"]["podFindAndDeployOnDemand"]["id"]
     await clouds.world.reach(pod, "RUNNING")
     for door, said in (
@@ -122,7 +122,7 @@ async def test_the_door_over_http(session: aiohttp.ClientSession, clouds: Clouds
         ("price", {"cloud": "vast", "what": "H100", "usd_per_hour": 1}, 400),
     ],
 )
-async def test_the_door_says_what_it_does_not_take(
+async def test_the_control_api_names_unknown_commands(
     session: aiohttp.ClientSession, door: str, said: dict[str, object], status: int
 ) -> None:
     async with session.post(f"/_ctl/{door}", json=said) as answer:

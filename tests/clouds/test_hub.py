@@ -75,7 +75,7 @@ async def test_transformers_loads_a_model_from_it(hub: Hub, model: Path, tmp_pat
     assert Path(folder, "model.safetensors").read_bytes() == Path(model, "model.safetensors").read_bytes()
 
 
-async def test_our_check_reads_a_models_shape(hub: Hub) -> None:
+async def test_the_preflight_reads_a_models_shape_from_it(hub: Hub) -> None:
     client = HubClient(endpoint=hub.url)
     assert shape_of(MODEL, await client.config(MODEL)).hidden == 16
     with pytest.raises(InvalidInput, match="the Hub has no 'owner/other'"):

@@ -229,13 +229,13 @@ def _cloud(name: str, url: str, clock: Any, home: Path) -> Any:
 @pytest.mark.parametrize("killed", KILLED)
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_killed(cloud: str, point: str, killed: str, tmp_path: Path) -> None:
+def test_a_kill_at_each_point_of_a_launch_leaves_no_orphan(cloud: str, point: str, killed: str, tmp_path: Path) -> None:
     run_in_virtual_time(_killed(cloud, point, killed, tmp_path))
 
 
 @pytest.mark.parametrize("killed", KILLED)
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_killed_while_the_cloud_lists_nothing(cloud: str, killed: str, tmp_path: Path) -> None:
+def test_a_kill_while_listings_are_empty_leaves_no_orphan(cloud: str, killed: str, tmp_path: Path) -> None:
     run_in_virtual_time(_killed(cloud, "create has answered", killed, tmp_path, blind=True))
 
 

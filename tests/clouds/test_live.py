@@ -180,7 +180,7 @@ async def test_a_provider_that_would_destroy_cannot(clouds: Clouds, cloud: str, 
         ("GET", "/graphql?query=mutation", None),
     ],
 )
-def test_what_is_no_read_is_not_allowed(method: str, path: str, body: Any) -> None:
+def test_only_read_requests_are_allowed(method: str, path: str, body: Any) -> None:
     assert not allowed(method, path, body)
 
 
@@ -236,7 +236,7 @@ async def test_a_wrong_key_is_one_line(clouds: Clouds, tmp_path: Path) -> None:
     assert "other" not in text
 
 
-async def test_aws_as_its_answers_are_read(tmp_path: Path) -> None:
+async def test_aws_answers_are_checked_as_they_are_read(tmp_path: Path) -> None:
     with moto_server() as moto:
         async with front(moto) as (made, url):
             made.on_demand, made.spot = {("g6e.xlarge", "us-east-1"): "1.861"}, {("g6e.xlarge", "us-east-1a"): "0.7"}

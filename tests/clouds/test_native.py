@@ -170,7 +170,7 @@ async def test_vast_sells_another_gpu(clouds: Clouds, vast: VastCloud) -> None:
     assert mismatch_message(offer, tuple(await vast.list())) == "asked for h100-sxm, got l40s"
 
 
-async def test_what_vast_cannot_mean_is_counted(clouds: Clouds, vast: VastCloud) -> None:
+async def test_impossible_vast_rows_are_counted(clouds: Clouds, vast: VastCloud) -> None:
     clouds.vast.search_cap = None
     before, _ = await offers(vast)
     clouds.vast.offers |= {row.id: row for row in impossible_rows()}

@@ -93,7 +93,7 @@ async def test_a_bid_below_the_floor_is_refused(clouds: Clouds) -> None:
     assert clouds.bill().made() == 0
 
 
-async def test_none_are_left(clouds: Clouds) -> None:
+async def test_a_sold_out_gpu_is_refused(clouds: Clouds) -> None:
     clouds.control.capacity("runpod", L40S, 0)
     with pytest.raises(QueryError, match="no longer any instances available"):
         await call(runpod.create_pod, "gb-x-head", "registry/image", L40S)

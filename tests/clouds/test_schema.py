@@ -47,10 +47,10 @@ def test_a_field_without_type_or_source_is_refused(text: str) -> None:
         ({"*": "int @x"}, {"any": "s"}, "body.any is str, not int"),
     ],
 )
-def test_what_does_not_fit_is_said(schema: object, value: object, problem: str) -> None:
+def test_schema_violations_are_named(schema: object, value: object, problem: str) -> None:
     assert check(schema, value, "body") == [problem]
 
 
-def test_what_fits_passes() -> None:
+def test_conforming_values_pass() -> None:
     schema = {"a": "number @x", "b": "string|null @x", "c": {"_": "map|null @x"}, "d": [{"*": "any @x"}]}
     assert check(schema, {"a": 1, "b": None, "c": None, "d": [{"x": object()}]}, "body") == []

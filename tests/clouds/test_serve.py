@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 
 
-async def test_it_says_where_it_is_serves_and_ends(tmp_path: Path) -> None:
+async def test_the_server_prints_its_address_serves_and_ends(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.clouds.serve", "--model", str(tmp_path), stdout=asyncio.subprocess.PIPE

@@ -101,7 +101,7 @@ def started(home: Path, clouds: Clouds, *, plugin: bool = True) -> Team:
         cannot(e)
 
 
-async def test_what_was_quoted_is_bought_by_a_server_that_never_heard_of_it(tmp_path: Path, clouds: Clouds) -> None:
+async def test_a_remote_server_buys_an_offer_that_its_catalog_lacks(tmp_path: Path, clouds: Clouds) -> None:
     team = started(tmp_path / "team", clouds)
     guest = team.guest(tmp_path / "mine")
     try:

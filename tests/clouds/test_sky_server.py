@@ -76,7 +76,7 @@ async def test_a_server_is_started_once_and_has_a_home_of_its_own(state: Path) -
     assert log.stat().st_size < MAX_LOG_BYTES < log.with_name("server.log.1").stat().st_size
 
 
-async def test_only_the_daemon_gets_in(state: Path) -> None:
+async def test_the_server_admits_only_its_daemon(state: Path) -> None:
     sky = opened(state)
     await sky.warm()
     port = json.loads((state / "sky/server.json").read_bytes())["port"]
@@ -250,7 +250,7 @@ async def test_workers_do_not_outlive_a_server_that_was_killed(state: Path) -> N
     await sky.stop()
 
 
-async def test_what_a_killed_keeper_left_behind_is_reaped_before_the_next_start(state: Path) -> None:
+async def test_workers_of_a_killed_supervisor_end_before_the_next_start(state: Path) -> None:
     sky = opened(state)
     await sky.warm()
     died, left = sky.id, set(processes(state))

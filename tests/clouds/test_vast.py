@@ -55,7 +55,7 @@ async def test_a_bid_is_rented_runs_and_is_billed_by_its_own_price(sdk: VastAI, 
     assert clouds.bill().open() == []
 
 
-async def test_outbid_it_stops_and_its_disk_is_billed_until_it_is_destroyed(
+async def test_an_outbid_instance_stops_and_pays_for_its_disk_until_destroyed(
     sdk: VastAI, clouds: Clouds, time: Time
 ) -> None:
     machine = await rent(sdk, 70010, price=0.2)
@@ -78,7 +78,7 @@ async def test_a_machine_that_was_outbid_comes_back_and_costs_again(sdk: VastAI,
     assert clouds.bill().usd() == pytest.approx(Decimal("0.2") + Decimal("0.15") * 72 / 720)
 
 
-async def test_without_a_price_it_is_on_demand(sdk: VastAI, clouds: Clouds) -> None:
+async def test_a_rental_without_a_bid_is_on_demand(sdk: VastAI, clouds: Clouds) -> None:
     machine = await rent(sdk, 70010)
     assert not clouds.world.rented[machine].spot
     assert clouds.world.rented[machine].usd_per_hour == Decimal("0.4")

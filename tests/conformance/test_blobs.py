@@ -74,7 +74,7 @@ async def blobs(place: tuple[str, dict[str, str]]) -> ObstoreBlobs:
     return ObstoreBlobs.open(place[0], HERE, options=place[1])
 
 
-async def test_what_was_put_is_read_listed_and_deleted(blobs: ObstoreBlobs) -> None:
+async def test_objects_are_put_read_listed_and_deleted(blobs: ObstoreBlobs) -> None:
     assert await blobs.get("heartbeats/b/0") is None
     await blobs.put("heartbeats/b/0", b"two")
     await blobs.put("heartbeats/a/0", b"one!")
@@ -153,7 +153,7 @@ async def test_the_body_of_an_object_over_the_limit_is_not_received(kind: str) -
         server.close()
 
 
-async def test_a_range_of_nothing(blobs: ObstoreBlobs) -> None:
+async def test_ranges_of_empty_and_missing_objects_are_read(blobs: ObstoreBlobs) -> None:
     await blobs.put("k/empty", b"")
     assert await blobs.get_range("k/empty", 0, 1) == b""
     assert await blobs.get_range("k/absent", 0, 1) is None
@@ -171,7 +171,7 @@ async def test_a_file_is_there_with_all_its_bytes_and_takes_the_place_of_another
     assert [info.bytes for info in await blobs.list("k/")] == [size]
 
 
-async def test_of_a_file_that_cannot_be_sent_nothing_is_there(blobs: ObstoreBlobs, tmp_path: Path) -> None:
+async def test_a_file_that_cannot_be_sent_leaves_no_object(blobs: ObstoreBlobs, tmp_path: Path) -> None:
     with pytest.raises((BlobsUnavailable, OSError)):
         await blobs.put_file("k/file", tmp_path / "absent")
     assert await blobs.list("k/") == []
@@ -190,7 +190,7 @@ async def test_the_etag_changes_with_the_content_and_is_the_listed_one(blobs: Ob
     assert [info.etag for info in await blobs.list("k/")] == [second]
 
 
-async def test_of_many_puts_if_absent_one_wins_and_stays(blobs: ObstoreBlobs) -> None:
+async def test_one_of_many_concurrent_puts_if_absent_wins(blobs: ObstoreBlobs) -> None:
     async def attempt(n: int) -> int | None:
         try:
             await blobs.put("final.json", str(n).encode(), if_absent=True)

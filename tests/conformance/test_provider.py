@@ -156,12 +156,12 @@ async def faulty(request: pytest.FixtureRequest, make_world: Callable[..., World
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-async def test_law(world: World, law: Law) -> None:
+async def test_provider_obeys_the_lifecycle_contract(world: World, law: Law) -> None:
     await law(world)
 
 
 @pytest.mark.parametrize("law", FAULT_LAWS, ids=lambda law: law.__name__)
-async def test_law_of_faults(faulty: Any, law: Law) -> None:
+async def test_provider_obeys_the_contract_under_faults(faulty: Any, law: Law) -> None:
     await law(await faulty())
 
 

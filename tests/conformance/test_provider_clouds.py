@@ -34,7 +34,7 @@ SINGLE = ("runpod", "vast")
     [one for one in ALL if one[0] is not more_nodes_than_the_caps_allow_are_rejected or one[1] in SINGLE],
     ids=lambda one: one if isinstance(one, str) else one.__name__,
 )
-def test_law(kind: str, law: Law, tmp_path: Path) -> None:
+def test_cloud_obeys_the_lifecycle_contract(kind: str, law: Law, tmp_path: Path) -> None:
     async def story() -> None:
         async with open_emulated_cloud(kind, tmp_path) as world:
             await law(world)

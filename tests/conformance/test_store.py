@@ -120,7 +120,7 @@ async def test_two_owners_never_hold_one_attempt(store: Store) -> None:
     assert {*held, *(leased.attempt.id for leased in rest)} == ids
 
 
-async def test_only_who_has_the_cloud_claims_what_runs_there(store: Store) -> None:
+async def test_a_broker_claims_only_attempts_of_its_own_clouds(store: Store) -> None:
     """Brokers on one database may have different clouds; a broker without a cloud does not claim that cloud's
     attempts.
     """
@@ -134,7 +134,7 @@ async def test_only_who_has_the_cloud_claims_what_runs_there(store: Store) -> No
     assert leased.attempt.id == attempt.id
 
 
-async def test_who_does_not_hear_a_cloud_leaves_its_rows_to_others_first(timed_store: TimedStore) -> None:
+async def test_a_broker_cut_off_from_a_cloud_leaves_its_rows_to_others_first(timed_store: TimedStore) -> None:
     attempt, _ = await running(timed_store.store)
     own = attempt.line.offer.provider
     await timed_store.pass_time(500)
@@ -151,7 +151,7 @@ async def test_who_does_not_hear_a_cloud_leaves_its_rows_to_others_first(timed_s
 
 
 @pytest.mark.parametrize("signal", ["stop", "cap"])
-async def test_who_does_not_hear_a_cloud_still_acts_on_a_signal_at_once(store: Store, signal: str) -> None:
+async def test_a_broker_cut_off_from_a_cloud_still_acts_on_a_signal_at_once(store: Store, signal: str) -> None:
     """A launch is broken off without an answer of the cloud: a stop and the cap do not wait for other brokers."""
     attempt, job = await running(store, AttemptState.LAUNCHING)
     await send(store, signal, attempt, job)
@@ -187,7 +187,7 @@ async def test_an_expired_attempt_lease_fences_the_zombie(timed_store: TimedStor
     assert (await store.attempts(attempt.job_id))[0].state is AttemptState.TRAINING
 
 
-async def test_whoever_lost_an_answer_gives_back_what_it_may_hold(store: Store) -> None:
+async def test_an_owner_without_an_answer_releases_all_rows_it_may_hold(store: Store) -> None:
     """The leases of all other owners stay."""
     lost, other = [(await running(store))[0] for _ in range(2)]
     (mine,) = await store.claim_attempts(Lane.LIVENESS, owner="a", lease_s=HOUR, limit=1)
@@ -223,7 +223,7 @@ async def test_rows_leased_under_a_clock_that_was_ahead_are_freed(store: Store) 
     assert await store.apply(changes) == [False, True]
 
 
-async def test_what_a_signal_has_moved_to_another_lane_is_given_back_too(store: Store) -> None:
+async def test_a_lease_is_released_though_a_signal_moved_the_row_to_another_lane(store: Store) -> None:
     attempt, job = await running(store)
     assert await store.claim_attempts(Lane.LIVENESS, owner="a", lease_s=HOUR, limit=1)
     await send(store, "stop", attempt, job)

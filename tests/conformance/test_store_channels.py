@@ -21,7 +21,7 @@ from tests.conformance.samples import make_event, make_job, running
 # ------------------------------------------------------------------------------------------------------------- fan-out
 
 
-async def test_every_installation_has_a_log_that_is_told_everything(store: Store) -> None:
+async def test_the_log_channel_of_an_installation_receives_every_event(store: Store) -> None:
     job = await submit_with_events(store, "job.submitted", "job.waiting")
     (stream,) = await claim(store)
     assert (stream.channel.kind, stream.channel.team, stream.name) == ("log", None, job.id)
@@ -86,7 +86,7 @@ async def test_a_stream_is_one_brokers_until_its_lease_lapses(timed_store: Timed
     assert not await claim(store)
 
 
-async def test_what_is_settled_is_never_given_again_and_the_rest_is_in_order(store: Store) -> None:
+async def test_settled_deliveries_never_repeat_and_the_rest_keeps_its_order(store: Store) -> None:
     await submit_with_events(store, "a", "b", "c", "d")
     (stream,) = await claim(store, depth=3)
     assert kinds(stream) == ["a", "b", "c"]
@@ -119,7 +119,7 @@ async def test_the_state_of_a_stream_is_kept_with_its_settlement(store: Store) -
     assert stream.state["ts"] == "1.5"
 
 
-async def test_a_channel_that_waits_gives_nothing(timed_store: TimedStore) -> None:
+async def test_a_paused_channel_yields_no_stream(timed_store: TimedStore) -> None:
     store = timed_store.store
     await only(store, make_channel("a"), make_channel("b"))
     await submit_with_events(store, "x")
@@ -172,7 +172,7 @@ async def test_a_refresh_is_due_when_nothing_waits(timed_store: TimedStore) -> N
     assert not await claim(store)
 
 
-async def test_what_nobody_is_told_is_counted(store: Store) -> None:
+async def test_dropped_deliveries_are_counted_by_reason(store: Store) -> None:
     await submit_with_events(store, "a", "b", "c")
     (stream,) = await claim(store)
     one, two, three = numbers(stream)

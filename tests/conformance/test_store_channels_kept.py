@@ -42,7 +42,7 @@ async def test_a_disabled_channel_keeps_its_deliveries_and_others_are_notified(s
     assert ["a"] in [kinds(one) for one in await claim(store) if one.channel.kind == "webhook"]
 
 
-async def test_what_a_person_disabled_stays_disabled(store: Store) -> None:
+async def test_a_channel_disabled_by_a_user_stays_disabled(store: Store) -> None:
     await store.add_channel(make_channel())
     await submit_with_events(store, "a")
     stream = next(one for one in await claim(store) if one.channel.kind == "webhook")
@@ -83,7 +83,7 @@ async def test_a_notice_of_no_known_team_is_refused(store: Store) -> None:
 # ------------------------------------------------------------------------------------------------------------- bounds
 
 
-async def test_what_is_too_old_or_too_much_is_given_up_oldest_first(timed_store: TimedStore) -> None:
+async def test_old_and_excess_deliveries_are_dropped_oldest_first(timed_store: TimedStore) -> None:
     store = timed_store.store
     job = await submit_with_events(store, "old")
     await timed_store.pass_time(1000)
@@ -119,7 +119,7 @@ async def test_the_age_of_what_waits_is_shown(timed_store: TimedStore) -> None:
     assert 600 <= shown.oldest_s < 1200
 
 
-async def test_a_key_is_new_once(timed_store: TimedStore) -> None:
+async def test_a_request_key_is_new_once(timed_store: TimedStore) -> None:
     store = timed_store.store
     assert await store.first_time("k", for_s=300)
     assert not await store.first_time("k", for_s=300)

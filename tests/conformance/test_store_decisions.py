@@ -23,7 +23,7 @@ async def test_a_decision_is_kept_with_the_attempt_that_it_led_to(store: Store) 
     assert await store.as_tenant(of("another")).decision(change.admit.id) is None
 
 
-async def test_an_attempt_that_is_not_admitted_leaves_none(store: Store) -> None:
+async def test_a_refused_admission_stores_no_decision(store: Store) -> None:
     job = await submitted(store)
     change = replace(admission(await claimed_job(store)), decision=RECORD)
     assert change.admit is not None
@@ -33,7 +33,7 @@ async def test_an_attempt_that_is_not_admitted_leaves_none(store: Store) -> None
     assert await store.as_tenant(of(job.team)).decision(change.admit.id) is None
 
 
-async def test_an_attempt_without_one_has_none(store: Store) -> None:
+async def test_an_attempt_without_a_decision_reads_as_none(store: Store) -> None:
     job = await submitted(store)
     change = replace(admission(await claimed_job(store)), decision=None)
     assert change.admit is not None

@@ -59,7 +59,7 @@ async def test_a_job_whose_cap_was_raised_while_it_was_settled_is_not_capped(sto
     assert await store.apply([Change(attempt=(leased.attempt, ended), job=(now, goes_on))]) == [True]
 
 
-async def test_what_a_capped_job_makes_after_its_cap_was_raised_is_kept(store: Store) -> None:
+async def test_data_made_after_a_raised_cap_is_not_marked_deleted(store: Store) -> None:
     """Its earlier checkpoints and logs were deleted, but not those to come."""
     await submitted(store)
     job = await claimed_job(store)

@@ -53,7 +53,7 @@ async def test_observation_is_stored_with_the_attempts_end(store: Store) -> None
     )
 
 
-async def test_an_end_that_does_not_hold_leaves_none(store: Store) -> None:
+async def test_an_end_that_was_refused_stores_no_observation(store: Store) -> None:
     held, job = await end(store, stale=True)
     assert not held
     assert await store.observations(each=9) == []

@@ -59,7 +59,7 @@ async def test_either_something_starts_from_a_checkpoint_or_it_is_deleted(store:
         assert [made for made in done[1:] if isinstance(made, BaseException)] == [], "those beside it are made"
 
 
-async def test_what_an_operators_job_of_another_team_starts_from_stays(store: Store) -> None:
+async def test_a_checkpoint_that_another_teams_job_starts_from_is_not_deleted(store: Store) -> None:
     await store.put_team("others", "")
     origin = await rested(store)
     heir = heir_of(origin, team="others")

@@ -139,7 +139,7 @@ async def test_admissions_of_one_batch_are_judged_one_after_the_other(store: Sto
         ({"team": "default", "user": "bob"}, [True, True, True, False]),
     ],
 )
-async def test_a_policy_holds_those_whom_it_covers(store: Store, scope: dict[str, Any], theirs: list[bool]) -> None:
+async def test_a_policy_limits_only_the_jobs_it_covers(store: Store, scope: dict[str, Any], theirs: list[bool]) -> None:
     await store.put_team("web", "")
     await store.put_policy(policy(max_jobs=1, **scope))
     everybody = [
@@ -163,7 +163,7 @@ async def test_every_policy_that_covers_a_job_must_allow_it(store: Store) -> Non
     assert [await admit(store, owner=who) for who in ("ann", "ann", "bob", "bob")] == [True, False, True, False]
 
 
-async def test_a_policy_that_is_deleted_or_changed_holds_nobody_any_more(store: Store) -> None:
+async def test_a_deleted_or_changed_policy_no_longer_limits_jobs(store: Store) -> None:
     await store.put_policy(policy(max_jobs=0))
     assert not await admit(store)
     await store.put_policy(policy(max_jobs=1))
@@ -205,7 +205,7 @@ async def test_storage_counts_without_an_attempt(store: Store) -> None:
 
 
 @pytest.mark.parametrize("usd", ["NaN", "-1", "Infinity"])
-async def test_no_amount_that_is_none_gets_in(store: Store, usd: str) -> None:
+async def test_amounts_that_are_not_finite_are_refused(store: Store, usd: str) -> None:
     await store.put_policy(policy(budgets=[budget("20")]))
     attempt, job = await running(store)
     entry = LedgerEntry(job_id=job.id, attempt_id=attempt.id, kind=LedgerKind.CHARGE, usd=Decimal(usd))

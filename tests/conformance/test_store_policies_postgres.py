@@ -68,7 +68,7 @@ async def blocked(raw: Any, waiting: "asyncio.Task[Any]", *, by: int = 1) -> Non
         assert not waiting.done(), "it did not wait for the lock"
 
 
-async def test_however_many_admit_at_once_no_limit_is_passed(brokers: list[PostgresStore], raw: Any) -> None:
+async def test_concurrent_admissions_pass_no_limit(brokers: list[PostgresStore], raw: Any) -> None:
     limit, rng = Decimal(100), random.Random(1)
     for name, rules in (("team", {"budgets": month("100")}), ("ann", {"user": "ann", "budgets": month("60")}),
                         ("all", {"team": None, "max_jobs": 40})):  # fmt: skip
@@ -167,7 +167,7 @@ async def test_a_new_policy_counts_what_is_being_admitted_while_it_is_made(
     assert await raw.fetchval(COMMITTED) == 9
 
 
-async def test_whoever_writes_to_the_ledger_spends(brokers: list[PostgresStore], raw: Any) -> None:
+async def test_every_ledger_entry_counts_as_spending(brokers: list[PostgresStore], raw: Any) -> None:
     store = brokers[0]
     attempt, job = await running(store)
     entry = LedgerEntry(job_id=job.id, attempt_id=attempt.id, kind=LedgerKind.ADJUSTMENT, usd=Decimal("0.5"))
@@ -198,7 +198,7 @@ async def test_whoever_writes_to_the_ledger_spends(brokers: list[PostgresStore],
         ("INSERT INTO usage VALUES ('default', 'ann', '2026-01-01 00:07Z', 1)", "usage_bucket"),
     ],
 )  # fmt: skip
-async def test_the_schema_refuses_amounts_that_are_none(
+async def test_the_schema_refuses_amounts_that_are_not_finite(
     brokers: list[PostgresStore], raw: Any, statement: str, rule: str
 ) -> None:
     await running(brokers[0])

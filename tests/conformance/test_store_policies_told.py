@@ -44,7 +44,7 @@ async def test_an_approval_frees_the_job_and_is_remembered(store: Store) -> None
     assert [e.kind for e in await store.events(job.id, after=0, limit=9)] == ["job.approved", "attempt.planned"]
 
 
-async def test_an_approval_is_never_lowered_and_of_no_use_to_what_is_over(store: Store) -> None:
+async def test_an_approval_is_never_lowered_and_ignored_for_a_finished_job(store: Store) -> None:
     job = await submitted(store)
     await store.approve(job.id, Decimal(20), make_event(job))
     same = await store.approve(job.id, Decimal(15), make_event(job))

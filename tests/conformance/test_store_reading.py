@@ -131,7 +131,7 @@ async def test_blocked_offers_come_back(timed_store: TimedStore) -> None:
     assert await store.blocked_offers() == {"b": "still no quota"}
 
 
-async def test_what_ended_at_a_host_is_found_by_its_reason(timed_store: TimedStore) -> None:
+async def test_attempts_ended_at_a_host_are_found_by_reason(timed_store: TimedStore) -> None:
     store = timed_store.store
     ended = [(await running(store, AttemptState.ENDED))[0] for _ in range(3)]
     line, facts = ended[0].line, HostFacts(host="7")
@@ -188,7 +188,7 @@ async def test_a_database_belongs_to_one_installation(store: Store) -> None:
     assert await store.installation(Installation("dddd")) == answers[0]
 
 
-async def test_its_secrets_are_sealed_by_one_key_until_another_is_adopted(store: Store) -> None:
+async def test_a_database_has_one_master_key_until_another_is_adopted(store: Store) -> None:
     await store.installation(Installation("aaaa"))
     assert await store.master_key(None) is None
     answers = await asyncio.gather(*(store.master_key(mark) for mark in ("one", "two", "three")))
@@ -197,7 +197,7 @@ async def test_its_secrets_are_sealed_by_one_key_until_another_is_adopted(store:
     assert await store.master_key("five") == "four"
 
 
-async def test_its_jobs_lie_in_one_blob_store_until_another_is_adopted(store: Store) -> None:
+async def test_a_database_has_one_blob_store_until_another_is_adopted(store: Store) -> None:
     await store.installation(Installation("aaaa"))
     answers = await asyncio.gather(*(store.blob_store(mark) for mark in ("one", "two", "three")))
     assert len(set(answers)) == 1

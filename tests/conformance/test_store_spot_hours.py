@@ -54,10 +54,10 @@ async def test_preemption_history_counts_every_requested_spot_node(store: Store)
     assert list(await store.spot_hours(within_s=EVER)) == [of(6.0, 1)]
 
 
-async def test_what_lies_too_far_back_is_left_out(store: Store) -> None:
+async def test_spot_hours_before_the_window_are_omitted(store: Store) -> None:
     await stood(store, 1.0, Reason.PREEMPTED)
     assert list(await store.spot_hours(within_s=HOUR)) == []
 
 
-async def test_no_team_can_ask(store: Store) -> None:
+async def test_teams_cannot_read_spot_hours(store: Store) -> None:
     assert not hasattr(store.as_tenant(Tenant(team="default", owner="ann", token_id="t")), "spot_hours")

@@ -86,7 +86,7 @@ async def test_no_token_submits_for_another_team(red: TenantStore, root: TenantS
     assert (made.team, fresh) == ("blue", True)
 
 
-async def test_a_key_is_a_person_s_of_one_team(red: TenantStore, blue: TenantStore) -> None:
+async def test_an_idempotency_key_belongs_to_one_user_of_one_team(red: TenantStore, blue: TenantStore) -> None:
     one, other = make_job(team="red"), make_job(team="blue")
     answers = await asyncio.gather(
         red.submit(one, key="k", body_sha256="1", events=[]), blue.submit(other, key="k", body_sha256="2", events=[])
@@ -98,7 +98,7 @@ async def test_a_key_is_a_person_s_of_one_team(red: TenantStore, blue: TenantSto
         await red.submit(make_job(team="red"), key="k", body_sha256="2", events=[])
 
 
-async def test_secrets_and_uploads_are_a_person_s_of_one_team(
+async def test_secrets_and_uploads_belong_to_one_user_of_one_team(
     red: TenantStore, blue: TenantStore, root: TenantStore, store: Store
 ) -> None:
     await red.put_secret("ann", "KEY", b"red")
@@ -112,7 +112,7 @@ async def test_secrets_and_uploads_are_a_person_s_of_one_team(
         await store.put_secret("ann", "KEY", b"x")
 
 
-async def test_tokens_are_a_team_s(red: TenantStore, blue: TenantStore, root: TenantStore, store: Store) -> None:
+async def test_tokens_belong_to_one_team(red: TenantStore, blue: TenantStore, root: TenantStore, store: Store) -> None:
     await red.put_token(token("t1"), "11" * 32)
     await root.put_token(token("t2", team="blue", expires_at=START), "22" * 32)
     for tenant, foreign in ((red, "blue"), (root, "green")):

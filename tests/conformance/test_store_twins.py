@@ -209,7 +209,7 @@ def by_id(found: Any) -> list[Job | Attempt]:
     return sorted((plain(row) for row in found), key=lambda row: row.id)
 
 
-async def test_memory_and_postgres_are_twins(postgres_server: EmbeddedPostgres, postgres_dsn: str) -> None:
+async def test_memory_and_postgres_give_the_same_answers(postgres_server: EmbeddedPostgres, postgres_dsn: str) -> None:
     store = await PostgresStore.connect(postgres_dsn)
     connection = await asyncpg.connect(
         postgres_server.admin_dsn.replace("/gpubroker?", urlsplit(postgres_dsn).path + "?")

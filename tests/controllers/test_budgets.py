@@ -44,7 +44,7 @@ async def test_a_job_waits_for_room_in_the_budget_and_says_so(build_rig: RigBuil
     assert [event.kind for event in await rig.events(second)].count("job.waiting") == 1
 
 
-async def test_only_what_there_is_room_for_is_bought(build_rig: RigBuilder, store: Store) -> None:
+async def test_purchases_are_limited_to_the_gpus_that_a_policy_leaves_free(build_rig: RigBuilder, store: Store) -> None:
     rig = build_rig()
     await store.put_policy(policy(max_gpus=0))
     async with rig.running():
@@ -128,7 +128,7 @@ async def test_a_drained_job_waits_and_continues_when_the_budget_allows_it(build
     ("signal", "reason", "then"),
     [(Signal.BUDGET, Reason.BUDGET, JobState.RECOVERING), (Signal.OUT_OF_TIME, Reason.OUT_OF_TIME, JobState.FAILED)],
 )
-async def test_what_is_to_end_before_its_launch_is_not_bought(
+async def test_an_attempt_signalled_before_its_launch_buys_no_machine(
     build_rig: RigBuilder, store: Store, signal: Signal, reason: Reason, then: JobState
 ) -> None:
     rig = build_rig()
@@ -149,7 +149,7 @@ async def test_what_is_to_end_before_its_launch_is_not_bought(
     assert ledger == [(LedgerKind.RESERVATION, ended.reserved_usd), (LedgerKind.RELEASE, ended.reserved_usd)]
 
 
-async def test_what_held_a_job_is_not_shown_once_it_is_let_through(build_rig: RigBuilder, store: Store) -> None:
+async def test_a_wait_reason_is_cleared_once_the_job_is_admitted(build_rig: RigBuilder, store: Store) -> None:
     rig = build_rig()
     await rig.market.step()
     job = await rig.submit()

@@ -64,7 +64,7 @@ async def stored_kinds(rig: BrokerRig, job: str) -> set[str]:
     return found | {"logs" for a in attempts if await rig.blobs.list(f"attempts/{a.id}/")}
 
 
-async def test_what_a_job_leaves_is_charged_for_and_deleted_when_it_is_due(build_rig: RigBuilder) -> None:
+async def test_stored_data_is_charged_and_deleted_after_its_retention(build_rig: RigBuilder) -> None:
     rig = build_rig()
     rig.costs = CostSettings(
         storage_usd_per_gib_month=Decimal(10**12), retention=Retention(checkpoints_days=0, logs_days=0, data_days=9)
@@ -112,7 +112,7 @@ async def _looked(rig: BrokerRig, keeper: Keeper, job: str) -> bool:
     )
 
 
-async def test_what_a_dead_attempt_left_goes_while_the_job_runs_on(build_rig: RigBuilder) -> None:
+async def test_superseded_checkpoints_are_deleted_while_the_job_runs(build_rig: RigBuilder) -> None:
     """Once its successor has committed twice; what that one has is left to it."""
     rig = build_rig(virtual=LONG)
     rig.intervals = replace(rig.intervals, stored_s=0)
@@ -140,7 +140,7 @@ async def test_what_a_dead_attempt_left_goes_while_the_job_runs_on(build_rig: Ri
         assert (await rig.state_of(job, JobState.ACTIVE)).stored is not None
 
 
-async def test_what_another_job_starts_from_stays_though_the_job_runs_on(build_rig: RigBuilder) -> None:
+async def test_a_running_job_keeps_checkpoints_that_another_job_starts_from(build_rig: RigBuilder) -> None:
     """A job at its cap was retried as another job, and its cap is raised after that."""
     rig = build_rig(virtual=LONG)
     rig.intervals = replace(rig.intervals, stored_s=0)
@@ -177,7 +177,7 @@ async def test_what_another_job_starts_from_stays_though_the_job_runs_on(build_r
         await rig.eventually(collected)
 
 
-async def test_what_another_job_starts_from_stays_while_that_one_is_not_at_rest(build_rig: RigBuilder) -> None:
+async def test_data_that_a_live_job_starts_from_cannot_be_deleted(build_rig: RigBuilder) -> None:
     async with build_rig().running() as rig:
         job = await rig.submit()
         await rig.state_of(job, JobState.SUCCEEDED)
@@ -247,7 +247,7 @@ async def test_a_price_that_moves_is_charged_as_it_is_read_back(build_rig: RigBu
         assert accrued(attempt, attempt.absent_at) > accrued(replace(attempt, prices=()), attempt.absent_at)
 
 
-async def test_what_a_machine_sends_is_charged_inside_of_the_cap(build_rig: RigBuilder) -> None:
+async def test_egress_is_charged_within_the_cap(build_rig: RigBuilder) -> None:
     rig = build_rig()
     facts = HostFacts(egress_usd_per_gib=Decimal(1000))
     async with rig.running():

@@ -317,7 +317,7 @@ async def _lists(rig: BrokerRig, names: list[str]) -> bool:
     return await rig.machines() == names
 
 
-async def test_people_hear_of_a_launcher_that_cannot_be_proven_dead(
+async def test_a_launcher_that_cannot_be_proven_dead_is_reported(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The attempt does not end, since a machine may still come; but it does not wait in silence either."""

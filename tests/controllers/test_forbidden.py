@@ -32,7 +32,7 @@ async def test_a_queued_job_waits_until_its_model_s_code_is_allowed_again(build_
         await rig.state_of(job, JobState.SUCCEEDED)
 
 
-async def test_what_was_admitted_but_not_yet_created_is_not_created(build_rig: RigBuilder) -> None:
+async def test_an_admitted_job_whose_code_becomes_forbidden_is_not_created(build_rig: RigBuilder) -> None:
     asked: list[str] = []
     again = False
 

@@ -59,7 +59,7 @@ async def stuck(rig: BrokerRig) -> tuple[JobId, Attempt]:
     return job, attempt
 
 
-async def test_its_attempt_ends_once_somebody_vouches_for_that(unproven: BrokerRig) -> None:
+async def test_an_attempt_ends_once_a_user_confirms_its_launcher_dead(unproven: BrokerRig) -> None:
     async with unproven.running():
         job, attempt = await stuck(unproven)
         assert f"gpubroker launcher lost {attempt.id}" in attempt.detail
@@ -70,7 +70,7 @@ async def test_its_attempt_ends_once_somebody_vouches_for_that(unproven: BrokerR
     assert repr(attempt.launched_by) in message
 
 
-async def test_nobody_can_vouch_for_one_that_lives(unproven: BrokerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_living_launcher_cannot_be_confirmed_dead(unproven: BrokerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     async with unproven.running():
         job, attempt = await stuck(unproven)
         monkeypatch.setattr(unproven.provider, "launcher", _says(Liveness.ALIVE))
@@ -81,7 +81,9 @@ async def test_nobody_can_vouch_for_one_that_lives(unproven: BrokerRig, monkeypa
 
 
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
-async def test_the_command_shows_it_and_ends_it(unproven: BrokerRig, postgres_dsn: str, tmp_path: Path) -> None:
+async def test_the_command_lists_a_lost_launcher_and_confirms_its_death(
+    unproven: BrokerRig, postgres_dsn: str, tmp_path: Path
+) -> None:
     await unproven.store.installation(INSTALLATION)
     (tmp_path / "installation").write_text(INSTALLATION)
     providers = "providers: {local: null, simulated: {body: virtual}}"

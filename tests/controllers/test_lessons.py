@@ -28,7 +28,7 @@ TRAIN = {
 }  # fmt: skip
 
 
-async def test_each_process_reads_what_all_have_seen_and_only_what_is_new(
+async def test_each_process_reads_the_new_observations_of_all_processes(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet = build_rig().fleet("one")
@@ -161,7 +161,7 @@ async def test_model_too_large_for_one_gpu_is_sharded_and_preferred(
     assert spec.probe
 
 
-async def test_what_an_attempt_showed_is_kept_with_its_end(build_rig: RigBuilder) -> None:
+async def test_an_ended_attempt_stores_its_measured_speed_and_plan(build_rig: RigBuilder) -> None:
     rig = build_rig()
     async with rig.running():
         job = await rig.submit(workload=WORK)

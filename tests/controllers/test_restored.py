@@ -52,7 +52,7 @@ def waits(words: str) -> Callable[[Job], bool]:
     return lambda job: job.state is JobState.QUEUED and words in job.reason
 
 
-async def test_it_goes_on_behind_what_was_made_and_from_its_checkpoint(build_rig: RigBuilder) -> None:
+async def test_a_restored_job_resumes_after_the_lost_attempts_last_checkpoint(build_rig: RigBuilder) -> None:
     rig = build_rig(virtual=ENDLESS)
     job = await lost(rig)
     manifest = await saved(rig, job)
@@ -68,7 +68,7 @@ async def test_it_goes_on_behind_what_was_made_and_from_its_checkpoint(build_rig
 
 
 @pytest.mark.parametrize("number", [1, 3])
-async def test_it_waits_while_the_machine_of_such_an_attempt_stands(build_rig: RigBuilder, number: int) -> None:
+async def test_a_restored_job_waits_while_a_lost_attempts_machine_exists(build_rig: RigBuilder, number: int) -> None:
     """Also where those before it were never sent, and left no trace."""
     rig = build_rig(virtual=STANDS)
     job = await lost(rig, number)
@@ -96,7 +96,7 @@ async def test_numbers_behind_one_that_was_never_sent_are_not_issued_again(build
     assert attempt.number == 3
 
 
-async def test_it_waits_while_a_cloud_does_not_list_machines(
+async def test_a_restored_job_waits_while_a_cloud_lists_no_machines(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = build_rig(virtual=STANDS)
@@ -114,7 +114,7 @@ async def test_it_waits_while_a_cloud_does_not_list_machines(
         await rig.until(job, lambda job: job.attempts == 2)
 
 
-async def test_it_waits_while_the_blob_store_does_not_tell_what_was_made(
+async def test_a_restored_job_waits_while_the_blob_store_is_unreadable(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = build_rig(virtual=STANDS)
@@ -135,7 +135,7 @@ async def test_it_waits_while_the_blob_store_does_not_tell_what_was_made(
 
 
 @pytest.mark.parametrize(("reason", "state"), [("stopped", JobState.CANCELLED), ("capped", JobState.CAPPED)])
-async def test_what_was_stopped_or_capped_meanwhile_does_not_run_again(
+async def test_jobs_stopped_or_capped_after_the_backup_do_not_run_again(
     build_rig: RigBuilder, reason: str, state: JobState
 ) -> None:
     rig = build_rig(virtual=STANDS)

@@ -88,7 +88,7 @@ def test_old_row_deadline_does_not_end_a_machine_missing_once(build: BuildOnBack
 
 
 @pytest.mark.parametrize("at", [AttemptState.PLANNED, AttemptState.LAUNCHING])
-def test_what_has_finished_since_is_not_bought_again(build: BuildOnBackup, at: AttemptState) -> None:
+def test_a_launch_that_finished_after_the_backup_is_not_repeated(build: BuildOnBackup, at: AttemptState) -> None:
     async def story() -> None:
         rig, store = build(at)
         async with rig.running():

@@ -12,7 +12,7 @@ from broker.ports import Change, Charge
 from tests.support.rig.broker_rig import QUICK, RigBuilder
 
 
-async def test_a_settlement_that_billing_came_before_is_made_at_the_next_look(
+async def test_a_settlement_that_raced_billing_is_made_in_the_next_round(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not when the lease lapses: until then billing would go on, past the machine's end."""

@@ -70,7 +70,7 @@ async def _ended(rig: BrokerRig, job: JobId) -> bool:
     return (await rig.attempts(job))[0].state is AttemptState.ENDED
 
 
-async def test_one_that_is_stopped_ends_the_attempt_though_the_first_beats_on(rig: BrokerRig) -> None:
+async def test_a_stopped_second_machine_ends_the_attempt(rig: BrokerRig) -> None:
     async with rig.running():
         job = await _trains(rig)
         async with _beating(rig, job):
@@ -84,7 +84,7 @@ async def test_one_that_is_stopped_ends_the_attempt_though_the_first_beats_on(ri
 
 
 @pytest.mark.parametrize("shown", [STOPPED, {"state": InstanceState.GONE}, None])
-async def test_one_that_is_done_may_end_itself_while_the_first_delivers(
+async def test_a_finished_machine_may_end_while_the_first_delivers_results(
     rig: BrokerRig, shown: dict[str, object] | None
 ) -> None:
     cloud = cloud_of(rig)
@@ -104,7 +104,7 @@ async def test_one_that_is_done_may_end_itself_while_the_first_delivers(
         assert await cloud.list() == []
 
 
-async def test_the_first_one_is_missed_though_the_others_are_done(rig: BrokerRig) -> None:
+async def test_a_silent_first_machine_is_noticed_after_the_others_finished(rig: BrokerRig) -> None:
     cloud = cloud_of(rig)
     async with rig.running():
         job = await _trains(rig)

@@ -15,7 +15,7 @@ from tests.support.rig.broker_rig import BOX, BrokerRig, RigBuilder
 from tests.unit.broker.notify.harness import receiving
 
 
-async def test_a_webhook_hears_every_event_of_a_job_in_order(build_rig: RigBuilder) -> None:
+async def test_a_webhook_receives_every_event_of_a_job_in_order(build_rig: RigBuilder) -> None:
     stumbles = 3
 
     async def answer(request: web.Request) -> web.StreamResponse:

@@ -42,7 +42,7 @@ def _ignore_destroys(faults: CloudFaults) -> None:
         (_ignore_destroys, "simulated has accepted the destroy of"),
     ],
 )
-def test_people_hear_why_an_attempt_does_not_end(
+def test_the_reason_why_an_attempt_does_not_end_is_reported(
     change: Callable[[CloudFaults], None], words: str, tmp_path: Path
 ) -> None:
     async def story() -> None:
@@ -65,7 +65,7 @@ def test_people_hear_why_an_attempt_does_not_end(
     run_in_virtual_time(story())
 
 
-def test_what_a_broker_cannot_end_another_one_may_at_once(tmp_path: Path) -> None:
+def test_another_broker_may_at_once_end_what_a_cut_off_broker_cannot(tmp_path: Path) -> None:
     """Each looks every few seconds: who always comes right after one that is cut off would come in vain for minutes."""
 
     async def story() -> None:

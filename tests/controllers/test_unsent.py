@@ -15,7 +15,7 @@ from tests.support.rig.broker_rig import RigBuilder
 from trainer.contract import object_keys as keys
 
 
-async def test_what_was_never_sent_is_created_although_its_launcher_lives(
+async def test_an_unsent_create_is_sent_though_its_launcher_lives(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = build_rig()
@@ -49,7 +49,7 @@ async def test_what_was_never_sent_is_created_although_its_launcher_lives(
         assert len(sent) == 1
 
 
-async def test_what_was_never_sent_costs_neither_money_nor_a_retry(
+async def test_an_unsent_create_costs_neither_money_nor_a_retry(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The blob store takes no writes for longer than a boot may take, and than a quote holds."""
@@ -82,7 +82,7 @@ async def test_what_was_never_sent_costs_neither_money_nor_a_retry(
         assert last.reason is Reason.COMPLETED
 
 
-async def test_what_no_grant_could_be_made_for_costs_no_money_either(
+async def test_an_attempt_without_a_storage_grant_costs_no_money(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its spec is written last. A spec in the store therefore shows that the cloud may have received the create."""

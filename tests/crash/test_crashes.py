@@ -71,13 +71,13 @@ async def test_a_broker_frozen_past_its_leases_while_another_continues(services:
     assert whole(totals)
 
 
-async def test_connections_that_break(services: SharedServices) -> None:
+async def test_broken_database_connections_lose_nothing(services: SharedServices) -> None:
     totals = Totals()
     await cut_at_random(services, 5, 0, totals)
     assert whole(totals)
 
 
-async def test_postgres_killed(services: SharedServices) -> None:
+async def test_a_killed_postgres_loses_nothing(services: SharedServices) -> None:
     totals = Totals()
     await postgres_killed(services, 5, 0, totals)
     assert whole(totals)
@@ -129,13 +129,13 @@ async def test_interrupted_start_leaves_no_process_and_frees_its_number() -> Non
         assert [child.pid for child in psutil.Process(nursery.process.pid).children()] == [second]
 
 
-async def test_what_takes_too_long_says_what_it_was() -> None:
+async def test_a_timeout_names_the_pending_step() -> None:
     with pytest.raises(TimeoutError, match="not within 0 s: the end\nsomebody sits here"):
         async with Within(0, "the end", lambda: "somebody sits here"):
             await asyncio.Event().wait()
 
 
-async def test_what_the_cloud_saw_is_reported(services: SharedServices) -> None:
+async def test_overlapping_machines_of_one_job_are_reported(services: SharedServices) -> None:
     """Two machines of one job at once are found, one after the other are not."""
     first = SoldMachine(id="a", name=None, attempt="one", born=0.0, destroyed=2.0)  # type: ignore[arg-type]
     second = SoldMachine(id="b", name=None, attempt="two", born=1.5)  # type: ignore[arg-type]
@@ -152,7 +152,7 @@ async def test_a_machine_without_an_owner_is_reported(services: SharedServices) 
     assert [verdict.orphans, len(verdict.underbilled)] == [[f"{name} is of no attempt"], 1]
 
 
-async def test_what_is_charged_beyond_the_proof_of_absence_is_reported(services: SharedServices) -> None:
+async def test_charges_beyond_the_proof_of_absence_are_reported(services: SharedServices) -> None:
     """A quarter too much, of what is charged in whole seconds by the rows themselves."""
     async with DaemonRig(services) as rig:
         rig.daemon.start()

@@ -118,7 +118,7 @@ async def test_checkpoints_are_saved_in_parts_restored_from_others_and_pruned(
         keys.heartbeat(OTHER, 0), keys.log_chunk(OTHER, 0, "boot", 0), keys.checkpoint(OTHER_JOB, OTHER, 1, "n") + "f",
     ],
 )  # fmt: skip
-async def test_what_belongs_to_others_cannot_be_read(blobs: ObstoreBlobs, granted: Objects, key: str) -> None:
+async def test_a_grant_cannot_read_objects_of_others(blobs: ObstoreBlobs, granted: Objects, key: str) -> None:
     await blobs.put(key, b"theirs")
     with pytest.raises(ObjectStoreError, match="cannot read"):
         await granted.read(key)
@@ -136,7 +136,7 @@ async def test_what_belongs_to_others_cannot_be_read(blobs: ObstoreBlobs, grante
         keys.log_chunk(OTHER, 0, "boot", 0), keys.job_data(OTHER_JOB, SHA), "anything",
     ],
 )  # fmt: skip
-async def test_what_is_not_its_own_can_neither_be_written_nor_deleted(
+async def test_a_grant_cannot_write_or_delete_objects_of_others(
     blobs: ObstoreBlobs, granted: Objects, key: str
 ) -> None:
     await blobs.put(key, b"kept")
@@ -152,13 +152,13 @@ async def test_what_is_not_its_own_can_neither_be_written_nor_deleted(
 @pytest.mark.parametrize(
     "prefix", ["", "attempts/", "heartbeats/", "data/", "checkpoints/", "broker/", f"heartbeats/{OTHER}/"]
 )
-async def test_nothing_next_to_its_own_can_be_listed(blobs: ObstoreBlobs, granted: Objects, prefix: str) -> None:
+async def test_a_grant_cannot_list_sibling_prefixes(blobs: ObstoreBlobs, granted: Objects, prefix: str) -> None:
     await blobs.put(keys.heartbeat(OTHER, 0), b"1")
     with pytest.raises(ObjectStoreError, match="cannot list"):
         await granted.keys(prefix)
 
 
-async def test_neither_the_bucket_nor_another_installation_can_be_seen(blobs: ObstoreBlobs, gate: Gate) -> None:
+async def test_a_grant_sees_neither_the_bucket_nor_another_installation(blobs: ObstoreBlobs, gate: Gate) -> None:
     access = await blobs.grant(JOB, ATTEMPT)
     foreign = Objects.open(access.url, access.options, "efgh")
     with pytest.raises(ObjectStoreError):
@@ -170,7 +170,7 @@ async def test_neither_the_bucket_nor_another_installation_can_be_seen(blobs: Ob
         await Objects.open(gate.place, {**access.options, "aws_session_token": "x"}, HERE).read("a")
 
 
-async def test_nothing_of_others_can_be_copied_out(blobs: ObstoreBlobs) -> None:
+async def test_a_grant_cannot_copy_objects_of_others(blobs: ObstoreBlobs) -> None:
     await blobs.put(keys.upload(SHA), b"theirs")
     access = await blobs.grant(JOB, ATTEMPT)
     thief, _ = Objects.open(access.url, access.options, HERE)._usable()

@@ -71,14 +71,16 @@ async def test_no_message_at_all_is_the_callers_fault(servers: ApiServers) -> No
 
 
 @pytest.mark.parametrize("method", sorted(OPEN))
-async def test_a_guest_without_a_message_does_not_stay(
+async def test_a_call_without_a_message_is_ended_after_a_while(
     servers: ApiServers, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker.api.grpc.interceptor.MESSAGE_S", 0.05)
     assert (await answer(half_open(servers, method))).kind == "invalid"
 
 
-async def test_silent_guests_make_room_for_one_who_asks(servers: ApiServers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_calls_give_way_to_one_with_a_request(
+    servers: ApiServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("broker.api.grpc.anonymous_limits.PLACES", 2)
     monkeypatch.setattr("broker.api.grpc.interceptor.MESSAGE_S", 10 * PATIENCE_S)
     check = "/grpc.health.v1.Health/Check"

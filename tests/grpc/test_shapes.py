@@ -89,7 +89,7 @@ INTEGERS = (FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_INT64)
 
 
 @pytest.mark.parametrize(("message", "model", "extra"), PAIRS, ids=lambda p: getattr(p, "__name__", ""))
-def test_a_message_says_what_its_model_says(
+def test_a_message_has_the_fields_of_its_model(
     message: type[Message], model: type[BaseModel], extra: frozenset[str]
 ) -> None:
     assert list(differences(message.DESCRIPTOR, model, extra)) == []

@@ -33,7 +33,7 @@ async def test_events_continue_where_a_follower_left_and_end_with_the_job(server
     assert kinds == ["test.1", "test.2", "test.3", "job.failed"]
 
 
-async def test_a_live_follower_hears_at_once(servers: ApiServers) -> None:
+async def test_a_live_follower_receives_events_at_once(servers: ApiServers) -> None:
     ada = await servers.transport()
     job, _ = await ada.submit(await good(ada))
     stream = ada.events(job.id)
@@ -42,7 +42,7 @@ async def test_a_live_follower_hears_at_once(servers: ApiServers) -> None:
     assert [getattr(e, "kind", "end") async for e in stream] == ["job.failed", "end"]
 
 
-async def test_a_stream_tells_nothing_more_once_its_token_is_revoked(servers: ApiServers) -> None:
+async def test_a_stream_ends_when_its_token_is_revoked(servers: ApiServers) -> None:
     ada = await servers.transport()
     job, _ = await ada.submit(await good(ada))
     stream = (await servers.transport("eve", "read")).events(job.id)
@@ -86,7 +86,7 @@ async def test_the_log_of_a_job_that_never_started_ends_with_it(servers: ApiServ
     assert [p async for p in ada.logs(job.id)] == [End("failed")]
 
 
-async def test_a_deadline_ends_a_stream_that_has_nothing_to_say(servers: ApiServers) -> None:
+async def test_a_deadline_ends_an_idle_stream(servers: ApiServers) -> None:
     ada = await servers.transport()
     job, _ = await ada.submit(await good(ada))
     with pytest.raises(Refused) as refused:

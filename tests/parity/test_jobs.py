@@ -36,7 +36,7 @@ async def test_a_submitted_job_is_there_with_its_spec_and_its_cap(servers: ApiSe
     assert (seen.finished_at, seen.retry_of, seen.runs) == (None, None, ())
 
 
-async def test_a_default_is_the_same_whichever_door_left_it_out(both: ApiServers) -> None:
+async def test_a_default_is_the_same_over_both_apis(both: ApiServers) -> None:
     by_http, by_grpc = [await both.transport(kind=kind) for kind in KINDS]
     for writer in (by_http, by_grpc):
         job, _ = await writer.submit(await good(writer))
@@ -196,7 +196,7 @@ async def test_a_cap_is_raised_and_never_lowered(servers: ApiServers) -> None:
     assert (await ada.ledger(job.id)).items == ()
 
 
-async def test_what_is_not_there_and_what_is_no_id_are_told_apart(servers: ApiServers) -> None:
+async def test_a_missing_job_and_a_malformed_id_are_distinguished(servers: ApiServers) -> None:
     ada = await servers.transport()
     for call in (ada.job, ada.cancel, ada.retry, ada.ledger, ada.artifacts):
         with pytest.raises(Refused) as refused:

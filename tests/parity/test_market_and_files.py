@@ -138,7 +138,7 @@ async def test_results_are_those_of_the_manifest_and_damage_is_reported(servers:
         assert refused.value.kind == "damaged"
 
 
-async def test_what_is_sent_of_a_large_file_that_was_changed_is_never_all(servers: ApiServers) -> None:
+async def test_a_damaged_large_file_is_never_sent_in_full(servers: ApiServers) -> None:
     ada = await servers.transport()
     job, _ = await ada.submit(await good(ada))
     attempt = await admitted(servers.api, job.id)

@@ -26,7 +26,7 @@ async def status(world: World, ask: HttpAsk) -> int:
         return response.status
 
 
-async def test_every_write_is_told_of_and_no_refusal() -> None:
+async def test_every_write_is_audited_and_no_refusal_is() -> None:
     written, audited = set[str](), set[str]()
     async with world(MemoryStore(SystemClock()), blue=True) as both:
         operator = await both.api.token("root", "admin")

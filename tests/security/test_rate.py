@@ -16,7 +16,7 @@ from tests.parity.servers import parts
 from tests.support.memory_store.store import MemoryStore
 
 
-async def test_both_doors_take_from_one_bucket() -> None:
+async def test_both_apis_share_one_rate_limit() -> None:
     clock = ManualClock()
     async with serving(MemoryStore(SystemClock()), memory_blobs()) as api:
         auth: Authenticator = api.app[AUTH]

@@ -51,7 +51,7 @@ async def test_without_the_setting_or_with_a_strange_one_there_are_no_rows(
     assert found == dict.fromkeys(found, 0)
 
 
-async def test_every_table_with_rows_of_teams_is_held(connection: Connection) -> None:
+async def test_every_table_with_team_rows_has_row_level_security(connection: Connection) -> None:
     assert await unprotected(connection) == []
     for statement in (
         "CREATE TABLE news (team text)",
@@ -68,7 +68,7 @@ async def test_every_table_with_rows_of_teams_is_held(connection: Connection) ->
         await change.rollback()
 
 
-async def test_each_policy_is_needed_and_each_table_must_be_held(connection: Connection) -> None:
+async def test_each_row_level_policy_is_necessary(connection: Connection) -> None:
     """A table without its policy hides a team's own rows. A table without row-level security shows the rows of all
     teams.
     """
@@ -81,7 +81,7 @@ async def test_each_policy_is_needed_and_each_table_must_be_held(connection: Con
             await change.rollback()
 
 
-async def test_the_role_passes_nothing_by_and_may_touch_no_more_than_it_needs(connection: Connection) -> None:
+async def test_the_role_bypasses_no_policy_and_has_minimal_rights(connection: Connection) -> None:
     role = await connection.fetchrow("SELECT * FROM pg_roles WHERE rolname = $1", API_ROLE)
     assert role is not None
     rights = ("rolsuper", "rolbypassrls", "rolcreaterole", "rolcreatedb", "rolcanlogin", "rolreplication")
@@ -142,7 +142,7 @@ async def test_a_connection_never_carries_a_team_to_the_next_caller(seeded: str)
         await pool.close()
 
 
-async def test_a_role_that_passes_by_is_not_served(postgres_server: EmbeddedPostgres, postgres_dsn: str) -> None:
+async def test_a_role_that_bypasses_policies_is_refused(postgres_server: EmbeddedPostgres, postgres_dsn: str) -> None:
     connection = await asyncpg.connect(postgres_server.admin_dsn)
     try:
         await connection.execute(f"ALTER ROLE {API_ROLE} BYPASSRLS")

@@ -58,7 +58,7 @@ class Some(HttpDriver):
         ("DROP POLICY team ON attempts", {"get_job", "job_logs"}),
     ],
 )
-async def test_what_is_not_held_is_found(
+async def test_a_missing_row_level_policy_is_detected(
     change: str, found: set[str], stores: list[PostgresStore], postgres_dsn: str
 ) -> None:
     async with world(stores[0], blue=True) as both, world(stores[1], blue=False) as alone:
@@ -69,7 +69,7 @@ async def test_what_is_not_held_is_found(
     assert found <= {leak.split()[1].rstrip(":") for leak in verdict.leaks}
 
 
-async def test_an_operation_that_nobody_plays_stops_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_operation_without_a_scenario_fails_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
     op = {"operationId": "new", "parameters": [], "requestBody": {"content": {"x": {"schema": {"type": "string"}}}}}
     taking = {**op, "parameters": [{"name": "colour", "in": "query"}], "requestBody": {}}
     async with world(MemoryStore(SystemClock()), blue=False) as alone:

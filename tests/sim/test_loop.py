@@ -31,7 +31,7 @@ def test_sleeps_end_in_the_order_of_their_times_and_take_none() -> None:
     assert readings == [(0.5, 0.5), (20.0, 20.0), (3600.0, 3600.0)]
 
 
-def test_what_is_ready_at_once_runs_in_an_order_that_the_seed_draws() -> None:
+def test_ready_callbacks_run_in_an_order_drawn_from_the_seed() -> None:
     def order_of(seed: int) -> list[int]:
         loop, order = SimLoop(seed), list[int]()
 

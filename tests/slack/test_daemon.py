@@ -52,7 +52,7 @@ async def until(there: Slack, text: str, *, within_s: float = 300.0) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_one_thread_tells_it_all(there: Slack, daemon: Daemon) -> None:
+async def test_one_thread_reports_a_whole_job(there: Slack, daemon: Daemon) -> None:
     await gpubroker(daemon, "channel", "add", "slack", "jobs", "--channel", "C0JOBS", stdin=SECRETS)
     tested = await gpubroker(daemon, "channel", "test", "jobs")
     assert tested[0]["delivered"], tested

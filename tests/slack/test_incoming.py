@@ -26,7 +26,7 @@ __all__ = ["either_store", "signed_desk"]
 # ---------------------------------------------------------------------------------------------------------- signatures
 
 
-async def test_only_slack_is_heard(desk: Desk) -> None:
+async def test_only_requests_signed_by_slack_are_accepted(desk: Desk) -> None:
     job = await desk.job()
     await desk.link()
     body = urlencode({"command": "/gpubroker", "text": f"cancel {job.id}", "user_id": "U0ANN", "team_id": WORKSPACE,
@@ -104,14 +104,14 @@ async def test_approving_is_of_what_was_shown(desk: Desk) -> None:
     assert "awaits no approval" in await desk.press(job, "approve")
 
 
-async def test_refusing_ends_it(desk: Desk) -> None:
+async def test_refusing_an_approval_cancels_the_job(desk: Desk) -> None:
     job = await desk.job(JobState.AWAITING_APPROVAL)
     await desk.link("manage")
     assert "is refused" in await desk.press(job, "refuse")
     assert (await desk.now(job)).stop_requested
 
 
-async def test_cancelling_is_said_once_and_shown(desk: Desk) -> None:
+async def test_cancelling_is_reported_once_and_shown(desk: Desk) -> None:
     job = await desk.job()
     await desk.link()
     url_of_first = len(desk.there.responses)
@@ -123,7 +123,7 @@ async def test_cancelling_is_said_once_and_shown(desk: Desk) -> None:
     assert "gpubroker.cancel" not in str(shown[0]["blocks"])
 
 
-async def test_a_stale_button_tells_what_is_true_and_goes_away(desk: Desk) -> None:
+async def test_a_stale_button_reports_the_current_state_and_is_removed(desk: Desk) -> None:
     job = await desk.job(JobState.SUCCEEDED)
     await desk.link("read", "submit", "manage")
     answer = await desk.press(replace(job, state=JobState.ACTIVE), "cancel")
@@ -198,7 +198,7 @@ async def test_an_internal_error_is_logged_and_reported(desk: Desk, monkeypatch:
     assert "secret detail" not in answer
 
 
-async def test_a_root_that_was_clicked_on_shows_the_same_as_the_outbox_would(desk: Desk) -> None:
+async def test_a_click_renders_the_same_root_as_the_outbox(desk: Desk) -> None:
     job = await desk.job()
     url = desk.there.response_url()
     await desk.incoming._required_adapter.show(url, JobSnapshot(job=job))

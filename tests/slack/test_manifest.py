@@ -22,7 +22,7 @@ LIMITS = {("display_information", "name"): 35, ("display_information", "descript
           ("features", "bot_user", "display_name"): 80}  # fmt: skip
 
 
-def test_has_the_shape_that_slack_documents() -> None:
+def test_manifest_has_the_documented_shape() -> None:
     assert set(MANIFEST) <= {"_metadata", "display_information", "features", "oauth_config", "settings"}
     for path, limit in LIMITS.items():
         value: Any = MANIFEST
@@ -36,7 +36,7 @@ def test_has_the_shape_that_slack_documents() -> None:
     assert MANIFEST["settings"]["interactivity"]["is_enabled"]
 
 
-def test_its_addresses_are_ours() -> None:
+def test_manifest_urls_are_the_daemons_routes() -> None:
     (path,) = {op.path for op in api.operations if op.scope is None}
     assert MANIFEST["settings"]["interactivity"]["request_url"].endswith(path)
     assert MANIFEST["features"]["slash_commands"][0]["url"].endswith(path)
@@ -58,7 +58,7 @@ async def everything(desk: Desk) -> None:
     await client.workspace()
 
 
-async def test_its_scopes_suffice(desks: Callable[..., Any]) -> None:
+async def test_manifest_scopes_suffice(desks: Callable[..., Any]) -> None:
     async with desks(scopes=BOT) as desk:
         await everything(desk)
         made = {method for method, _ in desk.slack.calls}
@@ -66,14 +66,14 @@ async def test_its_scopes_suffice(desks: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("scope", sorted(BOT - {"commands", "channels:history", "groups:history"}))
-async def test_each_of_its_scopes_is_needed(desks: Callable[..., Any], scope: str) -> None:
+async def test_each_manifest_scope_is_needed(desks: Callable[..., Any], scope: str) -> None:
     async with desks(scopes=BOT - {scope}) as desk:
         with pytest.raises(NotifyError, match="missing_scope") as caught:
             await everything(desk)
         assert isinstance(caught.value, ChannelRefused)
 
 
-async def test_a_way_to_look_back_is_needed(desks: Callable[..., Any]) -> None:
+async def test_manifest_has_one_history_scope_at_least(desks: Callable[..., Any]) -> None:
     async with desks(scopes=BOT - {"channels:history", "groups:history"}) as desk:
         with pytest.raises(ChannelRefused, match="missing_scope"):
             await everything(desk)

@@ -86,7 +86,7 @@ async def test_a_crash_before_the_record_posts_nothing_twice(desk: Desk) -> None
     assert [text.split(".")[0] for text in desk.thread()] == ["tune: Bought", "tune: Preempted"]
 
 
-async def test_another_process_may_have_told_it_meanwhile(desk: Desk) -> None:
+async def test_a_message_posted_by_another_process_is_not_repeated(desk: Desk) -> None:
     """The notifier's cached knowledge expires before another process's lease can end."""
     job = make_job()
     await desk.tell(desk.event(job, "attempt.planned"), active(job))
@@ -261,7 +261,7 @@ async def test_another_master_key_is_reported(desk: Desk) -> None:
         await desk.tell(desk.event(make_job(), "job.submitted"), JobSnapshot(job=make_job()))
 
 
-async def test_needs_no_scope_beyond_the_manifest(desks: Callable[..., Any]) -> None:
+async def test_notifier_needs_no_scope_beyond_the_manifest(desks: Callable[..., Any]) -> None:
     async with desks(scopes=frozenset({"chat:write"})) as desk:
         job = make_job()
         with pytest.raises(ChannelRefused, match=r"missing_scope.*manifest"):

@@ -98,7 +98,7 @@ async def desk() -> AsyncIterator[Desk]:
             await notifier.close()
 
 
-async def test_an_hour_without_slack(desk: Desk) -> None:
+async def test_an_hour_without_slack_loses_no_message(desk: Desk) -> None:
     """Afterwards everything is reported in order, at Slack's pace, and each root is updated once."""
     jobs = [await desk.job() for _ in range(3)]
     await desk.all_told()
@@ -121,7 +121,7 @@ async def test_an_hour_without_slack(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("after", ["chat.postMessage", "chat.update", "files.completeUploadExternal"])
-async def test_a_broker_that_dies_after_a_call_tells_nothing_twice(desk: Desk, after: str) -> None:
+async def test_a_broker_killed_after_a_call_posts_nothing_twice(desk: Desk, after: str) -> None:
     """Slack carries out the call, but the broker dies before it records that. Another broker continues when the lease
     has ended.
     """

@@ -31,7 +31,7 @@ async def test_the_scopes_of_the_link_hold(desk: Desk) -> None:
     assert not (await desk.now(queued)).stop_requested
 
 
-async def test_each_act_needs_what_it_needs_over_http() -> None:
+async def test_each_action_needs_the_same_scope_as_over_http() -> None:
     scopes = {
         f"{op.method} {op.path}": op.scope for api in (jobs.api, policies.api, spending.api) for op in api.operations
     }
@@ -47,7 +47,7 @@ async def test_each_act_needs_what_it_needs_over_http() -> None:
     }
 
 
-async def test_who_may_not_look_is_told_of_no_job(desk: Desk) -> None:
+async def test_a_user_without_read_scope_sees_no_job(desk: Desk) -> None:
     """The refusal shows no job: not by a name of several jobs, by an unused name, or by the message that a click
     updates.
     """
@@ -103,7 +103,7 @@ async def test_another_teams_app_speaks_for_its_own_people_only(desk: Desk) -> N
     assert not (await desk.now(job)).stop_requested
 
 
-async def test_one_in_two_teams_is_asked_which(desk: Desk) -> None:
+async def test_a_user_in_two_teams_is_asked_which_one(desk: Desk) -> None:
     await desk.store.put_team("nlp", "")
     await desk.store.add_channel(secured(id="ch2", name="nlp", team="nlp", config={"channel": "C0NLP"}))
     desk.incoming._channels = (float("-inf"), ())

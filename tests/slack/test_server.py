@@ -25,7 +25,7 @@ async def error(call: object) -> str:
     return str(caught.value.response["error"])
 
 
-async def test_posts_updates_and_reads_a_thread(there: Slack) -> None:
+async def test_server_posts_updates_and_reads_a_thread(there: Slack) -> None:
     c = client(there)
     metadata = {"event_type": "gpubroker", "event_payload": {"job": "j"}}
     root = await c.chat_postMessage(channel="C0JOBS", text="root", metadata=metadata)
@@ -37,7 +37,7 @@ async def test_posts_updates_and_reads_a_thread(there: Slack) -> None:
     assert [m.get("metadata") for m in plain["messages"]] == [None]
 
 
-async def test_refuses_as_documented(there: Slack) -> None:
+async def test_server_refuses_as_documented(there: Slack) -> None:
     c = client(there)
     assert await error(client(there, "xoxb-other").auth_test()) == "invalid_auth"
     assert await error(c.chat_postMessage(channel="C9", text="x")) == "channel_not_found"
@@ -59,7 +59,7 @@ async def test_an_upload_becomes_a_message_of_the_thread(there: Slack) -> None:
     assert [m["files"][0]["name"] for m in there.messages(thread=root["ts"])] == ["loss.png"]
 
 
-async def test_limits_each_channel_to_about_a_message_a_second() -> None:
+async def test_server_limits_each_channel_to_about_a_message_a_second() -> None:
     time = [0.0]
     async with slack(now=lambda: time[0]) as there:
         there.limits.enforced = True

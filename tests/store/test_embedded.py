@@ -151,7 +151,7 @@ async def test_a_fresh_start_answers_and_a_stop_leaves_nothing_behind(tmp_path: 
     await server.stop()
 
 
-async def test_it_syncs_to_disk_unless_told_otherwise(tmp_path: Path) -> None:
+async def test_the_server_syncs_to_disk_by_default(tmp_path: Path) -> None:
     async with await EmbeddedPostgres.start(tmp_path) as server:
         assert await execute(server.dsn, "SHOW fsync") == "on"
         assert await execute(server.dsn, "SHOW synchronous_commit") == "on"
@@ -360,7 +360,7 @@ async def test_the_programs_of_a_named_folder_are_used(tmp_path: Path, monkeypat
 
 
 @as_root
-async def test_an_ordinary_user_runs_it_too(tmp_path: Path) -> None:
+async def test_an_ordinary_user_can_run_the_server(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     wrapper = (sys.executable, "-I", "-S", str(EXEC), str(os.getpid()), str(tmp_path))
     async with daemon(tmp_path, *wrapper) as process:

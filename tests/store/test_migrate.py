@@ -50,7 +50,7 @@ async def test_a_database_that_does_not_exist_is_one_line(server: EmbeddedPostgr
         await migrate(server.dsn.replace("/gpubroker?", "/absent?"))
 
 
-async def test_who_does_not_migrate_is_told_what_is_missing(dsn: str, folder: Path) -> None:
+async def test_missing_migrations_are_named_when_not_applied(dsn: str, folder: Path) -> None:
     with pytest.raises(MigrationError, match="has no schema of gpubroker's: correct database_url, or start the daemon"):
         await require_current(dsn, folder)
     await migrate(dsn, folder)
@@ -84,7 +84,7 @@ async def refused(dsn: str, folder: Path) -> str:
     return str(error.value)
 
 
-async def test_it_applies_what_is_missing_in_order_and_says_what(dsn: str, folder: Path) -> None:
+async def test_missing_migrations_are_applied_in_order_and_named(dsn: str, folder: Path) -> None:
     assert await migrate(dsn, folder) == ["0001_first.sql", "0002_second.sql"]
     assert await columns(dsn) == ["a.id", "a.name", "b.id"]
     assert await migrate(dsn, folder) == []
@@ -93,7 +93,7 @@ async def test_it_applies_what_is_missing_in_order_and_says_what(dsn: str, folde
     assert await fetch(dsn, "SELECT version FROM schema_migrations ORDER BY 1") == [1, 2, 3]
 
 
-async def test_what_will_be_applied_is_reported_before_anything_is(dsn: str, folder: Path) -> None:
+async def test_pending_migrations_are_reported_before_the_first_change(dsn: str, folder: Path) -> None:
     """The hook acts before the first change. If a process is killed after it, the next process finds less to apply."""
 
     def die(names: list[str]) -> None:
@@ -114,7 +114,7 @@ async def test_many_at_once_apply_each_file_once(dsn: str, folder: Path) -> None
     ]
 
 
-async def test_it_waits_for_the_one_that_is_migrating(dsn: str, folder: Path) -> None:
+async def test_a_migration_waits_for_a_concurrent_one(dsn: str, folder: Path) -> None:
     other = await asyncpg.connect(dsn)
     await other.execute("SELECT pg_advisory_lock($1)", LOCK_KEY)
     waiting = asyncio.create_task(migrate(dsn, folder))

@@ -22,7 +22,7 @@ async def migrated(dsn: str) -> None:
     await connection.close()
 
 
-async def test_its_heartbeat_says_so_and_it_is_not_ready(postgres_dsn: str) -> None:
+async def test_a_newer_schema_shows_in_the_heartbeat_and_in_readiness(postgres_dsn: str) -> None:
     store = await PostgresStore.connect(postgres_dsn)
     ready = Readiness(store, memory_blobs(), SystemClock(), 90.0, lambda: 0.0)
     assert "database" not in unready(await ready.check())
@@ -42,9 +42,7 @@ async def daemon(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
     await made.remove()
 
 
-async def test_it_ends_with_a_status_of_its_own_and_is_refused_at_the_next_start(
-    daemon: Daemon, postgres_dsn: str
-) -> None:
+async def test_a_newer_schema_ends_the_daemon_with_its_own_exit_code(daemon: Daemon, postgres_dsn: str) -> None:
     assert daemon.process is not None
     await migrated(postgres_dsn)
     async with asyncio.timeout(300):

@@ -55,7 +55,7 @@ def mounts(service: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("file", CONTAINERFILES, ids=lambda file: file.name)
-def test_what_a_containerfile_copies_is_there_and_reaches_the_build(file: Path) -> None:
+def test_files_copied_by_containerfiles_exist_and_reach_the_build(file: Path) -> None:
     assert [name for name in copied(file) if not Path(name).exists()] == []
     let_in = {line[1:] for line in Path(".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert copied(file) <= let_in
@@ -135,7 +135,7 @@ def test_only_the_broker_can_reach_the_database() -> None:
     assert [name for name, service in SERVICES.items() if socket in mounts(service).values()] == ["database", "broker"]
 
 
-def test_what_must_last_is_in_volumes() -> None:
+def test_persistent_folders_are_volumes() -> None:
     assert set(values("VOLUME")) <= mounts(BROKER).keys()
     assert dict(pair.split("=") for pair in values("ENV")[0].split() if "HOME=" in pair) == {
         "HOME": values("VOLUME")[0],

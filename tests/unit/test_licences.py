@@ -55,7 +55,7 @@ def test_a_copyleft_package_among_the_shipped_ones_fails_the_gate(
     assert capsys.readouterr().out == "skypilot: borb: AGPL-3.0\nskypilot: 1 packages\n"
 
 
-def test_what_another_package_requires_is_shipped_too(gate: Any, tmp_path: Path) -> None:
+def test_requirements_of_shipped_packages_are_shipped(gate: Any, tmp_path: Path) -> None:
     inner = package(
         tmp_path, "Requires-Dist: deep", "Requires-Dist: no; extra == 'other'", "Requires-Dist: e; extra == 'x'"
     )

@@ -64,7 +64,7 @@ async def undisturbed(scene: Scene) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("cloud", ["runpod", "vast", "lambda", "aws"])
-async def test_a_fine_tune_on_each_cloud_costs_what_the_cloud_bills(
+async def test_a_fine_tune_on_each_cloud_costs_the_amount_billed(
     scene: Scene, undisturbed: dict[str, str], cloud: str
 ) -> None:
     detail = await settled(scene, undisturbed[cloud])
@@ -106,7 +106,7 @@ async def test_an_evicted_pod_moves_to_vast_and_trains_on_as_if_nothing_had_been
 # ------------------------------------------------------------------------------------------------ 3: a market that lies
 
 
-async def test_what_is_sold_out_or_another_machine_is_passed_over(scene: Scene) -> None:
+async def test_sold_out_and_mismatched_offers_are_skipped(scene: Scene) -> None:
     """The cheapest is sold out once it is asked for, the next sells another GPU, the third is as it says."""
     control = scene.clouds.control
     control.capacity("runpod", "NVIDIA L40S", 8)

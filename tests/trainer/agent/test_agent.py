@@ -63,7 +63,7 @@ def test_program_that_ends_well(bench: Bench) -> None:
         (75, Outcome.INFRASTRUCTURE),
     ],
 )
-def test_what_an_exit_code_means(bench: Bench, code: int, outcome: Outcome) -> None:
+def test_exit_codes_map_to_outcomes(bench: Bench, code: int, outcome: Outcome) -> None:
     final = script(bench, f"raise SystemExit({code})").wait()
     assert (final.outcome, final.exit_code) == (outcome, code)
     assert f"exit code {code}" in final.message
@@ -130,7 +130,7 @@ def test_a_signal_drains(bench: Bench, number: int) -> None:
     assert (bench.files(key) / "deep" / "count.txt").read_text() == "100"
 
 
-def test_under_nohup_a_terminal_may_go(bench: Bench) -> None:
+def test_an_agent_under_nohup_survives_its_terminal(bench: Bench) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         agent = script(bench, SAVER)
@@ -169,7 +169,7 @@ def test_stop_does_not_wait_for_a_checkpoint(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("want", ["stop", "drain"])
-def test_what_is_being_fetched_is_given_up_when_the_end_leaves_no_time(bench: Bench, want: Any) -> None:
+def test_a_fetch_is_aborted_when_the_attempt_must_end(bench: Bench, want: Any) -> None:
     code = bench.code(main=SAVER)
     path = bench.path(code.key)
     path.unlink()
@@ -290,7 +290,7 @@ def test_final_is_written_once(bench: Bench) -> None:
     assert bench.path(keys.final(agent.attempt)).read_bytes() == before
 
 
-def test_missing_environment_is_named(tmp_path: Path) -> None:
+def test_a_missing_environment_variable_is_named(tmp_path: Path) -> None:
     import subprocess
 
     env = {k: v for k, v in os.environ.items() if not k.startswith("GPUBROKER_")}

@@ -53,7 +53,7 @@ def test_the_card_says_which_attempt_did_which_steps_on_which_data(bench: WarmBe
     assert f"| data, sha256 | {hashlib.sha256(tiny_jobs.data(KIND)).hexdigest()} |" in card
 
 
-def test_the_last_word_has_the_peak_and_the_speed_of_its_own_steps(bench: WarmBench, train: TrainConfig) -> None:
+def test_the_final_report_has_the_peak_and_speed_of_its_own_steps(bench: WarmBench, train: TrainConfig) -> None:
     final = ended(bench, train)
     rows = bench.metrics(bench.committed()[0][0])
     speeds = [row["tokens"] / row["seconds"] for row in rows]
@@ -64,7 +64,7 @@ def test_the_last_word_has_the_peak_and_the_speed_of_its_own_steps(bench: WarmBe
     assert WEIGHTS < final.peak_memory_bytes < memory
 
 
-def test_another_device_and_version_are_allowed_and_people_hear_of_it(bench: WarmBench, train: TrainConfig) -> None:
+def test_another_device_or_version_is_allowed_and_reported(bench: WarmBench, train: TrainConfig) -> None:
     first = ended(bench, train, at=(3, 1))
     assert "moved" not in {one.kind for one in first.messages}
     key, manifest = bench.committed()[0]
@@ -83,7 +83,7 @@ def test_another_device_and_version_are_allowed_and_people_hear_of_it(bench: War
     assert [row["step"] for row in bench.metrics(bench.committed()[0][0])] == list(range(1, STEPS + 1))
 
 
-def test_who_is_to_end_while_results_are_published_says_what_is_safe(bench: WarmBench, train: TrainConfig) -> None:
+def test_an_end_during_publishing_reports_the_delivered_results(bench: WarmBench, train: TrainConfig) -> None:
     """The place never answers, and the agent would try again for half a minute and more."""
     nowhere = {"aws_endpoint": "http://127.0.0.1:9", "aws_access_key_id": "x", "aws_secret_access_key": "x"}
     output = {"copy_to": {"url": "s3://bucket", "secret": "S3"}}

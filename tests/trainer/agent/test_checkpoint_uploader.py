@@ -75,7 +75,7 @@ class Slow:
 
 
 @pytest.mark.parametrize("steps", [(1,), (1, 2)], ids=["committed", "overtaken"])
-async def test_what_is_being_removed_is_not_saved_once_more(
+async def test_a_snapshot_in_removal_is_not_uploaded_again(
     saver: Saver, run: RunFolder, steps: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The training ends, and with it the upload that is under way, while a snapshot is removed in a thread."""

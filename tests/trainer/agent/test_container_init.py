@@ -112,7 +112,7 @@ def test_a_user_s_container_has_the_command_as_its_first_process() -> None:
     assert before == after
 
 
-def test_the_agent_hears_of_it_saves_and_leaves(bench: Bench, start: Start, notice: Path) -> None:
+def test_a_container_stop_is_a_preemption_notice_to_the_agent(bench: Bench, start: Start, notice: Path) -> None:
     first = start("sleep", "600", grace_s=HOUR_S)
     bench.env = {"GPUBROKER_NOTICES": notice.as_uri()}
     agent = script(bench, SAVER)

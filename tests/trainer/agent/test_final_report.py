@@ -79,7 +79,7 @@ def mate(tmp_path: Path) -> Mate:
 
 
 @pytest.mark.parametrize("outcome", [Outcome.COMPLETED, Outcome.DRAINED, Outcome.DEADMAN])
-async def test_a_machine_that_is_done_beats_until_the_first_one_has_spoken(mate: Mate, outcome: Outcome) -> None:
+async def test_a_finished_machine_sends_heartbeats_until_the_first_one_reports(mate: Mate, outcome: Outcome) -> None:
     """The second machine sends heartbeats until the first one reports, although the store fails meanwhile."""
     mate.objects.hidden, mate.state.limits = 3, Limits(heartbeat_s=0.01)
     waiting = asyncio.create_task(mate.waits(outcome))
@@ -92,21 +92,21 @@ async def test_a_machine_that_is_done_beats_until_the_first_one_has_spoken(mate:
     assert mate.heard == [f"{outcome} here; how the attempt ended is for the first machine to say"]
 
 
-async def test_it_waits_not_at_all_once_that_is_said(mate: Mate) -> None:
+async def test_no_machine_waits_after_the_first_ones_final_report(mate: Mate) -> None:
     await mate.say()
     await mate.waits()
     assert mate.objects.looks == 1
 
 
 @pytest.mark.parametrize("save", [True, False])
-async def test_it_waits_no_longer_than_it_may_once_it_is_told_to_end(mate: Mate, save: bool) -> None:
+async def test_a_requested_end_limits_the_wait_for_the_first_machine(mate: Mate, save: bool) -> None:
     waiting = asyncio.create_task(mate.waits())
     assert await mate.has_beaten(2)
     mate.state.end(Outcome.DRAINED, "told", save=save)
     await waiting
 
 
-async def test_it_waits_for_the_drain_that_is_under_way(mate: Mate) -> None:
+async def test_a_finished_machine_waits_for_a_drain_in_progress(mate: Mate) -> None:
     """The second machine waits because the first one still saves during its drain."""
     mate.state.limits = Limits(heartbeat_s=0.01, drain_s=600)
     mate.state.end(Outcome.DRAINED, "told")
@@ -116,21 +116,23 @@ async def test_it_waits_for_the_drain_that_is_under_way(mate: Mate) -> None:
     await waiting
 
 
-async def test_it_waits_no_longer_than_a_delivery_may_take(mate: Mate, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_finished_machine_waits_no_longer_than_a_delivery_may_take(
+    mate: Mate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(deliver, "LIMIT_S", 0.1)
     await mate.waits()
     assert mate.heard
 
 
 @pytest.mark.parametrize(("node", "outcome"), [(0, Outcome.COMPLETED), (1, Outcome.USER_ERROR)])
-async def test_who_speaks_itself_waits_for_nobody(node: int, outcome: Outcome, tmp_path: Path) -> None:
+async def test_the_reporting_machine_does_not_wait(node: int, outcome: Outcome, tmp_path: Path) -> None:
     mate = Mate(tmp_path, node)
     await mate.waits(outcome)
     assert (mate.objects.looks, mate.state.phase) == (0, "starting")
 
 
 @pytest.mark.parametrize("tries", [0, 3])
-async def test_the_last_beat_says_so_though_the_store_is_away_for_a_moment(
+async def test_the_last_heartbeat_is_retried_during_a_short_store_outage(
     tries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once = asyncio.sleep

@@ -50,7 +50,7 @@ def test_a_disk_that_takes_nothing_is_found(tmp_path: Path, monkeypatch: pytest.
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_the_driver_says_of_a_gpu_counts_where_it_is_grave() -> None:
+def test_only_grave_driver_errors_fail_the_host_check() -> None:
     line = "4,1234,99,-;NVRM: Xid (PCI:0000:3b:00): {}, pid=77, name=python\n"
     assert host.xid(line.format(79)) == "the GPU at PCI:0000:3b:00 had Xid 79: it has fallen off the bus"
     assert host.xid(line.format(31) + line.format(13)) == "", "errors of a program are not the machine's"

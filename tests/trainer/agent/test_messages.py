@@ -38,13 +38,13 @@ def test_uploads_that_wait_for_a_day_are_reported_after_pauses_that_double(state
     assert state.messages()[-1].seq == len(MINUTES) + 1 <= MAX_MESSAGES
 
 
-def test_so_is_what_the_worker_tells_over_and_over(state: AgentState) -> None:
+def test_a_message_that_a_worker_repeats_is_reported_once(state: AgentState) -> None:
     lines = [*[["save_failed", "the results could not be written: 28"]] * 500, ["not_published", "the Hub refused it"]]
     state.run.messages_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert [(one.seq, one.kind) for one in state.messages()] == [(1, "save_failed"), (2, "not_published")]
 
 
-def test_the_first_things_of_a_kind_are_all_told(state: AgentState) -> None:
+def test_the_first_messages_of_a_kind_are_all_reported(state: AgentState) -> None:
     for step in range(9):
         state.add_message("skipped", f"step {step}: the loss is no finite number")
     assert [one.message[:6] for one in state.messages()] == [f"step {step}" for step in range(5)]

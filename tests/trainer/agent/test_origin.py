@@ -51,7 +51,7 @@ async def started(source: Source, resume_from: list[str], folder: Path) -> tuple
     return (found[1].step if found else None), told
 
 
-async def test_what_was_named_and_has_gone_is_looked_up_again(source: Source, tmp_path: Path) -> None:
+async def test_a_deleted_origin_checkpoint_is_looked_up_again(source: Source, tmp_path: Path) -> None:
     named = await source.goes_on(2)
     await source.goes_on(3)
     step, told = await started(source, named, tmp_path)
@@ -59,7 +59,7 @@ async def test_what_was_named_and_has_gone_is_looked_up_again(source: Source, tm
     assert len(told) == 1, "the first that was named"
 
 
-async def test_an_old_one_that_stays_does_not_come_before_what_it_has_by_now(source: Source, tmp_path: Path) -> None:
+async def test_a_newer_checkpoint_of_the_origin_precedes_an_old_one(source: Source, tmp_path: Path) -> None:
     """An earlier attempt left an old checkpoint, and its newer ones were pruned. The newest checkpoint is restored."""
     old = Origin(job="source", attempt="s0", kind="script")
     made = tmp_path / "milestone"
@@ -75,7 +75,7 @@ async def test_an_old_one_that_stays_does_not_come_before_what_it_has_by_now(sou
     assert (await started(source, named, tmp_path))[0] == 1, "but before nothing"
 
 
-async def test_what_goes_while_it_is_fetched_as_well(
+async def test_a_checkpoint_deleted_during_its_download_is_looked_up_again(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named, download, saves = await source.goes_on(2), source.objects.download, [3, 3]
@@ -89,14 +89,14 @@ async def test_what_goes_while_it_is_fetched_as_well(
     assert (await started(source, named, tmp_path))[0] == 8
 
 
-async def test_what_was_named_comes_first(source: Source, tmp_path: Path) -> None:
+async def test_the_named_origin_checkpoint_is_preferred(source: Source, tmp_path: Path) -> None:
     """The price was made with it."""
     named = await source.goes_on(2)
     await source.goes_on(1)
     assert await started(source, named, tmp_path) == (2, [])
 
 
-async def test_where_nothing_is_sound_it_is_not_looked_for_forever(source: Source, tmp_path: Path) -> None:
+async def test_the_search_for_a_sound_checkpoint_ends(source: Source, tmp_path: Path) -> None:
     named = await source.goes_on(2)
     for key in await source.goes_on(1):
         await source.objects.delete(keys.files_prefix(key) + "state")

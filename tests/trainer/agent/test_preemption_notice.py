@@ -107,7 +107,7 @@ async def test_a_token_that_ran_out_is_asked_for_again(watch: Watch, service: Se
     assert watch.state.ending is not None
 
 
-async def test_where_nobody_answers_it_stops_asking(service: Service, watch: Watch) -> None:
+async def test_polling_stops_when_the_metadata_service_never_answers(service: Service, watch: Watch) -> None:
     service.broken = 403
     with pytest.raises(NoAnswer, match="403"):
         await watch.notices.once()
@@ -116,7 +116,7 @@ async def test_where_nobody_answers_it_stops_asking(service: Service, watch: Wat
     assert len(service.asked) == 1 + GIVE_UP
 
 
-async def test_one_that_has_answered_is_asked_on_through_failures(watch: Watch, service: Service) -> None:
+async def test_a_service_that_has_answered_is_polled_through_failures(watch: Watch, service: Service) -> None:
     task = asyncio.ensure_future(watch.notices.run())
     await asyncio.to_thread(until, lambda: ("GET", ADVICE) in service.asked, "a whole look")
     service.broken, asked = 500, len(service.asked)
@@ -153,14 +153,16 @@ def test_a_written_notice_counts_from_when_it_was_written(state: AgentState, tmp
 
 
 @pytest.mark.parametrize(("left_s", "words_s"), [(5.0, 1.0), (120.0, FINAL_REPORT_S)])
-def test_a_short_notice_leaves_less_for_the_last_words(state: AgentState, left_s: float, words_s: float) -> None:
+def test_a_short_notice_shortens_the_time_for_the_final_report(
+    state: AgentState, left_s: float, words_s: float
+) -> None:
     state.notice(left_s)
     state.end(Outcome.DRAINED, "taken away")
     assert state.final_report_s == words_s
     assert state.drain_left_s <= left_s - words_s
 
 
-def test_where_it_asks() -> None:
+def test_the_environment_chooses_the_notice_endpoint() -> None:
     assert endpoint({}) is None
     assert endpoint({"GPUBROKER_NOTICES": "off"}) is None
     assert endpoint({"GPUBROKER_NOTICES": "imds"}) == METADATA
@@ -207,7 +209,7 @@ def test_a_notice_before_the_first_step_costs_no_micro_batch(
     assert (state["step"], state["micro_batch_index"]) == (0, 1)
 
 
-async def test_what_is_over_time_may_take_a_moment_to_end(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_timed_out_task_may_clean_up(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is looked at meanwhile whether it has to be over earlier still."""
     monkeypatch.setattr("trainer.agent.base.state.LOOK_S", 0.0)
     watch.state.limits = Limits(drain_s=0)

@@ -22,7 +22,7 @@ def expected_waste(interval: float, cost: float, per_hour: float) -> float:
     return cost / interval + (interval + cost) / 2 * per_hour / 3600
 
 
-def test_it_is_dalys_estimate_and_youngs_in_the_first_order() -> None:
+def test_the_save_interval_is_dalys_estimate() -> None:
     mean_s = 3600 / 0.5
     exact = math.sqrt(2 * 10 * mean_s) * (1 + math.sqrt(10 / (2 * mean_s)) / 3 + 10 / (2 * mean_s) / 9) - 10
     assert daly_s(10, 0.5) == pytest.approx(exact)
@@ -39,14 +39,14 @@ def test_no_other_interval_wastes_much_less(cost: float, per_hour: float) -> Non
 
 
 @given(costs, losses, mosts)
-def test_it_stays_within_what_may_be_lost_and_what_saves_may_cost(cost: float, per_hour: float, most: float) -> None:
+def test_the_save_interval_bounds_lost_work_and_save_cost(cost: float, per_hour: float, most: float) -> None:
     config = CheckpointConfig(every_s=most)
     chosen = interval_s(cost, per_hour, most)
     assert config.min_interval_s <= chosen <= most
     assert chosen + cost <= most * (1 + 1e-9) or chosen == pytest.approx(min(most, max(cost, config.min_interval_s)))
 
 
-def test_people_read_where_it_comes_from() -> None:
+def test_the_message_explains_the_save_interval() -> None:
     spot = interval_message(1.0, 0.27, CheckpointConfig())
     assert spot.startswith("saves every 163 s, as a save takes 1.00 s and a loss is expected every 3.7 h (Daly: 163 s)")
     assert interval_message(2.0, 0, CheckpointConfig()) == (
@@ -57,7 +57,7 @@ def test_people_read_where_it_comes_from() -> None:
     )
 
 
-def test_the_worker_hears_of_it_and_people_do_once(tmp_path: Path) -> None:
+def test_the_worker_gets_the_save_interval_and_users_one_message(tmp_path: Path) -> None:
     run, heard = RunFolder(root=tmp_path / "run"), list[str]()
     run.make()
     pace = SaveInterval(

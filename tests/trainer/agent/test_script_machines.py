@@ -71,7 +71,7 @@ def test_the_first_machine_alone_saves(bench: Bench) -> None:
     assert "not saved" not in first.log
 
 
-def test_of_a_machine_that_fails_nothing_is_saved(bench: Bench) -> None:
+def test_a_failed_machine_saves_nothing(bench: Bench) -> None:
     first, second = both(bench, code=3)
     until(lambda: furthest(bench), "a save")
     go(bench, first, second=True)
@@ -81,7 +81,7 @@ def test_of_a_machine_that_fails_nothing_is_saved(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("by_signal", [True, False])
-def test_a_drain_saves_the_first_machine_s(bench: Bench, by_signal: bool) -> None:
+def test_a_drain_saves_the_files_of_the_first_machine(bench: Bench, by_signal: bool) -> None:
     first, second = both(bench)
     until(lambda: furthest(bench) and "found" in second.log_of(1), "a save")
     if by_signal:

@@ -66,7 +66,7 @@ def test_a_folder_that_vanishes_while_it_is_looked_at_is_left_out(
     assert list(listing(tmp_path)) == ["kept"]
 
 
-async def test_one_that_is_cut_short_and_the_next_are_both_whole(
+async def test_snapshots_around_an_interrupted_one_are_whole(
     tree: ScriptTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The program ends while a snapshot is being taken, and that goes on in its thread."""
@@ -134,7 +134,7 @@ def test_a_program_s_files_may_be_named_like_the_protocol_s_own(bench: Bench) ->
     assert [manifest.complete for _, manifest in bench.committed()] == [True, False]
 
 
-def test_people_hear_that_nothing_could_be_gone_on_from(bench: Bench) -> None:
+def test_a_start_from_zero_without_a_usable_checkpoint_is_reported(bench: Bench) -> None:
     lost = ("checkpoints/gone/a/0000000002-ab/manifest.json", "checkpoints/gone/a/0000000001-ab/manifest.json")
     final = script(bench, NAMED, "--once", resume_from=lost).wait()
     assert [(one.kind, one.message) for one in final.messages if one.kind == "started_over"] == [

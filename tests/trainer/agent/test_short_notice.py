@@ -152,7 +152,7 @@ def test_the_quickest_of_the_latest_saves_counts(clock: Clock) -> None:
     assert known.save_s(None) == 20.0, "of the three latest"
 
 
-def test_before_the_first_commit_what_is_under_way_tells(clock: Clock) -> None:
+def test_before_the_first_commit_the_save_in_progress_gives_the_duration(clock: Clock) -> None:
     known, first = SaveCost(), Sending(folder=Path(), bytes=1000, whole=True, began=0.0)
     assert known.save_s(first) is None
     clock.now = 10.0
@@ -184,7 +184,9 @@ def halfway(monkeypatch: pytest.MonkeyPatch) -> Halfway:
     return Halfway(monkeypatch)
 
 
-async def test_one_that_nothing_overtakes_is_waited_for(saver: Saver, state: AgentState, halfway: Halfway) -> None:
+async def test_a_save_that_no_later_one_overtakes_is_waited_for(
+    saver: Saver, state: AgentState, halfway: Halfway
+) -> None:
     snapshot(state.run, 1)
     going = asyncio.create_task(saver.run())
     await halfway.begun.wait()
@@ -199,7 +201,7 @@ async def test_one_that_nothing_overtakes_is_waited_for(saver: Saver, state: Age
     assert [manifest.step for manifest in await committed(saver)] == [1]
 
 
-async def test_one_that_a_later_snapshot_has_time_to_overtake_is_left(
+async def test_a_save_that_a_later_snapshot_can_overtake_is_aborted(
     saver: Saver, state: AgentState, halfway: Halfway
 ) -> None:
     snapshot(state.run, 1)
@@ -215,7 +217,7 @@ async def test_one_that_a_later_snapshot_has_time_to_overtake_is_left(
     assert [manifest.step for manifest in await committed(saver)] == [2]
 
 
-async def test_one_is_not_given_up_for_a_later_one_that_would_not_fit(
+async def test_a_save_is_not_aborted_for_a_later_one_that_would_not_fit(
     saver: Saver, state: AgentState, halfway: Halfway
 ) -> None:
     slow = Sending(folder=Path(), bytes=1, whole=True, began=-1e9, sent=1)
@@ -235,9 +237,7 @@ async def test_one_is_not_given_up_for_a_later_one_that_would_not_fit(
     assert 1 in {manifest.step for manifest in await committed(saver)}
 
 
-async def test_it_is_waited_for_no_longer_than_the_attempt_may_last(
-    saver: Saver, state: AgentState, halfway: Halfway
-) -> None:
+async def test_a_save_is_waited_for_until_the_attempts_limit(saver: Saver, state: AgentState, halfway: Halfway) -> None:
     snapshot(state.run, 1)
     going = asyncio.create_task(saver.run())
     await halfway.begun.wait()
@@ -322,7 +322,7 @@ def test_a_notice_that_leaves_nothing_cuts_it_off(bench: Bench, hold: Hold, serv
 
 
 @pytest.mark.parametrize(("code", "outcome"), [(0, Outcome.COMPLETED), (3, Outcome.USER_ERROR)])
-def test_what_a_program_came_to_before_it_was_asked_stands(
+def test_a_program_that_ended_before_the_notice_keeps_its_outcome(
     bench: Bench, hold: Hold, service: Service, code: int, outcome: Outcome
 ) -> None:
     hold.at(held.SNAPSHOT)
@@ -384,5 +384,5 @@ def test_results_that_are_safe_in_time_are_completed(bench: Bench, hold: Hold, s
 
 
 @pytest.mark.parametrize(("asked", "outcome"), [(False, Outcome.USER_ERROR), (True, Outcome.DRAINED)])
-def test_only_who_was_asked_has_obeyed(asked: bool, outcome: Outcome) -> None:
+def test_only_a_program_that_was_asked_counts_as_drained(asked: bool, outcome: Outcome) -> None:
     assert exit_outcome(1, script=True, asked=asked, killed_for_memory=False) is outcome

@@ -54,7 +54,7 @@ def some_looks(monkeypatch: pytest.MonkeyPatch) -> SomeLooks:
     return some
 
 
-async def test_a_later_attempt_has_what_an_earlier_one_made_bit_for_bit(token_store: TokenStore) -> None:
+async def test_a_later_attempt_fetches_the_identical_token_cache(token_store: TokenStore) -> None:
     await token_store.sent(1)
     identity, folder = await token_store.fetched(2)
     assert identity == IDENTITY
@@ -65,7 +65,7 @@ async def test_a_later_attempt_has_what_an_earlier_one_made_bit_for_bit(token_st
     assert len(await token_store.keys()) > 6, "in pieces"
 
 
-async def test_they_lie_below_the_attempt_and_are_taken_for_no_checkpoint(token_store: TokenStore) -> None:
+async def test_token_caches_lie_below_the_attempt_and_are_no_checkpoints(token_store: TokenStore) -> None:
     key = await token_store.sent(1)
     found = await token_store.keys()
     assert all(one.startswith(f"{keys.checkpoints(JOB)}a1/token-cache-{IDENTITY}-") for one in found)
@@ -74,7 +74,7 @@ async def test_they_lie_below_the_attempt_and_are_taken_for_no_checkpoint(token_
     assert key.endswith(keys.MANIFEST)
 
 
-async def test_what_was_fetched_is_not_sent_again_and_what_is_made_anew_is(
+async def test_a_fetched_token_cache_is_not_uploaded_again_but_a_new_one_is(
     token_store: TokenStore, some_looks: SomeLooks
 ) -> None:
     await token_store.sent(1)
@@ -147,7 +147,7 @@ SILENT = ("another job's", "of other data", "of a newer trainer", "not committed
 
 
 @pytest.mark.parametrize("harm", HARMS)
-async def test_what_is_not_whole_and_of_these_rows_is_left_aside(token_store: TokenStore, harm: str) -> None:
+async def test_an_incomplete_or_foreign_token_cache_is_ignored(token_store: TokenStore, harm: str) -> None:
     folder = token_store.path(await token_store.sent(1)).parent
     HARMS[harm](folder)
     token_store.told.clear()
@@ -158,7 +158,7 @@ async def test_what_is_not_whole_and_of_these_rows_is_left_aside(token_store: To
     assert len(told) == (harm not in SILENT), token_store.told
 
 
-async def test_an_older_one_is_taken_where_the_newest_is_no_good(token_store: TokenStore) -> None:
+async def test_an_older_token_cache_replaces_a_damaged_newest_one(token_store: TokenStore) -> None:
     await token_store.sent(1)
     flip(piece(ROWS)(token_store.path(await token_store.sent(2)).parent))
     assert (await token_store.fetched(3))[0] == IDENTITY
@@ -232,7 +232,7 @@ async def test_a_store_that_is_full_is_reported_and_left_as_it_was(
     assert "no room" in told
 
 
-async def test_what_was_cut_short_goes_on_where_it_was(
+async def test_an_interrupted_token_cache_upload_resumes(
     token_store: TokenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker ended, and another one was started: the training went back."""
@@ -261,7 +261,7 @@ async def test_what_was_cut_short_goes_on_where_it_was(
     ("free", "most", "why"),
     [(10**12, 100, "no more than 100 bytes are worth"), (10_000, MB, "the store has room for 10.0 kB")],
 )
-async def test_what_is_too_large_stays_where_it_is(
+async def test_a_token_cache_over_the_limit_is_not_uploaded(
     token_store: TokenStore, monkeypatch: pytest.MonkeyPatch, free: int, most: int, why: str
 ) -> None:
     usage = shutil.disk_usage("/")._replace(free=free)

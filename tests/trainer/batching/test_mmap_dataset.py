@@ -43,7 +43,7 @@ KEPT: dict[type, Any] = {
 
 
 @pytest.mark.parametrize("kind", KEPT)
-def test_what_is_kept_comes_back(kind: type, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_mapped_dataset_returns_its_rows(kind: type, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("rows")
 
     @settings(max_examples=30, deadline=None)

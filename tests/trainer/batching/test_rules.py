@@ -51,7 +51,7 @@ def test_learning_rate_warms_up_then_falls_to_zero() -> None:
     assert learning_rates.learning_rate(2e-4, 0.0, 0, 1) == 2e-4
 
 
-def test_total_steps() -> None:
+def test_steps_are_counted_by_epochs_and_batch() -> None:
     config = TrainConfig(model="m", data=DataConfig(path="x.csv", completion="{a}"), global_batch=8, epochs=1.5)
     assert learning_rates.total_steps(config, 100) == math.ceil(150 / 8)
     assert learning_rates.total_steps(config.model_copy(update={"max_steps": 3}), 100) == 3
@@ -72,7 +72,7 @@ def test_deadman_counts_only_what_it_saw() -> None:
     assert switch.expired
 
 
-def test_deadman_without_a_lease_or_a_limit() -> None:
+def test_an_absent_lease_expires_the_deadman_and_limit_0_disables_it() -> None:
     switch, never = DeadMan(5), DeadMan(0)
     for now in (0, 5):
         switch.observe(None, now)
@@ -117,7 +117,7 @@ def test_chunks_are_bounded_and_whole_lines() -> None:
     assert len(b"".join(chunks).splitlines()) == 10_000
 
 
-def test_what_is_left_out_shows() -> None:
+def test_a_truncated_log_says_so() -> None:
     held = LogBuffer(Redactor({}), held=1000)
     held.feed(b"".join(b"line %d\n" % i for i in range(1000)))
     assert b"log truncated" in (first := held.chunk())

@@ -43,7 +43,7 @@ def write(folder: Path, step: int = 1) -> Path:
     return folder
 
 
-def test_any_window_of_what_two_wrote_can_be_read(tmp_path: Path) -> None:
+def test_any_window_of_two_processes_shards_can_be_read(tmp_path: Path) -> None:
     import torch
 
     from trainer.checkpoint.snapshot import StoredSnapshot
@@ -94,7 +94,7 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("harm", HARMS)
-async def test_what_does_not_fit_is_passed_over(harm: str, tmp_path: Path) -> None:
+async def test_a_checkpoint_with_a_wrong_format_is_skipped(harm: str, tmp_path: Path) -> None:
     """Even under a manifest whose every hash is right."""
     objects = Objects(connect((tmp_path / "store").as_uri(), {}), "inst")
     keys = []

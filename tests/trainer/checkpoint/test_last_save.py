@@ -56,7 +56,7 @@ def saved(folder: Path, weights: dict[str, torch.Tensor], *, still: bool) -> Sto
 
 
 @pytest.mark.parametrize("still", [True, False])
-def test_it_holds_what_the_tensors_are(still: bool, tmp_path: Path) -> None:
+def test_the_last_save_holds_the_tensors(still: bool, tmp_path: Path) -> None:
     """Also those that lie across memory, and two that share it."""
     base = torch.arange(12.0).reshape(3, 4)
     weights = {"a": base, "b": base, "part": base[1:], "across": base.T, "none": torch.empty(0)}
@@ -66,7 +66,7 @@ def test_it_holds_what_the_tensors_are(still: bool, tmp_path: Path) -> None:
 
 
 @needs_a_new_peak
-def test_it_takes_no_memory_for_a_copy(tmp_path: Path) -> None:
+def test_the_last_save_copies_no_tensor(tmp_path: Path) -> None:
     env = os.environ | {"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}
 
     def peak(how: str) -> int:

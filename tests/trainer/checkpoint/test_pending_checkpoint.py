@@ -57,7 +57,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_a_full_store_did_not_take_is_gone_on_from(place: Path) -> None:
+def test_a_run_resumes_from_a_checkpoint_that_a_full_store_refused(place: Path) -> None:
     first = Run(place)
     first.says("committed")
     resource.prlimit(first.process.pid, resource.RLIMIT_FSIZE, (SMALL, resource.RLIM_INFINITY))
@@ -91,7 +91,7 @@ def waiting(run: RunFolder, step: int, *, complete: bool = False) -> Path:
     return snapshot
 
 
-async def test_what_had_been_committed_is_not_brought_twice(tmp_path: Path) -> None:
+async def test_a_committed_pending_checkpoint_is_not_committed_twice(tmp_path: Path) -> None:
     """The run was killed between the commit and the removal."""
     run, objects = RunFolder(root=tmp_path / "work/run"), Objects.open(store_url(tmp_path), {}, "standalone")
     assert leftover.pending_snapshot(run) is None

@@ -81,7 +81,9 @@ async def test_files_named_like_the_protocol_s_own_come_back(objects: Objects, t
 
 
 @pytest.mark.parametrize("harm", ["altered", "cut", "missing", "no manifest", "garbage"])
-async def test_falls_back_to_the_one_before(objects: Objects, store: Path, tmp_path: Path, harm: str) -> None:
+async def test_a_damaged_checkpoint_falls_back_to_the_one_before(
+    objects: Objects, store: Path, tmp_path: Path, harm: str
+) -> None:
     good, bad = await save(objects, tmp_path, 1), await save(objects, tmp_path, 2)
     victim = store / keys.files_prefix(bad) / "sub" / "b.bin"
     match harm:
@@ -102,7 +104,9 @@ async def test_falls_back_to_the_one_before(objects: Objects, store: Path, tmp_p
     assert (tmp_path / "back" / "a.json").read_text() == "state 1"
 
 
-async def test_nothing_usable_leaves_nothing(objects: Objects, store: Path, tmp_path: Path) -> None:
+async def test_a_restore_without_a_usable_checkpoint_leaves_no_files(
+    objects: Objects, store: Path, tmp_path: Path
+) -> None:
     bad = await save(objects, tmp_path, 2)
     (store / keys.files_prefix(bad) / "a.json").write_text("forged 2")
     step, _ = await restored(objects, [bad], tmp_path / "back")
@@ -145,14 +149,14 @@ async def test_a_program_s_files_may_have_any_name_that_a_store_takes(objects: O
     assert {path.name for path in (tmp_path / "back").iterdir()} == set(names)
 
 
-async def test_another_kind_is_refused(objects: Objects, tmp_path: Path) -> None:
+async def test_a_checkpoint_of_another_kind_is_refused(objects: Objects, tmp_path: Path) -> None:
     key = await save(objects, tmp_path, 3)
     step, told = await restored(objects, [key], tmp_path / "back", kind="train")
     assert step == -1
     assert "script checkpoint" in told[0]
 
 
-async def test_one_of_a_later_version_is_refused(objects: Objects, store: Path, tmp_path: Path) -> None:
+async def test_a_checkpoint_of_a_later_version_is_refused(objects: Objects, store: Path, tmp_path: Path) -> None:
     key = await save(objects, tmp_path, 3)
     manifest = Manifest.model_validate_json((store / key).read_bytes())
     (store / key).write_text(manifest.model_copy(update={"version": CONTRACT_VERSION + 1}).model_dump_json())
@@ -169,7 +173,7 @@ async def test_same_step_twice_uses_two_folders(objects: Objects, tmp_path: Path
     assert (tmp_path / "back" / "a.json").read_text() == "one 5"
 
 
-async def test_of_one_step_the_results_are_the_newest(objects: Objects, tmp_path: Path) -> None:
+async def test_complete_results_rank_above_saves_of_the_same_step(objects: Objects, tmp_path: Path) -> None:
     """A training ends early right after a save. The results are the newest of the step, regardless of the nonces, and
     stay.
     """
@@ -274,7 +278,7 @@ async def test_prune_leaves_a_training_something_to_go_back_to(objects: Objects,
                 assert jumps[-1].step - found[1].step <= 2 * (10 + 2 + 3)
 
 
-async def test_create_does_not_overwrite(objects: Objects) -> None:
+async def test_create_refuses_an_existing_object(objects: Objects) -> None:
     assert await objects.create("k", b"one")
     assert await objects.create("k", b"one"), "a lost reply makes the same put happen twice"
     assert not await objects.create("k", b"two")

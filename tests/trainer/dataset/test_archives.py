@@ -68,7 +68,7 @@ def test_a_metadata_file_says_what_each_picture_is(make: Any, kind: Any, table: 
 
 @pytest.mark.parametrize(("make", "kind"), MAKERS)
 @pytest.mark.parametrize("name", ["../out.png", "/etc/out.png", "a/../../out.png", "a\\..\\out.png"])
-def test_what_names_a_place_outside_is_refused(make: Any, kind: str, name: str) -> None:
+def test_an_entry_outside_the_archive_is_refused(make: Any, kind: str, name: str) -> None:
     with pytest.raises(BadArchive, match="no place within it"):
         archives.files(make({"a/1.png": PNG, name: PNG}), kind)
 
@@ -86,7 +86,7 @@ def test_a_damaged_archive_is_refused_at_every_byte(make: Any, kind: str) -> Non
                 continue
 
 
-def test_links_are_no_files() -> None:
+def test_links_in_an_archive_are_not_files() -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as made:
         for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE):
@@ -128,7 +128,7 @@ def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["no zip", "no tar", "torn tar", "torn zip", "no picture", "two tables"],  # not by the data: a zip has the time
 )
-def test_what_cannot_be_read_is_refused_in_one_line(data: bytes, kind: Any, words: str) -> None:
+def test_an_unreadable_archive_is_refused_in_one_line(data: bytes, kind: Any, words: str) -> None:
     with pytest.raises(DataError, match=words) as caught:
         list(each_row(data, kind, "d"))
     assert str(caught.value).startswith("d: ")
@@ -164,7 +164,7 @@ def test_a_damaged_picture_does_not_hide_the_others() -> None:
         (7, False),
     ],
 )
-def test_what_a_cell_with_a_picture_may_be(cell: Any, good: bool) -> None:
+def test_picture_cells_are_recognised(cell: Any, good: bool) -> None:
     assert cells.is_a("picture", cell) == good
 
 

@@ -30,7 +30,9 @@ def train(model: str = "a/b", **data: Any) -> TrainConfig:
 
 @pytest.mark.parametrize("cell", ["[1]", '["w1"]', '{"w1": 2}', "true", "false", "NaN", "Infinity", "-Infinity"])
 @pytest.mark.parametrize("column", ["q", "a"])
-def test_what_is_no_text_is_a_bad_row_by_its_column(cell: str, column: str, model: Path, tmp_path: Path) -> None:
+def test_a_cell_without_text_makes_a_bad_row_that_names_its_column(
+    cell: str, column: str, model: Path, tmp_path: Path
+) -> None:
     good = '{"q": "w1", "a": "w2"}'
     bad = good.replace('"w1"' if column == "q" else '"w2"', cell)
     text = "\n".join((good, bad, good))
@@ -54,7 +56,7 @@ def test_text_and_numbers_are_written_as_they_are(cell: Any) -> None:
 
 
 @pytest.mark.parametrize("cell", [float("nan"), float("inf")])
-def test_what_is_no_number_is_no_class(cell: float) -> None:
+def test_a_cell_without_plain_text_or_number_is_no_label(cell: float) -> None:
     assert cells.label(cell) is None
     data = {"path": "rows.json", "prompt": "{q}", "label": "l"}
     labelled = TrainConfig.model_validate(

@@ -46,7 +46,7 @@ def test_files_come_out_without_special_rights(python: None, tmp_path: Path) -> 
         {"name": "disk", "type": tarfile.BLKTYPE},
     ],
 )
-def test_what_leaves_the_folder_is_refused(python: None, tmp_path: Path, member: dict[str, object]) -> None:
+def test_an_entry_outside_the_folder_is_refused(python: None, tmp_path: Path, member: dict[str, object]) -> None:
     with pytest.raises(UnusableInput, match=r"give a plain \.tar"):
         unpack(archive(tmp_path, **member), tmp_path / "out")
     assert not (tmp_path / "outside").exists()

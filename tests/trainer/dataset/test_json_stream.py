@@ -48,12 +48,12 @@ written = st.builds(
 
 
 @given(written, pieces)
-def test_an_array_is_read_as_it_is_at_once(text: str, piece: int) -> None:
+def test_a_streamed_array_equals_a_whole_read(text: str, piece: int) -> None:
     assert read(text, piece) == json.loads(text)
 
 
 @given(written, pieces, st.data())
-def test_what_is_broken_is_refused_at_the_same_line(text: str, piece: int, data: st.DataObject) -> None:
+def test_broken_json_is_refused_at_the_same_line_as_by_a_whole_read(text: str, piece: int, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(text)))
     broken = text[:at] + data.draw(st.sampled_from(["", "]", ",", '"', "x", "\\", "1", "{"])) + text[at + 1 :]
     broken = data.draw(st.sampled_from([broken, text[:at]]))
@@ -74,7 +74,7 @@ def test_numbers_and_white_space_at_every_end_of_a_piece(text: str, piece: int) 
 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, '[{"a": ' + "1" * 5000 + "}]"], ids=["deep", "long number"])
-def test_what_python_does_not_hold_is_refused(text: str) -> None:
+def test_json_that_python_cannot_represent_is_refused(text: str) -> None:
     with pytest.raises(BadJson) as caught:
         read(text, 1 << 16)
     assert caught.value.line == 1

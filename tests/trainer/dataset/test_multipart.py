@@ -123,7 +123,7 @@ def test_a_large_file_is_not_held_in_memory(tmp_path: Path) -> None:
     assert (tmp_path / "store/inst/large").read_bytes() == large.read_bytes()
 
 
-async def test_what_was_sent_in_parts_is_the_file(bucket: Bucket, tmp_path: Path) -> None:
+async def test_a_multipart_upload_equals_the_file(bucket: Bucket, tmp_path: Path) -> None:
     path = filled(tmp_path / "shard", 17 * MIB + 3)
     await bucket.objects.upload("shard", path)
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -166,9 +166,7 @@ async def test_a_cancelled_upload_leaves_no_part(bucket: Bucket, tmp_path: Path)
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["before its first part", "in the midst"])
-async def test_one_that_is_cancelled_again_and_again_leaves_no_part(
-    bucket: Bucket, tmp_path: Path, first: bool
-) -> None:
+async def test_an_upload_cancelled_repeatedly_leaves_no_part(bucket: Bucket, tmp_path: Path, first: bool) -> None:
     """The program ends while an order to stop arrives: the upload is cancelled repeatedly and must leave no part."""
     with trickle(tmp_path / "slow", 11 * MIB):
         sending = asyncio.ensure_future(multipart.upload(bucket.store, "slow", tmp_path / "slow", 32 * MIB))

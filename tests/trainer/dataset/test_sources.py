@@ -148,7 +148,7 @@ def test_a_bucket_of_google_is_read_by_the_named_credentials(shelves: Shelves, t
         rows(path, tmp_path, env, secret="BAD")
 
 
-def test_what_a_bucket_refuses_is_one_line_with_the_fix(shelves: Shelves, tmp_path: Path) -> None:
+def test_a_buckets_refusal_is_one_line_with_the_fix(shelves: Shelves, tmp_path: Path) -> None:
     env = {"BAD": shelves.options("AKIANOBODY"), "TORN": "{", "GOOD": shelves.options()}
     with pytest.raises(DataError, match="may not be read with the credentials in BAD"):
         rows(f"s3://{BUCKET}/2026/one.csv", tmp_path, env, secret="BAD")
@@ -179,7 +179,7 @@ def test_a_dataset_of_the_hub_is_its_part_for_training(shelves: Shelves, tmp_pat
         ("hf://datasets/words", "is no dataset; write hf://datasets/owner/name"),
     ],
 )
-def test_what_the_hub_refuses_is_one_line_with_the_fix(path: str, words: str, shelves: Shelves, tmp_path: Path) -> None:
+def test_a_refusal_of_the_hub_is_one_line_with_the_fix(path: str, words: str, shelves: Shelves, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=words) as caught:
         rows(path, tmp_path, {"HF_ENDPOINT": shelves.url, "MY": TOKEN}, secret="MY")
     assert TOKEN not in str(caught.value)

@@ -58,7 +58,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Segments, 
 
 
 @pytest.mark.parametrize("name", ASKS)
-def test_the_trace_is_what_two_processes_allocate(name: str, real: dict[str, tuple[Segments, int]]) -> None:
+def test_the_trace_equals_the_allocations_of_two_processes(name: str, real: dict[str, tuple[Segments, int]]) -> None:
     traced, (found, allocated) = trace(LLAMA, 3, ASKS[name]), real[name]
     sizes, measured = totals(traced), totals(found)
     worst = max(measured, key=lambda segment: measured[segment])
@@ -103,7 +103,7 @@ def test_ddp_holds_gradient_buckets_and_fsdp_shards_everything() -> None:
     assert shares.get("communication", 0) == 0
 
 
-def test_four_processes_have_a_quarter_each_and_gather_as_much() -> None:
+def test_four_processes_hold_a_quarter_each_and_gather_as_much() -> None:
     pair, four = (trace(LLAMA, 3, replace(ASKS["fsdp full"], gpus=many)) for many in (2, 4))
     assert four["forward 1"]["weights"] == pytest.approx(pair["forward 1"]["weights"] / 2, abs=64)
     assert four["forward 0"]["activations"] == pair["forward 0"]["activations"]
@@ -124,7 +124,7 @@ def test_a_traced_world_is_left_as_it_was_entered() -> None:
         (["--task", "text_to_image"], "a UNet is traced on one GPU"),
     ],
 )
-def test_what_several_processes_cannot_do_is_one_line(
+def test_options_that_several_processes_lack_are_refused_in_one_line(
     words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "config.json"

@@ -51,7 +51,7 @@ def test_few_layers_of_both_stacks_tell_the_peak_of_any_depth(config: dict[str, 
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else given["model_type"],
 )
-def test_the_trace_of_two_stacks_is_what_torch_allocates(config: dict[str, Any], words: list[str]) -> None:
+def test_the_trace_of_two_stacks_equals_torchs_allocations(config: dict[str, Any], words: list[str]) -> None:
     words = ["--config", "x", "--seq", "48", "--target-seq", "32", "--device", "cpu", *words]
     ask = memtrace_main.options(memtrace_main.parser().parse_args(words), config["model_type"])
     traced = trace(config, (3, 3), ask)

@@ -57,7 +57,7 @@ def fresh_accelerator() -> Iterator[None]:
     ("method", "precision", "checkpointing"),
     [("full", "bf16", False), ("lora", "bf16", True), ("lora", "fp32", False)],
 )
-def test_the_tape_plays_what_the_model_does(family: str, method: str, precision: str, checkpointing: bool) -> None:
+def test_the_simulation_equals_the_trace(family: str, method: str, precision: str, checkpointing: bool) -> None:
     config = {"model_type": family, **CONFIGS[family]}
     train = TrainConfig(
         model="traced",
@@ -83,7 +83,7 @@ def test_the_tape_plays_what_the_model_does(family: str, method: str, precision:
 @pytest.mark.parametrize(
     ("family", "method", "task"), [("llama", "full", "text_classification"), ("gpt2", "lora", "token_classification")]
 )
-def test_a_decoder_with_classes_is_played_as_it_is_traced(family: str, method: str, task: str) -> None:
+def test_a_classifying_decoder_is_simulated_as_traced(family: str, method: str, task: str) -> None:
     config = {"model_type": family, **CONFIGS[family], "id2label": {"0": "a", "1": "b", "2": "c"}}
     words = ["--config", "x", "--task", task, "--method", method, "--seq", "256", "--gradient-checkpointing"]
     traced = extrapolate(config, memtrace_main.options(memtrace_main.parser().parse_args(words), family))
@@ -101,13 +101,13 @@ def drawn() -> list[tuple[dict[str, Any], dict[str, Any], float]]:
     return found
 
 
-def test_odd_shapes_are_played_within_two_percent(drawn: list[tuple[dict[str, Any], dict[str, Any], float]]) -> None:
+def test_odd_shapes_are_simulated_within_two_percent(drawn: list[tuple[dict[str, Any], dict[str, Any], float]]) -> None:
     worst = max(drawn, key=lambda row: row[2])
     assert worst[2] <= 2, worst
     assert statistics.median(error for _, _, error in drawn) <= 0.5
 
 
-def test_what_fsdp_gathers_and_sends_is_played_within_two_percent() -> None:
+def test_fsdp_communication_is_simulated_within_two_percent() -> None:
     errors = {}
     for config, ask in cases(15, seed=12, sharding="fsdp", gpus=(2, 4, 8)):
         traced, estimated, _, _ = compared(config, ask)
@@ -140,7 +140,7 @@ def test_layers_with_and_without_a_window_are_distinguished(family: str, checkpo
         ("gemma3_text", {"final_logit_softcapping": 30.0}), ("llama", {"attention_bias": True, "mlp_bias": True}),
     ],
 )  # fmt: skip
-def test_what_a_config_switches_is_played(family: str, more: dict[str, Any]) -> None:
+def test_config_switches_are_simulated(family: str, more: dict[str, Any]) -> None:
     config = {"model_type": family, **CONFIGS[family], **more}
     ask = next(ask for _, ask in cases(1)) | {
         "method": "full", "precision": "bf16-autocast", "seq": 256, "micro_batch": 4, "gradient_checkpointing": False,
@@ -157,7 +157,7 @@ def test_what_a_config_switches_is_played(family: str, more: dict[str, Any]) -> 
         ("lora", "fp32", True, "all-linear"),
     ],
 )  # fmt: skip
-def test_attention_that_stores_its_scores_is_played(
+def test_attention_that_stores_its_scores_is_simulated(
     family: str, method: str, precision: str, checkpointing: bool, targets: str
 ) -> None:
     config = {"model_type": family, **CONFIGS[family]}
@@ -173,27 +173,27 @@ def test_attention_that_stores_its_scores_is_played(
 
 
 @pytest.mark.parametrize("family", sorted(ENCODERS))
-def test_encoders_of_odd_shapes_are_played_within_their_margin(family: str) -> None:
+def test_encoders_of_odd_shapes_are_simulated_within_their_margin(family: str) -> None:
     for config, ask in cases(2, seed=6, only=(family,)):
         traced, estimated, _, _ = compared(config, ask)
         assert estimated == pytest.approx(traced, rel=0.05), (config, ask)
 
 
 @pytest.mark.parametrize("family", sorted(PAIRS))
-def test_encoder_decoders_of_odd_shapes_are_played_within_two_percent(family: str) -> None:
+def test_odd_encoder_decoders_are_simulated_within_two_percent(family: str) -> None:
     for config, ask in cases(2, seed=9, only=(family,)):
         traced, estimated, _, _ = compared(config, ask)
         assert estimated == pytest.approx(traced, rel=0.02), (config, ask)
 
 
 @pytest.mark.parametrize(("quantised", "off"), [(False, 0.01), (True, 0.05)], ids=["", "4 bits"])
-def test_two_gpus_by_ddp_are_played_within_their_margin(quantised: bool, off: float) -> None:
+def test_two_gpus_by_ddp_are_simulated_within_their_margin(quantised: bool, off: float) -> None:
     for config, ask in cases(3, seed=8, only=("gpt2", "llama", "qwen3"), quantised=quantised, sharding="ddp"):
         traced, estimated, _, _ = compared(config, ask)
         assert estimated == pytest.approx(traced, rel=off), (config, ask)
 
 
-def test_a_base_of_4_bits_is_played_within_two_percent() -> None:
+def test_a_4_bit_base_is_simulated_within_two_percent() -> None:
     for config, ask in cases(5, seed=13, only=("gemma", "gemma3_text", "gpt2", "phi3", "qwen2"), quantised=True):
         traced, estimated, _, _ = compared(config, ask)
         assert estimated == pytest.approx(traced, rel=0.02), (config, ask)

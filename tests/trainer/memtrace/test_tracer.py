@@ -97,7 +97,7 @@ def totals(segments: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
         (LLAMA, ask("qlora", device="cpu", gradient_checkpointing=True)),
     ],
 )
-def test_the_trace_is_what_torch_allocates(model: dict[str, Any], wanted: TraceOptions) -> None:
+def test_the_trace_equals_torchs_allocations(model: dict[str, Any], wanted: TraceOptions) -> None:
     traced, real = trace(model, 3, wanted), trace(model, 3, wanted, real=True)
     sizes, measured = totals(traced), totals(real)
     worst = max(measured, key=lambda name: measured[name])
@@ -165,7 +165,7 @@ def peak(method: str = "lora", model: dict[str, Any] = LLAMA, **wanted: Any) -> 
     return extrapolate(model, ask(method, **wanted))
 
 
-def test_the_categories_are_the_peak() -> None:
+def test_the_categories_sum_to_the_peak() -> None:
     found = peak("full")
     assert sum(found.by_category.values()) == found.peak_allocated_bytes == found.segments[found.segment]
 
@@ -216,7 +216,7 @@ def test_an_8b_model_in_pure_bf16_agrees_with_another_tracer(case: tuple[int, bo
     assert max(totals(peaks).values()) / GIB == pytest.approx(gib, rel=0.003)
 
 
-def test_what_saves_memory_and_what_takes_it() -> None:
+def test_checkpointing_lowers_the_peak_and_larger_batches_raise_it() -> None:
     plain = peak(sequence=256).peak_allocated_bytes
     assert peak(sequence=256, gradient_checkpointing=True).peak_allocated_bytes < plain
     assert peak(sequence=256, micro_batch=4).peak_allocated_bytes > plain
@@ -261,7 +261,7 @@ def test_the_command_prints_one_json_object(tmp_path: Path) -> None:
         (json.dumps({**LLAMA, "num_local_experts": 4}), "mixture of experts"),
     ],
 )
-def test_what_cannot_be_traced_is_one_line(text: str, words: str, tmp_path: Path, capsys: Any) -> None:
+def test_an_untraceable_config_is_refused_in_one_line(text: str, words: str, tmp_path: Path, capsys: Any) -> None:
     from trainer.memtrace.__main__ import main
 
     config = tmp_path / "config.json"

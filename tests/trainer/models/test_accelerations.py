@@ -51,7 +51,7 @@ def test_tf32_and_flash_fall_back_on_a_cpu(capsys: pytest.CaptureFixture[str]) -
         ({"kind": "ddp"}, ""),
     ],
 )
-def test_what_one_process_cannot_divide_is_said(
+def test_sharding_with_one_process_is_reported(
     how: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from accelerate import Accelerator
@@ -101,7 +101,7 @@ def quick_compiler(rank: int) -> None:
     torch.compile = functools.partial(torch.compile, backend="aot_eager")
 
 
-def test_compiled_layers_learn_the_same(model: Path, data: Path, tmp_path: Path) -> None:
+def test_compiled_layers_learn_as_plain_ones(model: Path, data: Path, tmp_path: Path) -> None:
     train = job(model, method={"kind": "lora", "r": 4, "dropout": 0}, precision="fp32", max_steps=2)
     plain = Crew(tmp_path / "plain", train, data, each=1).done().last
     compiled = train.model_copy(update={"compile": True, "attention": "eager"})
@@ -212,6 +212,6 @@ def test_a_lora_continues_without_fp8(model: Path, data: Path, tmp_path: Path) -
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="the extra fp8 is not installed")
-def test_what_torchao_says_of_other_machines_is_in_no_log() -> None:
+def test_torchao_warnings_about_other_hardware_are_not_logged() -> None:
     argv = [sys.executable, "-c", "import trainer.models.loading, torchao.quantization"]
     assert subprocess.run(argv, capture_output=True, text=True, check=True, timeout=600).stderr == ""

@@ -67,12 +67,12 @@ def test_a_model_that_was_moved_or_saved_again_is_the_same(model: Path, copy: Pa
     check(model, configured(copy, transformers_version="9.0.0", dtype="bfloat16"))
 
 
-def test_what_differs_is_named(model: Path, copy: Path) -> None:
+def test_a_changed_tokenizer_is_named(model: Path, copy: Path) -> None:
     with pytest.raises(UserFault, match="has another tokenizer now"):
         check(model, permuted(copy))
 
 
-def test_of_the_same_job_all_stays(model: Path, copy: Path) -> None:
+def test_config_and_chat_template_may_not_change_within_a_job(model: Path, copy: Path) -> None:
     with pytest.raises(UserFault, match=r"another config\.json"):
         check(model, configured(copy, rms_norm_eps=0.1))
     shutil.copyfile(model / "config.json", copy / "config.json")

@@ -41,13 +41,13 @@ def without(folder: Path, *parts: str) -> Path:
     [(tiny_jobs.LORA, False), (tiny_jobs.FULL, False), (tiny_jobs.FULL, True), (tiny_jobs.NF4, False)],
     ids=["lora", "full", "hollow", "qlora"],
 )
-def test_what_is_lacking_is_named(method: Any, hollow: bool, tmp_path: Path) -> None:
+def test_missing_weights_are_named(method: Any, hollow: bool, tmp_path: Path) -> None:
     folder = without(heads.llama(tmp_path), "lm_head", MLP)
     with pytest.raises(UserFault, match=r"lack 4 of its weights.* \(lm_head.weight, model.layers.1.mlp.down_proj"):
         models.load(config(folder, method=method), "fp32", DECODER, hollow=hollow)
 
 
-def test_another_shape_is_not_another_machine_s_matter(tmp_path: Path) -> None:
+def test_weights_of_another_shape_are_reported_as_missing(tmp_path: Path) -> None:
     folder = changed(heads.llama(tmp_path), lambda name, tensor: tensor[:-1] if MLP in name else tensor)
     with pytest.raises(UserFault, match="lack 3 of its weights, or have them in another shape"):
         models.load(config(folder), "fp32", DECODER)
@@ -63,7 +63,7 @@ def test_a_head_may_be_new_and_nothing_below_it(make: Callable[[Path], Path], tm
         models.load(config(without(tmp_path, below)), "fp32", TEXT, **options)
 
 
-def test_what_is_tied_lies_in_the_files_once(tmp_path: Path) -> None:
+def test_a_tied_head_is_not_a_missing_weight(tmp_path: Path) -> None:
     folder = heads.causal("gemma", tmp_path)
     assert "lm_head.weight" not in load_file(folder / "model.safetensors")
     assert models.load(config(folder), "fp32", DECODER)[1] == []

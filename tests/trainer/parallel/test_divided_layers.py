@@ -60,7 +60,7 @@ def test_attention_that_cannot_gather_is_refused(tmp_path: Path) -> None:
         ContextParallel(mesh).attach(model)
 
 
-def test_a_stretch_sees_what_is_before_it_in_its_own_row() -> None:
+def test_a_sequence_shard_attends_to_earlier_tokens_of_its_row() -> None:
     """Two rows of a pack, 4 and 3 tokens, and one token more so that two processes have as many."""
     import torch
 
@@ -77,6 +77,6 @@ def test_a_stretch_sees_what_is_before_it_in_its_own_row() -> None:
     assert seen == [[4], [4, 5], [4, 5, 6], [7]]
 
 
-def test_they_come_with_fsdp() -> None:
+def test_tensor_and_sequence_parallelism_require_fsdp() -> None:
     with pytest.raises(ValidationError, match="set kind to fsdp"):
         Parallelism(tensor=2)

@@ -91,7 +91,7 @@ def beats_done(agent: Agent, seq: int = 0) -> int | None:
 
 
 @pytest.mark.parametrize("code", [0, 70])
-def test_a_machine_that_is_done_stays_until_the_first_one_has_spoken(bench: Bench, code: int) -> None:
+def test_a_finished_machine_waits_for_the_firsts_final_report(bench: Bench, code: int) -> None:
     bench.env = {"GPUBROKER_NODE": "1"}
     agent = script(bench, f"import sys; sys.exit({code})")
     seq = until(lambda: beats_done(agent), "it is done")
@@ -124,7 +124,7 @@ def test_a_finished_machine_ends_on_request(bench: Bench, told: str) -> None:
     assert not bench.path(keys.final(agent.attempt)).exists()
 
 
-def test_the_first_machines_word_stands(bench: Bench) -> None:
+def test_the_first_machines_final_report_counts(bench: Bench) -> None:
     bench.env = {"GPUBROKER_NODE": "1"}
     agent = script(bench, WAITS)
     tree = bench.folder / "work" / agent.attempt / "checkpoint"
@@ -136,7 +136,7 @@ def test_the_first_machines_word_stands(bench: Bench) -> None:
     assert agent.final == first
 
 
-def test_what_the_second_machine_is_told_both_obey(nodes: tuple[Node, Node]) -> None:
+def test_both_machines_obey_a_drain_of_the_second(nodes: tuple[Node, Node]) -> None:
     until(lambda: all(node.step >= 2 for node in nodes), "both train")
     nodes[1].run.drain.touch()
     assert [node.end().code for node in nodes] == [ExitCode.DRAINED, ExitCode.DRAINED]
@@ -165,7 +165,7 @@ def test_two_agents_make_one_checkpoint_of_what_each_has(bench: Bench, tiny_mode
     verify(bench.files(key))
 
 
-def test_the_machine_that_knows_why_has_the_word(bench: Bench, tiny_models: dict[str, Path]) -> None:
+def test_the_machine_that_knows_the_cause_reports_it(bench: Bench, tiny_models: dict[str, Path]) -> None:
     """The first one only sees that the second has gone, and waits with that."""
     slow = FAST.model_copy(update={"heartbeat_s": 4.0})
     first, second = two_agents(bench, tiny_models["lora"], steps=10_000, limits=slow)
@@ -200,7 +200,7 @@ def test_the_launcher_ends_all_with_the_code_that_tells_most(
     assert all(p.returncode is not None for p in processes)
 
 
-def test_every_process_is_told_its_place() -> None:
+def test_every_process_gets_its_rank_and_size() -> None:
     told = [launch.variables(n, each=2, nodes=2, node=1, master="10.0.0.1:29400") for n in range(2)]
     assert [(t["RANK"], t["LOCAL_RANK"], t["GROUP_RANK"], t["WORLD_SIZE"]) for t in told] == [
         ("2", "0", "1", "4"),

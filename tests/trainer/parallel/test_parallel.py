@@ -135,7 +135,9 @@ def results(snapshot: Path, method: str) -> dict[str, Any]:
         pytest.param(2, CONTEXT, "packed", id="context-packed"),
     ],
 )
-def test_many_equal_one(each: int, how: Parallelism, method: str, hire: Hire, alone: Callable[[str], Path]) -> None:
+def test_many_processes_equal_one(
+    each: int, how: Parallelism, method: str, hire: Hire, alone: Callable[[str], Path]
+) -> None:
     found, expected = hire(each, how, method=method).done().last, alone(method)
     near(found, expected)
     verify(found)
@@ -166,7 +168,7 @@ def test_two_machines_equal_one_process(
 @pytest.mark.parametrize(
     ("each", "how", "method"), [(3, DDP, "lora"), (4, DDP, "full"), (2, FSDP, "full")], ids=["three", "four", "fsdp"]
 )
-def test_killed_and_resumed_by_as_many_is_bitwise(each: int, how: Parallelism, method: str, hire: Hire) -> None:
+def test_resume_by_as_many_processes_is_bitwise(each: int, how: Parallelism, method: str, hire: Hire) -> None:
     """Packing has the model compute something before it is restored. Sums of three and more depend on their order."""
     packed = {"packing": method == "full"}
     whole = hire(each, how, method=method, train=packed).done().last
@@ -184,7 +186,7 @@ def test_killed_and_resumed_by_as_many_is_bitwise(each: int, how: Parallelism, m
         assert all(bool((one[name] == other[name]).all()) for name in other), group
 
 
-def test_four_two_one_four(hire: Hire, alone: Callable[[str], Path]) -> None:
+def test_a_run_continues_on_four_two_one_and_four_processes(hire: Hire, alone: Callable[[str], Path]) -> None:
     """The single process stops within a step; the four processes then restart that step."""
     four = hire(4, HYBRID, method="still lora").drained().last
     two = hire(2, TENSOR, method="still lora", restore=four).drained().last
@@ -308,7 +310,7 @@ def test_all_stop_early_by_what_the_first_one_measured(metric: str, hire: Hire) 
 
 
 @pytest.mark.parametrize(("precision", "word"), [("bf16", "bf16"), ("no", "fp32")])
-def test_what_numbers_depend_on_is_reported(precision: str, word: str) -> None:
+def test_the_description_names_devices_versions_and_precision(precision: str, word: str) -> None:
     device = torch.device("cpu")
     alone: Any = SimpleNamespace(num_processes=1, process_index=0, device=device, mixed_precision=precision)
     versions = f"torch {torch.__version__}, transformers {version('transformers')}"

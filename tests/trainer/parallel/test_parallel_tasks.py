@@ -46,7 +46,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, str], dict[str, Any]]] 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_divided_equals_whole(case: str, tmp_path: Path) -> None:
+def test_sharded_training_equals_unsharded(case: str, tmp_path: Path) -> None:
     make, columns, more = CASES[case]
     head, *lines = rows().decode().splitlines()
     data = tmp_path / "data.csv"

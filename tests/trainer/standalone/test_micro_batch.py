@@ -18,7 +18,7 @@ peaks = st.integers(1, 80 * fit.GIB)
 
 
 @given(peaks, st.integers(0, fit.GIB), st.integers(1, 200 * fit.GIB), st.integers(1, 64), st.integers(1, 64))
-def test_the_rows_fit_divide_the_batch_and_no_more_would(
+def test_auto_micro_batch_is_the_largest_fitting_divisor(
     one: int, each: int, memory: int, batch: int, gpus: int
 ) -> None:
     most = -(-batch // gpus)
@@ -81,7 +81,7 @@ def test_several_processes_have_ddps_buckets_as_well(tmp_path: Path) -> None:
         {"task": "seq2seq", "data": {"path": "d", "prompt": "{a}", "completion": "{a}"}},
     ],
 )
-def test_what_cannot_be_traced_trains_as_before(more: dict[str, object], tmp_path: Path) -> None:
+def test_an_untraceable_model_keeps_the_default_micro_batch(more: dict[str, object], tmp_path: Path) -> None:
     def refuse(argv: Sequence[str]) -> str:
         raise OSError
 

@@ -252,7 +252,7 @@ def test_a_bad_row_does_not_hide_those_after_it(data: bytes, fmt: Any, places: l
     assert isinstance(found[-1], dict)
 
 
-def test_what_cannot_be_read_on_is_refused_as_a_whole() -> None:
+def test_a_file_with_a_broken_csv_structure_is_refused_as_a_whole() -> None:
     with pytest.raises(DataError, match="UTF-16"):
         list(each_row("a,b\n1,2\n".encode("utf-16"), "csv"))
     with pytest.raises(DataError, match=r"^data line 2: a cell goes on to line 3: unexpected end of data"):
@@ -318,7 +318,7 @@ def test_pairs_without_a_difference_and_labels_without_classes_are_told(
         ),
     ],
 )
-def test_what_holds_no_row_is_one_line_and_no_more(
+def test_a_file_without_rows_gives_exactly_one_line(
     name: str, content: bytes, said: str, model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Rust writes to the standard error itself."""

@@ -62,7 +62,7 @@ def test_a_folder_of_a_model_is_relative_to_the_spec_as_the_data_is(tmp_path: Pa
         ({}, 0.5, r"^--save-every: must be greater than or equal to 1, not 0.5"),
     ],
 )
-def test_what_cannot_be_used_is_named(saving: Any, option: float | None, why: str, tmp_path: Path) -> None:
+def test_unusable_checkpoint_settings_are_named(saving: Any, option: float | None, why: str, tmp_path: Path) -> None:
     path = written(tmp_path, {"train": train(tmp_path), "checkpoint": saving})
     with pytest.raises(config_file.BadConfig, match=why):
         config_file.read_saving(path, option)
@@ -97,7 +97,7 @@ def test_a_setting_that_cannot_be_used_is_named_in_plain_words(
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_not_there_is_told_as_by_the_preflight(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_is_reported_as_by_the_preflight(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, train(tmp_path))
     (tmp_path / "rows.csv").unlink()
     gone = f"data.path: no file {str(tmp_path / 'rows.csv')!r}; paths are relative to the spec"
@@ -121,7 +121,7 @@ def test_an_option_that_cannot_be_used_is_named(tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().err == "--tensor: must be greater than or equal to 1, not 0\n"
 
 
-def test_what_is_asked_for_reaches_the_agent(tmp_path: Path) -> None:
+def test_the_checkpoint_settings_reach_the_agent(tmp_path: Path) -> None:
     path = written(tmp_path, {"train": train(tmp_path), "checkpoint": {"keep_every": 500}})
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "work").touch()
@@ -238,14 +238,14 @@ def test_a_run_does_not_continue_with_other_rows_than_it_began_with() -> None:
         ({"task": "seq2seq"}, 'task: this run began with "causal_lm", now it is "seq2seq";'),
     ],
 )
-def test_what_a_checkpoint_depends_on_stays_as_the_run_began(changes: dict[str, Any], said: str) -> None:
+def test_settings_that_a_checkpoint_depends_on_may_not_change(changes: dict[str, Any], said: str) -> None:
     found = compared(**changes)
     assert found is not None
     assert found.startswith(said)
     assert found.endswith("; set it back, or give another --output")
 
 
-def test_how_long_how_fast_and_where_to_may_change() -> None:
+def test_length_speed_and_destination_may_change() -> None:
     data = {**BEGAN["data"], "path": "moved.csv", "bad_share": 0.1}
     more: dict[str, Any] = {
         "epochs": 3,
@@ -260,7 +260,7 @@ def test_how_long_how_fast_and_where_to_may_change() -> None:
     assert compared(global_batch="auto") is None, "the number that was settled"
 
 
-def test_what_earlier_starts_left_is_kept_as_the_newest_s_own_is(tmp_path: Path) -> None:
+def test_checkpoints_of_earlier_starts_are_pruned_with_the_newest_ones(tmp_path: Path) -> None:
     path, output = written(tmp_path, train(tmp_path) | {"guard": {"rollbacks": 0}}), tmp_path / "out"
     output.mkdir()
     (output / "work").touch()

@@ -174,7 +174,7 @@ def test_pixels_and_base64_and_files_are_the_same_pictures(model: Path, tmp_path
     assert np.allclose(batches[0]["pixel_values"][0], first, atol=1e-6)
 
 
-def test_what_there_is_no_room_for_is_decoded_again(model: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_beyond_the_cache_are_decoded_again(model: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = ImageClassification(config(model))
     monkeypatch.setattr(pictures, "CACHE_BYTES", 500)
     again = ImageClassification(config(model))
@@ -218,7 +218,7 @@ def test_a_processor_of_another_size_than_the_model_is_refused(data: Path, tmp_p
         task.model.build("fp32")
 
 
-def test_prompts_are_nothing_to_a_task_that_writes_nothing(model: Path) -> None:
+def test_sample_prompts_are_refused_by_tasks_that_generate_no_text(model: Path) -> None:
     with pytest.raises(ValidationError, match="image_classification writes nothing"):
         config(model, samples={"prompts": ["a digit"]})
 

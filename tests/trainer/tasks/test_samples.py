@@ -99,7 +99,7 @@ def test_samples_that_fail_all_the_same_end_no_training() -> None:
         judge.generate_samples(alone=False)
 
 
-def test_what_the_rows_use_decides_whether_a_tokenizer_has_too_many_tokens(
+def test_only_tokens_used_by_the_rows_need_embeddings(
     llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = shutil.copytree(llama, tmp_path / "model")

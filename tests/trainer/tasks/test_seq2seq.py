@@ -58,7 +58,7 @@ def test_resume_bitwise_of_summaries(
 
 
 @pytest.mark.parametrize("kind", ["t5", "bart"])
-def test_the_loss_is_that_of_transformers_own(kind: str, models: dict[str, Path], data: Path) -> None:
+def test_the_loss_equals_that_of_transformers(kind: str, models: dict[str, Path], data: Path) -> None:
     task = Seq2Seq(config(models[kind], method=FullConfig()))
     examples, dropped = task.examples(data, "csv")
     assert dropped == 0
@@ -71,7 +71,7 @@ def test_the_loss_is_that_of_transformers_own(kind: str, models: dict[str, Path]
     assert ours == pytest.approx(theirs, rel=1e-5)
 
 
-def test_what_is_written_ends_and_is_cut_and_an_empty_row_is_dropped(models: dict[str, Path], data: Path) -> None:
+def test_targets_end_are_cut_and_empty_rows_are_dropped(models: dict[str, Path], data: Path) -> None:
     long = " ".join(f"w{n}" for n in range(30))
     data.write_text(f"article,summary\nw1 w2,w1\n{long},{long}\nw1,\n")
     task = Seq2Seq(config(models["t5"]))

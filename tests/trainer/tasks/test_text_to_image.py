@@ -135,7 +135,7 @@ def test_a_divided_model_learns_and_saves_what_a_whole_one_does(models: Made, da
         assert torch.allclose(weight, saved[1][name], atol=1e-4), name
 
 
-def test_what_is_drawn_for_a_row_follows_from_step_and_row(models: Made, data: Path) -> None:
+def test_noise_depends_on_step_and_row_only(models: Made, data: Path) -> None:
     task = TextToImage(config(models["sd"]))
     examples, _ = task.examples(data, "tar")
     task.model.build("fp32")
@@ -149,7 +149,7 @@ def test_what_is_drawn_for_a_row_follows_from_step_and_row(models: Made, data: P
 
 
 @pytest.mark.parametrize("kind", ["sd", "velocity", "sdxl"])
-def test_what_the_unet_is_told_is_what_a_pipeline_tells_it(kind: str, models: Made, data: Path) -> None:
+def test_the_unet_gets_the_same_inputs_as_in_a_pipeline(kind: str, models: Made, data: Path) -> None:
     """Text and sizes as the pipeline has them; noise, removed by the scheduler's own rule, gives the latents."""
     from diffusers import DiffusionPipeline
 
@@ -213,7 +213,7 @@ def test_a_base_of_four_bits_is_refused(models: Made) -> None:
         config(models["sd"], method={"kind": "qlora"})
 
 
-def test_a_model_that_is_none_is_refused(models: Made, data: Path, tmp_path: Path) -> None:
+def test_an_unsupported_diffusion_model_is_refused(models: Made, data: Path, tmp_path: Path) -> None:
     import shutil
 
     folder = shutil.copytree(models["sd"], tmp_path / "sd")

@@ -76,7 +76,7 @@ def test_resume_bitwise_of_texts(model: str, label: str, method: Any, models: Ma
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
-def test_what_is_saved_answers_as_it_was_trained(kind: str, models: Made, data: Path, tmp_path: Path) -> None:
+def test_a_saved_adapter_answers_as_trained(kind: str, models: Made, data: Path, tmp_path: Path) -> None:
     """The head and the pooler came from no checkpoint: without them an adapter would be worth nothing."""
     from peft import PeftModel
     from transformers import AutoModelForSequenceClassification, AutoTokenizer

@@ -89,7 +89,7 @@ def test_a_bad_row_is_named(row: dict[str, Any], message: str, model: Path, data
     assert str(caught.value).startswith(message)
 
 
-def test_spans_are_counted_whole() -> None:
+def test_scores_count_whole_spans() -> None:
     several = ["B-A", "I-A", "O", "B-A", "B-B", "I-A"]
     assert labelled.spans(several) == {("A", 0, 2), ("A", 3, 4), ("B", 4, 5), ("A", 5, 6)}
     wanted, found = labelled.spans(["B-A", "I-A", "O", "B-B"]), labelled.spans(["B-A", "O", "O", "B-B"])

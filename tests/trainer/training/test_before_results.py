@@ -105,7 +105,7 @@ def test_a_drain_within_a_sample_loses_nothing(tmp_path: Path) -> None:
     assert (again.last / "eval.json").exists()
 
 
-def test_processes_leave_the_samples_of_one_together(tmp_path: Path) -> None:
+def test_all_processes_leave_the_sampling_together(tmp_path: Path) -> None:
     place = Place(tmp_path, FULL, max_steps=2)
     crew = Crew(tmp_path / "crew", place.train, place.data, each=2, harm=drained_within_a_sample)
     (ended,) = crew.start().ends()
@@ -116,7 +116,7 @@ def test_processes_leave_the_samples_of_one_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "code"), [(drained_before_the_merge, ExitCode.DRAINED), (no_merge, ExitCode.INFRASTRUCTURE)]
 )
-def test_a_merge_that_does_not_come_to_be_loses_nothing(harm: Any, code: ExitCode, tmp_path: Path) -> None:
+def test_a_failed_merge_loses_nothing(harm: Any, code: ExitCode, tmp_path: Path) -> None:
     worker = Place(tmp_path, LORA, output={"merge": True}).worker("run", harm)
     ended = worker.end()
     assert ended.code == code, ended.message

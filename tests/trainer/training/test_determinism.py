@@ -27,7 +27,7 @@ def lacking() -> None:
     torch.zeros(4).put_(torch.tensor([1, 1]), torch.tensor([1.0, 2.0]))
 
 
-def test_what_has_no_such_kernel_is_found_without_being_broken_off(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_operation_without_a_deterministic_kernel_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     exact.begin()
     done: list[int] = []
 
@@ -41,7 +41,7 @@ def test_what_has_no_such_kernel_is_found_without_being_broken_off(capsys: pytes
     assert capsys.readouterr().out.startswith("notice: put_ has no kernel here that gives the same bits each time")
 
 
-def test_where_every_kernel_has_them_they_are_insisted_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_deterministic_kernels_are_required_where_all_exist(capsys: pytest.CaptureFixture[str]) -> None:
     exact.begin()
     exact.require_or_report(exact.first_nondeterministic_operation(lambda: None))
     assert torch.are_deterministic_algorithms_enabled()
@@ -58,7 +58,7 @@ def test_other_warnings_of_the_first_step_are_not_swallowed() -> None:
         assert exact.first_nondeterministic_operation(lambda: warnings.warn("something else", stacklevel=1)) == ""
 
 
-def test_what_nothing_is_trained_by_is_not_broken_off() -> None:
+def test_code_outside_of_training_may_be_nondeterministic() -> None:
     exact.begin()
     exact.require()
     with pytest.warns(UserWarning, match="deterministic"), exact.leniently():

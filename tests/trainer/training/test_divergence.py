@@ -43,7 +43,7 @@ def verdicts(config: GuardConfig, losses: list[float]) -> list[str]:
     return [verdict for verdict, _ in step_verdicts(config, losses)]
 
 
-def test_bad_steps_are_left_out_then_undone_then_the_end() -> None:
+def test_bad_steps_are_skipped_then_rolled_back_then_fail_the_job() -> None:
     config = GuardConfig(skip=2, rollbacks=1)
     assert verdicts(config, [1.0, NAN, math.inf, 1.0]) == ["go", "skip", "skip", "go"]
     assert verdicts(config, [NAN, NAN, 1.0, NAN, NAN, NAN]) == ["skip", "skip", "go", "skip", "skip", "back"]
@@ -53,11 +53,11 @@ def test_bad_steps_are_left_out_then_undone_then_the_end() -> None:
     assert "lower train.optim.lr" in words
 
 
-def test_a_norm_that_is_no_number_counts_as_a_loss_that_is_none() -> None:
+def test_a_non_finite_norm_counts_as_a_non_finite_loss() -> None:
     assert guard.check_step(GuardConfig(), Progress(), 1.0, NAN)[0] == "skip"
 
 
-def test_it_goes_back_before_the_first_bad_step_and_passes_their_rows() -> None:
+def test_a_rollback_goes_before_the_first_bad_step_and_skips_its_rows() -> None:
     config = GuardConfig(skip=2, back_steps=10)
     bad = Progress(step=52, samples=520, guard=GuardState(bad_steps=2))
     jumps = guard.rollback_plan(config, bad, 10)
@@ -73,7 +73,7 @@ def test_it_goes_back_before_the_first_bad_step_and_passes_their_rows() -> None:
     assert guard.skip_rows(Progress(step=39, samples=390), jumps).samples == 390
 
 
-def test_what_stands_out_is_told_once_and_changes_nothing() -> None:
+def test_an_outlying_loss_is_reported_once_and_changes_nothing() -> None:
     draw = random.Random(1)
     noise = [2.0 + draw.uniform(-0.2, 0.2) for _ in range(60)]
     calm = step_verdicts(GuardConfig(), noise)
@@ -158,7 +158,7 @@ def test_poisoned_steps_are_left_out_and_the_best_weights_are_the_result(tmp_pat
     assert [kind for kind, _ in events].count("skipped") == len(poisoned_steps())
 
 
-def test_it_stops_early_and_says_so(tmp_path: Path) -> None:
+def test_early_stopping_is_reported(tmp_path: Path) -> None:
     lazy = {"metric": "loss", "patience": 1, "min_delta": 1e9}
     done = workers.finished(tmp_path / "run", train(tmp_path, selection=lazy), data(tmp_path))
     assert json.loads((done / "state.json").read_text())["step"] == 2 * tiny_jobs.EVAL_EVERY

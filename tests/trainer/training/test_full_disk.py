@@ -65,7 +65,7 @@ def test_training_continues_and_the_results_are_written_once_there_is_room(tmp_p
     assert workers.story(worker.last) == workers.story(calm)
 
 
-def test_without_room_it_does_not_succeed(tmp_path: Path) -> None:
+def test_a_job_without_space_for_its_results_fails(tmp_path: Path) -> None:
     worker = begun(tmp_path, cramped)
     ended = worker.end()
     assert ended.code == ExitCode.INFRASTRUCTURE
@@ -78,7 +78,7 @@ def test_without_room_it_does_not_succeed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk")
-def test_what_was_trained_outlives_results_that_have_no_room(tmp_path: Path) -> None:
+def test_training_survives_results_without_disk_space(tmp_path: Path) -> None:
     script = 'exec "$0" -m tests.trainer.support.small_disk "$1"'
     argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, sys.executable, str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=2 * HANGS_S, check=False)
@@ -105,7 +105,7 @@ def alone(*argv: str) -> tuple[int, str]:
     return done.returncode, done.stderr.splitlines()[-1]
 
 
-def test_where_a_copy_has_no_room_the_line_says_how_much_it_wants(tmp_path: Path) -> None:
+def test_a_copy_without_disk_space_reports_the_bytes_needed(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("q,a\n" + "word,meaning\n" * 6_000)
     (tmp_path / "done/adapter").mkdir(parents=True)
     (tmp_path / "done/adapter/weights.safetensors").write_bytes(bytes(4 * SMALL))

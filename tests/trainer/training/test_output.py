@@ -73,7 +73,7 @@ async def test_results_are_pushed_to_a_private_repository(objects: Objects, tmp_
     assert told[0].startswith("published: the results were pushed to http://127.0.0.1:")
 
 
-async def test_what_is_to_be_private_is_not_pushed_to_a_public_repository(
+async def test_private_results_are_not_pushed_to_public_repositories(
     objects: Objects, tmp_path: Path, hub: Hub
 ) -> None:
     hub.private["me/tuned"] = False
@@ -142,7 +142,7 @@ async def test_results_are_copied_to_a_bucket_by_its_own_credentials(
         assert "hidden-from-instances" not in why
 
 
-async def test_credentials_that_are_none_are_reported(tmp_path: Path) -> None:
+async def test_invalid_credentials_are_reported(tmp_path: Path) -> None:
     output = OutputConfig.model_validate({"copy_to": {"url": "s3://bucket/x", "secret": "MY_S3"}})
     done, failed = await publish.publish(tmp_path, output, job="j", secrets={"MY_S3": "[secret"}, endpoint=None)
     assert done == []

@@ -42,7 +42,7 @@ def insist(monkeypatch: pytest.MonkeyPatch, *, why: str, waiting: bool) -> int:
     return len(tried)
 
 
-def test_what_waits_on_a_disk_that_took_them_gives_no_room_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retries_are_limited_when_no_upload_can_free_space(monkeypatch: pytest.MonkeyPatch) -> None:
     assert insist(monkeypatch, why="", waiting=True) == TRIES
     assert insist(monkeypatch, why="full", waiting=False) == TRIES
 

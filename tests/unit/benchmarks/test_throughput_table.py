@@ -37,7 +37,7 @@ def test_every_row_is_estimated_or_refused_with_a_reason() -> None:
 
 
 @pytest.mark.parametrize(("method", "named", "rows"), [("qlora", "baseline-peft-bnb", 4), ("lora", "none", 8)])
-def test_what_is_scored_is_what_is_told(method: str, named: str, rows: int) -> None:
+def test_the_benchmark_scores_the_speed_that_estimate_reports(method: str, named: str, rows: int) -> None:
     """`estimate` with the libraries of a measured row, whose checkpointing recomputes whole blocks."""
     name = f"Mistral-7B {named} {method} batch {rows}, 1 GPU"
     (row,) = (r for r in fms() if isinstance(r, Row) and r.name == name)

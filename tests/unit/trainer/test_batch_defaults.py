@@ -82,7 +82,7 @@ def test_machines_take_equal_parts_of_a_step(config: TrainConfig, machines: int,
     st.sampled_from(sorted(DATA)), st.integers(1, 200_000), st.sampled_from([0.0, 0.05, 0.9]),
     st.just("auto") | st.integers(1, 64),
 )  # fmt: skip
-def test_it_is_a_number_that_a_job_may_have(task: str, rows: int, share: float, micro: Any) -> None:
+def test_the_default_batch_is_valid_for_a_job(task: str, rows: int, share: float, micro: Any) -> None:
     config = train(task, data={"eval_share": share}, micro_batch=micro)
     found, _ = batch_defaults.resolve_global_batch(config, rows)
     assert TrainConfig.model_validate(found.model_dump()) == found
@@ -93,7 +93,7 @@ def test_it_is_a_number_that_a_job_may_have(task: str, rows: int, share: float, 
     assert micro != "auto" or more.global_batch_rows >= found.global_batch_rows
 
 
-def test_no_step_is_counted_before_it_is_settled() -> None:
+def test_no_step_is_counted_before_the_batch_is_settled() -> None:
     with pytest.raises(ValueError, match="has no number yet"):
         _ = train().micro_batch_rows
     assert train(micro_batch=3).micro_batch_rows == 3

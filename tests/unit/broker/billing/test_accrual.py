@@ -55,7 +55,7 @@ def test_billing_from_running_charges_the_boot_only_until_it_is_known() -> None:
     assert accrued(runs, build.at(100)) == Decimal("0.01")
 
 
-def test_what_is_billed_from_the_create_is_charged_for_the_boot() -> None:
+def test_billing_from_create_charges_the_boot() -> None:
     assert accrued(priced("3.6", running_at=build.at(90)), build.at(100)) == Decimal("0.1")
 
 
@@ -120,7 +120,7 @@ def test_late_machine_is_charged_once_per_second_however_often_billed(
     assert total == at_once
 
 
-def test_what_was_charged_for_the_boot_is_worked_off() -> None:
+def test_boot_charges_offset_later_accrual() -> None:
     runs = build.attempt(
         line=build.line(usd_per_hour=Decimal("3.6"), billed_from="running"),
         running_at=build.at(90), charged_usd=Decimal("0.1"),
@@ -129,7 +129,7 @@ def test_what_was_charged_for_the_boot_is_worked_off() -> None:
     assert uncharged_usd(runs, build.at(191)) == Decimal("0.001")
 
 
-def test_what_was_charged_for_the_boot_counts_against_the_cap() -> None:
+def test_boot_charges_count_against_the_cap() -> None:
     line = build.line(usd_per_hour=Decimal("3.6"), billed_from="running")
     runs = build.attempt(line=line, running_at=build.at(9000), charged_usd=Decimal(9), reserved_usd=Decimal(10))
     job = build.active_job(cap_usd=Decimal(10), spent_usd=Decimal("9.99"))
@@ -255,7 +255,7 @@ def test_the_reservation_is_what_is_left() -> None:
 
 
 @pytest.mark.parametrize(("more", "near"), [("0.0001", False), ("0", True)])
-def test_what_is_bought_with_more_than_the_least_need_not_drain_at_once(more: str, near: bool) -> None:
+def test_a_purchase_above_the_minimum_budget_does_not_drain_at_once(more: str, near: bool) -> None:
     attempt = build.attempt()
     least = min_budget_usd(attempt.line, CAPS, 300, drain_budget())
     job = build.active_job(cap_usd=least + Decimal(more))
@@ -365,19 +365,19 @@ def test_time_is_out_when_none_is_left_and_not_before() -> None:
     assert out_of_time(job, build.at(80), needed_s=20) == words
 
 
-def test_where_both_limits_of_time_are_reached_the_deadline_is_named() -> None:
+def test_the_deadline_is_named_when_both_time_limits_are_reached() -> None:
     job = build.active_job(spec_changes={"deadline": build.at(60), "max_duration": 60}, machine_s=60.0)
     assert "its deadline" in (out_of_time(job, build.at(60)) or "")
 
 
-def test_a_drain_is_cut_short_where_the_next_look_would_pass_the_cap() -> None:
+def test_a_drain_ends_when_the_next_round_would_pass_the_cap() -> None:
     job = build.active_job(cap_usd=Decimal(1))
     attempt = priced("3.6", state=AttemptState.DRAINING, draining_since=build.at(899))
     assert not is_drain_over(attempt, job, CAPS, build.at(900), drain_budget(), poll_s=1, order_s=6)
     assert is_drain_over(attempt, job, CAPS, build.at(900), drain_budget(), poll_s=60, order_s=6)
 
 
-def test_what_is_bought_has_room_for_every_save_of_a_drain() -> None:
+def test_the_minimum_budget_covers_every_save_of_a_drain() -> None:
     need = MemoryNeed(
         weights=6 * GIB, gradients=0, optimizer=4 * GIB, activations=0, logits=0, context=0, margin=0, source="test"
     )

@@ -88,7 +88,7 @@ def test_a_price_from_before_the_billing_began_is_the_first() -> None:
 
 
 @given(prices, quanta, moves, st.lists(seconds, min_size=2, max_size=8))
-def test_what_accrues_never_falls_and_never_lies_outside_of_the_prices(
+def test_accrual_is_monotone_and_within_the_price_bounds(
     first: Decimal, quantum: int, later: list[tuple[float, Decimal]], times: list[float]
 ) -> None:
     moved = priced(first, quantum, prices=tuple(change(at, price) for at, price in later))
@@ -140,7 +140,7 @@ def test_a_machine_too_many_leaves_less_of_the_cap() -> None:
     assert cap_is_near(beside, build.active_job(cap_usd=cap), CAPS, build.at(600), drain_budget())
 
 
-def test_where_the_price_moves_a_drain_begins_early_enough_for_the_highest() -> None:
+def test_a_moving_price_starts_the_drain_early_enough_for_the_highest() -> None:
     still = build.attempt(line=build.line(usd_per_hour=Decimal("0.36"), on_demand_usd_per_hour=Decimal("3.6")))
     moving = build.attempt(
         line=build.line(usd_per_hour=Decimal("0.36"), on_demand_usd_per_hour=Decimal("3.6"), price_moves=True)
@@ -243,27 +243,27 @@ def test_a_restarted_agent_counts_on_where_the_last_one_stopped() -> None:
     ("last", "sent"),
     [(final(sent_bytes=9), 9), (final(sent_bytes=2), 5), (final("other", sent_bytes=2), 7), (None, 5)],
 )
-def test_the_last_word_counts_what_came_after_the_last_beat(last: Final | None, sent: int) -> None:
+def test_the_final_report_counts_traffic_after_the_last_heartbeat(last: Final | None, sent: int) -> None:
     assert traffic(sending(beat=beat(sent_bytes=5), final=last), build.at(100)).sent == sent
 
 
-def test_a_last_word_without_a_beat_counts() -> None:
+def test_a_final_report_without_a_heartbeat_counts() -> None:
     assert traffic(sending(final=final(sent_bytes=9)), build.at(100)).sent == 9
 
 
-def test_a_last_word_of_a_later_start_adds_to_what_was_counted_before() -> None:
+def test_a_final_report_of_a_later_start_adds_to_earlier_traffic() -> None:
     word = final("b", sent_bytes=2, received_bytes=7)
     attempt = sending(earlier_traffic=Traffic(sent=3, received=5), beat=beat("a", received_bytes=20), final=word)
     assert traffic(attempt, build.at(9)) == Traffic(sent=5, received=32)
 
 
-def test_more_than_a_network_carries_is_not_believed() -> None:
+def test_traffic_above_the_networks_capacity_is_ignored() -> None:
     attempt = sending(beat=beat(sent_bytes=2**53, received_bytes=2**53))
     most = 10 * 12_500_000_000
     assert traffic(attempt, build.at(10)) == Traffic(sent=most, received=most)
 
 
-def test_where_the_cloud_states_no_price_traffic_is_free() -> None:
+def test_traffic_without_a_stated_price_is_free() -> None:
     assert traffic_cost(build.offer(), Traffic(sent=GIB, received=GIB)) == ZERO
     assert traffic_cost(build.offer(facts=HostFacts()), Traffic(sent=GIB)) == ZERO
 
@@ -288,7 +288,7 @@ def timed(**spec: Any) -> Any:
     return build.job(spec_changes={"cap_usd": "100", **spec}, state=build.active_job().state, attempts=1)
 
 
-def test_without_limits_of_time_there_is_time() -> None:
+def test_jobs_without_time_limits_never_run_out_of_time() -> None:
     assert time_left_s(timed(), build.at(0)) is None
     assert out_of_time(timed(), build.at(0)) is None
     assert not time_is_up(build.attempt(), timed(), CAPS, build.at(1e6), drain_budget())
@@ -318,7 +318,7 @@ def test_the_cap_is_reported_before_the_time_and_nothing_twice() -> None:
     assert due_signal(build.attempt(signal=Signal.IDLE), job, CAPS, build.at(0), drain_budget()) is None
 
 
-def test_the_words_name_the_limit_that_was_reached() -> None:
+def test_the_message_names_the_limit_that_was_reached() -> None:
     both = timed(deadline="2026-01-01T02:00:00+01:00", max_duration=7200)
     assert "its deadline 2026-01-01 01:00 UTC" in out_of_time_message(both, build.at(3600))
     assert "its max_duration of 7200 s" in out_of_time_message(replace(both, machine_s=7200.0), build.at(0))

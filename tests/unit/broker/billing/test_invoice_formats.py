@@ -97,7 +97,7 @@ def test_positions_of_lambda_are_by_type() -> None:
         (b"instance_type,usd\na,b\n", "lambda", "line 2: usd: 'b' is not an amount"),
     ],
 )
-def test_a_file_that_is_none_is_refused_with_its_line(data: bytes, fmt: Format, message: str) -> None:
+def test_a_malformed_invoice_is_refused_with_its_line(data: bytes, fmt: Format, message: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         read(data, fmt)
     assert message in str(refused.value)

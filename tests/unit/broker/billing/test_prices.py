@@ -119,7 +119,7 @@ def test_extra_machine_is_charged_at_each_price_of_its_life() -> None:
     assert price_changes(attempt, (), build.at(115), at_once) == (extra_change(70, "0.36"), extra_change(80, "0.72"))
 
 
-def test_of_two_that_come_and_go_each_counts_for_its_own_time() -> None:
+def test_two_extra_machines_each_count_for_their_own_lifetime() -> None:
     attempt = priced("0.36", charged_to=build.at(100))
     three = (span(1), span(2, 30, 90), span(3, 50, 70))
     assert price_changes(attempt, TWO[:1], build.at(115), three) == (
@@ -146,7 +146,7 @@ def test_extra_machine_outliving_the_bought_one_is_charged_in_addition() -> None
     assert not price_changes(partly, TWO, build.at(115), BOTH)
 
 
-def test_where_more_are_recorded_than_were_bought_each_beside_those_counts() -> None:
+def test_recorded_machines_beyond_the_bought_number_are_charged() -> None:
     attempt = priced("0.36", charged_to=build.at(100), handles=tuple(one.handle for one in TWO))
     found = price_changes(attempt, THREE, build.at(115), (span(1), span(2), span(3, 90)))
     assert found == (extra_change(0, "0.36"), extra_change(90, "0.36", extra_machines=2))
@@ -196,14 +196,14 @@ def test_machine_wrongly_taken_as_gone_costs_none_of_its_absence() -> None:
     assert accrued(again, build.at(170)) == usd(Decimal("0.36") * (170 + 100) / 3600)
 
 
-def test_a_price_that_moves_as_a_machine_too_many_is_seen_no_more() -> None:
+def test_a_price_change_at_an_extra_machines_end_is_recorded() -> None:
     both = priced("0.36", charged_to=build.at(100), prices=(extra_change(70, "0.36"),))
     gone = (span(1), span(2, 70, 114))
     assert price_changes(both, (seen("0.12"),), build.at(115), gone) == (change(115, "0.12"),)
     assert price_changes(both, (seen("0.72"),), build.at(115), gone) == (extra_change(100, "0.72"), change(115, "0.72"))
 
 
-def test_of_two_machines_too_many_one_goes() -> None:
+def test_the_end_of_one_of_two_extra_machines_lowers_the_price() -> None:
     both = priced("0.36", charged_to=build.at(100), prices=(extra_change(70, "0.36", extra_machines=2),))
     found = price_changes(both, TWO, build.at(115), (*BOTH, span(3, 70, 114)))
     assert found == (extra_change(115, "0.36"),)
@@ -232,7 +232,7 @@ def test_broker_that_knows_less_of_a_birth_adds_nothing() -> None:
     assert third == (extra_change(36_065, "0.36", extra_machines=2),)
 
 
-def test_what_was_told_later_than_it_was_listed_says_nothing_of_its_birth() -> None:
+def test_a_late_first_sighting_does_not_move_an_earlier_birth() -> None:
     attempt = priced("0.36", charged_to=build.at(205), prices=(extra_change(200, "0.36"),))
     late = (span(1), span(2, 70, shown=80))
     assert price_changes(attempt, TWO, build.at(215), late) == (extra_change(70, "0.36"),)
@@ -240,7 +240,7 @@ def test_what_was_told_later_than_it_was_listed_says_nothing_of_its_birth() -> N
     assert not price_changes(at_once, TWO, build.at(215), late)
 
 
-def test_what_was_bought_may_have_stood_before_it_was_listed() -> None:
+def test_bought_machines_may_have_existed_before_their_first_listing() -> None:
     attempt = priced("0.36", charged_to=build.at(100))
     found = price_changes(attempt, TWO, build.at(115), (span(1, 60, shown=75), span(2, 60, shown=80)))
     assert found == (extra_change(60, "0.36"),)
@@ -256,7 +256,7 @@ def test_more_recorded_than_bought_machines_are_extra() -> None:
     assert price_changes(never_listed, TWO[1:], build.at(115), BOTH[1:]) == (extra_change(70, "0.36"),)
 
 
-def test_what_went_before_the_recorded_one_came_was_no_machine_too_many() -> None:
+def test_a_machine_gone_before_the_recorded_one_was_no_extra_machine() -> None:
     """A cloud may try one after the other for one create."""
     attempt = priced("0.36", charged_to=build.at(100), handles=(seen("0.36", number=2).handle,))
     assert not price_changes(attempt, TWO[1:], build.at(115), (span(1, 10, 60), span(2, 65)))
@@ -264,7 +264,7 @@ def test_what_went_before_the_recorded_one_came_was_no_machine_too_many() -> Non
     assert both == (extra_change(65, "0.36"), change(90, "0.36"))
 
 
-def test_one_that_came_and_went_costs_what_its_cloud_bills_at_the_least() -> None:
+def test_a_short_lived_extra_machine_costs_the_clouds_minimum() -> None:
     line = build.line(usd_per_hour=Decimal("0.36"), billing_minimum_s=60)
     attempt = replace(priced("0.36", charged_to=build.at(100)), line=line)
     short = (span(1), span(2, 68, 90, shown=70))
@@ -300,7 +300,7 @@ def test_extra_machines_are_charged_once_whatever_was_known_before(
 
 
 @given(prices, machines, seconds)
-def test_each_machine_too_many_costs_its_own_time(
+def test_each_extra_machine_costs_its_own_lifetime(
     price: Decimal, lives: list[tuple[float, float | None]], until: float
 ) -> None:
     attempt = priced(price, 1)

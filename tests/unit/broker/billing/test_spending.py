@@ -89,7 +89,7 @@ def test_savings_are_against_the_useful_hours_only() -> None:
     assert total.saved_dearest_usd == Decimal("0.68")
 
 
-def test_what_has_no_other_price_is_compared_with_nothing() -> None:
+def test_an_attempt_without_an_on_demand_price_saves_nothing() -> None:
     one = ended(Reason.COMPLETED, line=line(on_demand_usd_per_hour=None))
     total = report(paid(PaidAttempt(attempt=one, compute_usd=Decimal("0.72"))), "cloud").total
     assert (total.on_demand_of_usd, total.dearest_of_usd) == (ZERO, ZERO)

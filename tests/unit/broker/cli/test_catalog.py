@@ -46,7 +46,7 @@ def test_a_core_is_no_gpu() -> None:
 
 
 @pytest.mark.parametrize("asked", ["models", "gpus"])
-def test_what_is_not_known_is_one_line(asked: str) -> None:
+def test_an_unknown_name_is_refused_in_one_line(asked: str) -> None:
     ran = CliRunner().invoke(app, [asked, "no-such-thing"])
     assert ran.exit_code != 0
     assert not ran.stdout

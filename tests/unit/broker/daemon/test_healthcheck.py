@@ -62,7 +62,7 @@ def check(home: Path, **content: object) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_a_daemon_that_is_ready(tmp_path: Path) -> None:
+def test_a_ready_daemon_passes_the_health_check(tmp_path: Path) -> None:
     with serving(200) as port:
         assert check(tmp_path, url=f"http://127.0.0.1:{port}", certificate=None) == (0, "")
 
@@ -82,7 +82,7 @@ def test_a_daemon_with_a_certificate_of_its_own_for_another_name(tmp_path: Path)
         assert check(tmp_path, url=url, certificate=None)[0] == 1
 
 
-def test_no_daemon(tmp_path: Path) -> None:
+def test_the_health_check_fails_without_a_daemon(tmp_path: Path) -> None:
     status, said = check(tmp_path)
     assert status == 1
     assert "client.json" in said

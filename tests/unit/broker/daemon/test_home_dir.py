@@ -64,7 +64,7 @@ def test_a_readable_home_is_made_private_with_a_message(
     assert len(logged_messages(caplog)) == 1
 
 
-def test_what_is_no_home_or_can_be_changed_by_others_is_left_as_it_is(tmp_path: Path) -> None:
+def test_folders_that_are_no_home_or_writable_by_others_are_unchanged(tmp_path: Path) -> None:
     """`--home ~` or `--home /tmp` by mistake must not close those."""
     person = made(tmp_path / "ann", 0o755, "thesis.tex")
     shared = made(tmp_path / "shared", 0o1777, "gpubroker.yaml")
@@ -113,7 +113,7 @@ def test_a_blob_folder_outside_of_the_home_is_checked_and_never_changed(
         check_blobs(tmp_path / "file" / "below", home)
 
 
-def test_of_two_daemons_in_one_home_the_second_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_second_daemon_in_one_home_is_refused_in_one_line(tmp_path: Path) -> None:
     with holding(tmp_path):
         with pytest.raises(HomeInUse) as error, holding(tmp_path):
             pass
@@ -123,7 +123,7 @@ def test_of_two_daemons_in_one_home_the_second_is_refused_in_one_line(tmp_path: 
         pass
 
 
-def test_what_a_killed_daemon_left_half_written_goes_at_the_next_start(tmp_path: Path) -> None:
+def test_a_start_removes_half_written_files_of_a_killed_daemon(tmp_path: Path) -> None:
     """Copies of keys and tokens, that is; what only looks like them stays."""
     left = ("client.json.0a1b2c3d", "clock.json.12345678", "master.key.ffffffff", "installation.00000000")
     kept = ("client.json", "master.key", "installation", "master.key.backup", "gpubroker.yaml.0a1b2c3d")

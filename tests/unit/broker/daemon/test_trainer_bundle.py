@@ -79,7 +79,7 @@ def test_an_image_that_may_change_is_refused(tmp_path: Path, reference: str) -> 
         settings(tmp_path, f"trainer: {{image: '{reference}'}}")
 
 
-def test_half_a_login_is_refused(tmp_path: Path) -> None:
+def test_a_registry_login_without_user_or_password_is_refused(tmp_path: Path) -> None:
     named = settings(tmp_path, f"trainer: {{image: '{IMAGE}', registry_username: robot}}").trainer
     with pytest.raises(InvalidInput, match="set GPUBROKER_REGISTRY_PASSWORD"):
         image_of(named, {})
@@ -121,7 +121,7 @@ async def test_the_bundle_is_uploaded_once_and_signed_for_each(bucket: dict[str,
         assert given.url not in repr(given)
 
 
-async def test_where_no_url_can_be_signed_the_line_says_what_to_do(tmp_path: Path) -> None:
+async def test_a_store_without_signed_urls_is_refused_with_the_fix(tmp_path: Path) -> None:
     source = TrainerSource(ObstoreBlobs.open(tmp_path.as_uri(), HERE), None)
     with pytest.raises(Rejected, match=r"s3://.*or set trainer\.image"):
         await source()

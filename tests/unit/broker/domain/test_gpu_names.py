@@ -76,7 +76,7 @@ def test_a_name_is_known_however_it_is_written(said: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("said", "gpu"), [("H100", "h100-sxm"), ("A100", "a100-80gb-sxm"), ("a100-40gb", "a100-40gb")])
-def test_of_boards_of_different_memory_the_usual_one_is_taken(said: str, gpu: str) -> None:
+def test_an_ambiguous_gpu_name_means_the_usual_memory_size(said: str, gpu: str) -> None:
     document = estimate("openai-community/gpt2", seq=64, gpu=said)
     assert document["gpu"] == gpu
     assert any("assumed to be" in note for note in document["notes"]) == (said != "a100-40gb")
@@ -114,7 +114,7 @@ def test_the_tables_own_names_stay(name: str) -> None:
 @example(["8", ".", "GB"])
 @example(["8", "NVIDIA", "GB"])
 @example(["pci", "NVIDIA", "e"])
-def test_a_name_of_a_name_is_the_name(parts: list[str]) -> None:
+def test_canonical_names_are_stable(parts: list[str]) -> None:
     for joint in ("", " ", "-"):
         once = gpu_name(joint.join(parts))
         assert gpu_name(once) == once

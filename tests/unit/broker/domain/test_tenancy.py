@@ -11,7 +11,7 @@ SCOPES = ["read", "submit", "manage", "metrics", "admin"]
 
 
 @given(st.sets(st.sampled_from(SCOPES)), st.lists(st.sampled_from(SCOPES), unique=True))
-def test_nobody_but_an_operator_hands_on_what_it_lacks(own: set[str], wanted: list[str]) -> None:
+def test_only_an_operator_grants_scopes_it_lacks(own: set[str], wanted: list[str]) -> None:
     given_out = set(wanted) - set(ungrantable_scopes(own, wanted))
     assert "admin" in own or given_out <= own - {"metrics", "admin"}
     assert "admin" not in own or given_out == set(wanted)
@@ -23,7 +23,7 @@ def test_nobody_but_an_operator_hands_on_what_it_lacks(own: set[str], wanted: li
     (["metrics", "manage"], ["metrics"], ["metrics"]),
     (["admin"], ["metrics", "admin", "submit"], []),
 ])  # fmt: skip
-def test_what_is_withheld_is_named(own: list[str], wanted: list[str], left: list[str]) -> None:
+def test_scopes_that_cannot_be_granted_are_named(own: list[str], wanted: list[str], left: list[str]) -> None:
     assert ungrantable_scopes(own, wanted) == left
 
 
@@ -35,7 +35,7 @@ def test_what_is_withheld_is_named(own: list[str], wanted: list[str], left: list
     ([1, 5], 5),
     ([3], 3),
 ])  # fmt: skip
-def test_somebodys_time_is_over_with_the_last_token(ends: list[int | None], over: int | None) -> None:
+def test_an_owner_ends_with_the_last_token(ends: list[int | None], over: int | None) -> None:
     times = [None if end is None else at(end) for end in ends]
     assert last_expiry(times, at(5)) == (None if over is None else at(over))
 

@@ -48,7 +48,7 @@ def test_history_of_an_offer_is_found_by_the_place_of_both() -> None:
 
 
 @given(rates, hours, counts)
-def test_it_lies_between_what_is_stated_and_what_was_seen(stated: float | None, hours: float, n: int) -> None:
+def test_the_rate_lies_between_the_stated_and_the_observed_one(stated: float | None, hours: float, n: int) -> None:
     prior = ASSUMED_PER_HOUR if stated is None else stated
     expected = expected_per_hour(stated, seen(hours, n))
     observed = n / hours if hours else float("inf")
@@ -90,7 +90,7 @@ def of(one: Offer, history: SpotHours | None) -> QuoteLine:
     return line
 
 
-def test_a_quote_says_what_is_expected_and_by_what() -> None:
+def test_a_quote_states_the_expected_preemptions_and_their_source() -> None:
     assert "one in 3.7 h assumed" in of(offer(), None).reason
     assert "preempt" not in of(offer(preemptions_per_hour=0.1), None).reason
     reason = of(offer(preemptions_per_hour=0.1), seen(90, 9)).reason
@@ -115,7 +115,7 @@ def test_all_machines_of_an_attempt_are_lost_together() -> None:
     assert losses_per_hour(offer(gpus=0, spot=False), {}, 1) == FAILURES_PER_GPU_HOUR
 
 
-def test_what_is_known_of_a_rate_grows_with_the_preemptions_that_were_seen() -> None:
+def test_certainty_of_a_rate_grows_with_observed_preemptions() -> None:
     one = offer()
     assert certainty(one, {}) == 1.0, "the cloud's word weighs as one preemption"
     assert certainty(one, {place(one): seen(90, 9)}) == 10.0

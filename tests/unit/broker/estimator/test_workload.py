@@ -41,7 +41,7 @@ def test_the_method_and_its_memory_options_are_carried_over() -> None:
     assert (full.method, full.lora_r, full.precision, full.gradient_checkpointing) == ("full", 0, "fp16", True)
 
 
-def test_a_script_is_a_blank() -> None:
+def test_a_script_has_a_workload_without_a_model() -> None:
     script = JobSpec.model_validate(
         {"name": "s", "cap_usd": "1", "script": {"code": "x", "command": ["true"]}, "checkpoint": {"every_s": 60}}
     )
@@ -71,6 +71,6 @@ def test_the_trainer_splits_and_counts_alike() -> None:
             assert made.steps == total_steps(config.train, len(training))
 
 
-def test_what_remains() -> None:
+def test_remaining_steps_are_never_negative() -> None:
     assert remaining(WORK, 100).steps == WORK.steps - 100
     assert remaining(WORK, 10**6).steps == 0

@@ -74,7 +74,7 @@ def test_a_refusal_of_the_account_costs_no_retry_and_one_of_an_offer_does() -> N
         assert (after.state, after.retries_used) == (state, job.retries_used)
 
 
-def test_what_was_refused_before_a_cloud_was_asked_is_not_of_the_account() -> None:
+def test_a_refusal_before_the_cloud_call_does_not_blame_the_account() -> None:
     assert refused_by_account(refused())
     assert not refused_by_account(refused(detail="secret out of credit is no longer set"))
     assert not refused_by_account(refused(booted_at=NOW))
@@ -101,7 +101,7 @@ def test_an_account_is_left_alone_for_longer_each_time() -> None:
     assert block_s(found, [refused("quota")] * 3) == BLOCK_S
 
 
-def test_refusals_are_told_of_the_providers_that_a_job_may_use() -> None:
+def test_refusals_of_the_jobs_own_providers_are_reported() -> None:
     blocks = {"account:sky/runpod/": "no credit", "account:lambda/": "no key", "cloud/x": "sold out"}
     assert list(refusing_accounts(blocks, ())) == ["no credit", "no key"]
     assert list(refusing_accounts(blocks, ("lambda",))) == ["no key"]

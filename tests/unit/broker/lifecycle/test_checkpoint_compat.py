@@ -31,7 +31,7 @@ def train(**changes: Any) -> JobSpec:
          "train.task", "reward_model, but"),
     ],
 )  # fmt: skip
-def test_what_would_have_no_place_is_named(changes: dict[str, Any], field: str, told: str) -> None:
+def test_a_tensor_without_a_counterpart_names_its_field(changes: dict[str, Any], field: str, told: str) -> None:
     found = incompatibility(train(), train(**changes))
     assert found is not None
     assert found[0] == field
@@ -39,7 +39,7 @@ def test_what_would_have_no_place_is_named(changes: dict[str, Any], field: str, 
     assert found[1].endswith("or leave init_from out")
 
 
-def test_a_script_is_no_training() -> None:
+def test_a_training_cannot_start_from_a_script() -> None:
     assert incompatibility(SCRIPT, train()) == (
         "init_from",
         "that job is a script and this one is a train; leave it out",
@@ -57,7 +57,7 @@ def test_a_script_is_no_training() -> None:
      {"method": {"kind": "lora", "r": 8, "alpha": 1}},
      {"data": DATA | {"path": "more.csv"}}, {"method": {"kind": "lora", "r": 8, "rslora": True}}],
 )  # fmt: skip
-def test_what_shapes_no_tensor_may_differ(changes: dict[str, Any]) -> None:
+def test_settings_that_shape_no_tensor_may_differ(changes: dict[str, Any]) -> None:
     assert incompatibility(train(), train(**changes)) is None
     full = {"method": {"kind": "full"}}
     assert incompatibility(train(**full), train(model="mirror/b", **full)) is None, "all weights are in the checkpoint"

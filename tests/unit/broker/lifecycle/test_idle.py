@@ -86,11 +86,11 @@ def test_set_up_that_stands_still_is_a_hung_download() -> None:
     ],
     ids=["receives", "says", "goes on"],
 )
-def test_set_up_that_moves_is_none(moving: Any) -> None:
+def test_a_set_up_that_downloads_is_not_hung(moving: Any) -> None:
     assert trace([(n * 10.0, {"phase": "loading", **moving(n)}) for n in range(100)]) is None
 
 
-def test_what_the_agent_s_own_looks_receive_is_no_download() -> None:
+def test_traffic_of_the_agents_own_polls_is_no_download() -> None:
     trickle = [(n * 10.0, {"phase": "loading", "network_bytes": n * 10_000}) for n in range(10)]
     assert trace(trickle) is not None
 
@@ -117,7 +117,7 @@ def test_the_same_beat_again_is_no_sample() -> None:
         ("download", "notify", None),
     ],
 )
-def test_what_is_raised(kind: IdleKind, action: IdleAction, signal: Signal | None) -> None:
+def test_each_idle_rule_raises_its_signal(kind: IdleKind, action: IdleAction, signal: Signal | None) -> None:
     assert idle_signal(Idle(kind=kind, action=action, message="")) is signal
 
 

@@ -95,7 +95,7 @@ def verdict(
         ({"listed": (machine(), SECOND), "has_heartbeats": True, "nodes": 2}, AttemptEvent.CREATED),
     ],
 )
-def test_what_a_look_amounts_to(look: dict[str, Any], expected: AttemptEvent | None) -> None:
+def test_each_launch_poll_has_one_verdict(look: dict[str, Any], expected: AttemptEvent | None) -> None:
     assert verdict(**look) is expected
 
 
@@ -129,7 +129,7 @@ def test_the_quoted_offer_is_bought_while_it_exists() -> None:
     assert now_sold(usd_per_hour=Decimal("0.3672")) is None
 
 
-def test_what_changed_since_the_quote_is_named_with_both_prices() -> None:
+def test_a_change_since_the_quote_names_both_prices() -> None:
     assert "from $0.3600/h to $0.3673/h" in (now_sold(usd_per_hour=Decimal("0.3673")) or "")
     assert "sold out" in (now_sold(available=False) or "")
     assert "no longer offered" in (outdated(build.offer(), None, build.at(30), RISE) or "")

@@ -69,7 +69,7 @@ def test_a_beating_attempt_survives_whatever_listings_omit(seen: AttemptObservat
         assert liveness(1, seen, PATIENCE) is Liveness.ALIVE
 
 
-def test_a_machine_beside_those_that_were_bought_tells_nothing_of_them() -> None:
+def test_an_extra_machine_does_not_change_the_verdict() -> None:
     """The extra machine is destroyed, stays listed as gone for an hour, and may report its own end."""
     beside = Handle(provider="simulated", id="i-2", name=build.attempt().name)
     shown = (machine(), machine(InstanceState.GONE, handle=beside))
@@ -82,7 +82,7 @@ def test_a_machine_beside_those_that_were_bought_tells_nothing_of_them() -> None
 
 
 @given(observations, st.sampled_from([AttemptState.BOOTING, AttemptState.TRAINING, AttemptState.DRAINING]))
-def test_an_outage_of_our_own_store_hangs_nobody(seen: AttemptObservation, state: AttemptState) -> None:
+def test_an_outage_of_our_own_store_makes_no_attempt_hung(seen: AttemptObservation, state: AttemptState) -> None:
     event = judge(build.attempt(state), seen, build.at(10), PATIENCE, 600)
     assert event is not AttemptEvent.HUNG or seen.store_ok
 
@@ -98,7 +98,7 @@ def test_an_outage_of_our_own_store_hangs_nobody(seen: AttemptObservation, state
         ({"beat_age_s": 15.0, "missing_from_listings": False}, False),
     ],
 )
-def test_what_listings_leave_out_is_dead_once_three_beats_are_missing(seen: dict[str, Any], dead: bool) -> None:
+def test_an_unlisted_machine_is_dead_after_three_missed_heartbeats(seen: dict[str, Any], dead: bool) -> None:
     found = liveness(1, AttemptObservation(**{"missing_from_listings": True} | seen), PATIENCE)
     assert (found is Liveness.DEAD) == dead
 
@@ -249,7 +249,7 @@ def test_running_machine_before_its_first_heartbeat_is_alive() -> None:
          AttemptState.TRAINING, None),
     ],
 )  # fmt: skip
-def test_what_an_observation_amounts_to(
+def test_each_observation_has_one_verdict(
     seen: dict[str, Any], state: AttemptState, expected: AttemptEvent | None
 ) -> None:
     assert verdict(state, **seen) is expected
@@ -259,7 +259,7 @@ def test_what_an_observation_amounts_to(
     ("phase", "step", "limit_s"),
     [("training", 3, 1800), ("training", 0, 7200), ("evaluating", 3, 7200), ("saving", 3, 7200), ("loading", 0, None)],
 )
-def test_what_says_nothing_new_is_stuck_after_a_time_that_its_phase_allows(
+def test_a_machine_without_progress_is_hung_after_its_phases_limit(
     phase: Any, step: int, limit_s: float | None
 ) -> None:
     """An agent may take an hour to deliver results. A set-up without news is judged by the bytes that it received."""
@@ -335,12 +335,12 @@ def test_a_bid_that_was_not_asked_for_is_named() -> None:
     assert mismatch_message(build.offer(spot=False), (machine(spot=True),)) == "asked for on-demand, got the other kind"
 
 
-def test_what_is_within_the_slack_is_what_was_asked_for() -> None:
+def test_a_machine_within_the_tolerance_matches_the_offer() -> None:
     assert mismatch_message(build.offer(gpu_memory_bytes=40 * GIB), (machine(gpu_memory_bytes=36 * GIB),)) is None
     assert mismatch_message(build.offer(), (machine(usd_per_hour=Decimal("0.3646")),)) is None
 
 
-def test_what_the_cloud_does_not_say_contradicts_nothing() -> None:
+def test_facts_missing_from_a_listing_are_no_mismatch() -> None:
     assert mismatch_message(build.offer(), (machine(),)) is None
     assert mismatch_message(build.offer(), (machine(accelerator="l40s", gpus=1, spot=True),)) is None
     assert mismatch_message(build.offer(), (machine(gpu_memory_bytes=44 * GIB, usd_per_hour=Decimal("0.364")),)) is None

@@ -120,12 +120,12 @@ def test_only_exactly_our_names_are_ours(name: str) -> None:
 
 
 @given(OURS, st.from_regex("-[0-9a-f]{8}(-(head|worker))?", fullmatch=True))
-def test_what_skypilot_makes_of_our_name_is_ours(name: str, suffix: str) -> None:
+def test_names_suffixed_by_skypilot_are_recognised(name: str, suffix: str) -> None:
     """A machine that is not recognised would bill for ever."""
     assert cluster_of(build.INSTALLATION, name + suffix) == name
 
 
-def test_what_an_older_database_cannot_know_is_only_reported() -> None:
+def test_orphans_newer_than_the_database_are_only_reported() -> None:
     (unknown,) = orphans(build.INSTALLATION, [observed(LIVE.name)], {})
     (late,) = orphans(build.INSTALLATION, [observed(ENDED.name)], {ENDED.id: ENDED})
     assert spared_message(unknown, report_only=False, bought=False) is None

@@ -202,7 +202,7 @@ def test_a_task_that_nobody_estimates_changes_its_plan_all_the_same() -> None:
     assert (unknown.micro_batch, unknown.memory_factor) == (6, 1.0)
 
 
-def test_machines_are_told_what_was_planned_for_them() -> None:
+def test_machines_receive_the_plan_that_was_made_for_them() -> None:
     told_ = planned_train_config(TRAIN, None, None)
     assert (told_.micro_batch, told_.gradient_checkpointing) == (8, False)
     plan = Plan(micro_batch=12, accumulation=2, gradient_checkpointing=True)
@@ -266,7 +266,7 @@ def test_plan_that_already_recomputes_is_not_changed_to_that() -> None:
     assert "gradient checkpointing on" not in adjustment_message(free, ran, changed)
 
 
-def test_where_neither_is_enough_rows_are_fewer_and_recomputed() -> None:
+def test_micro_batch_and_checkpointing_change_together_if_needed() -> None:
     work = replace(WORK, method="full", lora_r=0, global_batch=32, sequence=256)
     job, ran = train_job(work), line_of(offer_of("l4"), Plan(micro_batch=8, accumulation=4))
     changed = adjust_plan(job, ran, host=False)
@@ -277,13 +277,13 @@ def test_where_neither_is_enough_rows_are_fewer_and_recomputed() -> None:
 
 
 @pytest.mark.parametrize("recomputes", [False, True])
-def test_what_the_plan_may_choose_it_may_choose_after_memory_ran_out(recomputes: bool) -> None:
+def test_checkpointing_stays_free_to_plan_after_memory_ran_out(recomputes: bool) -> None:
     free = train_job(replace(WORK, free_checkpointing=True))
     changed = PlanAdjustment(failed_plans=("once",), micro_batch=4, gradient_checkpointing=recomputes)
     assert adjusted_workload(replace(free, remedy=changed)).free_checkpointing is not recomputes
 
 
-def test_what_one_gpu_had_no_room_for_is_divided_between_more_of_them() -> None:
+def test_a_model_too_large_for_one_gpu_is_sharded_after_memory_ran_out() -> None:
     """The model is divided between more GPUs. Larger GPUs alone are no answer, because none exceeds the largest."""
     work = replace(WORK, method="full", lora_r=0, micro_batch=1, global_batch=8)
     h200 = offer_of("h200-sxm")
@@ -308,7 +308,7 @@ def test_what_one_gpu_had_no_room_for_is_divided_between_more_of_them() -> None:
     assert fit(lora, offer_of("h200-sxm", gpus=8)).reason.startswith("ran out of "), "four bits are not divided"
 
 
-def test_the_next_quote_knows_what_did_not_do() -> None:
+def test_the_next_quote_excludes_the_failed_plan() -> None:
     """The next quote has the limits of the failed machine. Without them the machine whose memory ran out is bought
     again.
     """
@@ -328,7 +328,7 @@ def test_given_up_job_names_the_memory_and_the_fix() -> None:
     )
 
 
-def test_another_job_on_several_machines_starts_from_what_stays_meanwhile() -> None:
+def test_a_job_on_several_machines_starts_from_a_checkpoint_that_stays() -> None:
     """A live attempt removes its own as it goes on, and each machine looks for itself."""
     ended = build.attempt(AttemptState.ENDED, id=attempt_id(build.JOB_ID, 1), number=1, reason=Reason.PREEMPTED)
     live = build.attempt(AttemptState.TRAINING, id=attempt_id(build.JOB_ID, 2), number=2)

@@ -108,14 +108,14 @@ def test_a_finished_job_s_last_checkpoint_is_its_results() -> None:
 
 
 @pytest.mark.parametrize("state", sorted(RESTING_JOB_STATES))
-def test_what_another_job_starts_from_is_of_the_kind_that_it_is_kept_as(state: JobState) -> None:
+def test_the_kept_checkpoint_may_be_the_start_of_another_job(state: JobState) -> None:
     job = rested(state)
     kept = sort_objects(job, [done(30)], EVERYTHING)
     assert {key for key, _ in files(30)} <= set(kept.by_kind[last_checkpoint(job)])
     assert last_checkpoint(job) in RESUMED_FROM
 
 
-def test_who_starts_from_what_was_deleted_is_told_when() -> None:
+def test_a_start_from_deleted_data_names_the_date() -> None:
     assert (
         origin_deleted_message(build.JOB_ID, build.T0)
         == f"job {build.JOB_ID} had its checkpoints deleted on 2026-01-01"
@@ -168,7 +168,7 @@ def test_nothing_of_a_job_that_is_not_at_rest_is_deleted(state: JobState) -> Non
     assert leftovers(job, [done(30)], sort_objects(job, [done(30)], EVERYTHING)) == ()
 
 
-def test_what_is_marked_goes_manifests_first() -> None:
+def test_marked_data_is_deleted_manifests_first() -> None:
     job = rested(deleted={"artifacts": build.at(0), "logs": build.at(0)})
     doomed = leftovers(job, [done(30)], sort_objects(job, [done(30)], EVERYTHING))
     assert doomed[0] == folder(30) + keys.MANIFEST
@@ -210,7 +210,7 @@ def test_milestones_stay_next_to_the_furthest_whichever_attempts_made_them() -> 
 
 
 @given(st.sets(st.integers(0, 60), min_size=1), st.integers(1, 25), st.integers(2, 4))
-def test_what_has_gone_since_does_not_change_what_a_milestone_is(steps: set[int], every: int, keep: int) -> None:
+def test_deleted_checkpoints_do_not_change_the_milestones(steps: set[int], every: int, keep: int) -> None:
     def kept(among: list[str]) -> list[str]:
         return [key for key in among if key in {*among[-keep:], *milestones(among, every)}]
 
@@ -257,7 +257,7 @@ def test_a_month_of_a_gibibyte_costs_its_price() -> None:
     assert accrue(month, GIB, Decimal("0.023"), build.at(0)) == month, "a clock that went backwards"
 
 
-def test_many_looks_round_no_more_than_one() -> None:
+def test_many_rounds_charge_no_more_than_one() -> None:
     stored = accrue(None, GIB, Decimal("0.023"), build.at(0))
     for n in range(1, 1001):
         stored = accrue(stored, GIB, Decimal("0.023"), build.at(n * 2628.0))
@@ -267,7 +267,7 @@ def test_many_looks_round_no_more_than_one() -> None:
 # --------------------------------------------------------------------------------------------------------------- looks
 
 
-def test_it_is_looked_at_until_nothing_is_left() -> None:
+def test_a_job_is_visited_until_no_data_is_left() -> None:
     now, look = build.at(0), partial(next_check_s, live_s=7)
     assert look(build.active_job(), 5, SHORT, now) == 7
     assert look(rested(), 5, Retention(), now) == CHECK_ENDED_S
@@ -279,5 +279,5 @@ def test_it_is_looked_at_until_nothing_is_left() -> None:
     assert look(rested(), 0, Retention(), now) == CHECK_ENDED_S
 
 
-def test_looks_at_least_daily() -> None:
+def test_stored_data_is_measured_daily_at_least() -> None:
     assert max(Intervals().stored_s, CHECK_ENDED_S) <= DAY

@@ -16,7 +16,7 @@ def test_a_stop_is_obeyed_before_any_signal() -> None:
 
 
 @pytest.mark.parametrize("signal", Signal)
-def test_each_ends_a_training_attempt_for_its_reason(signal: Signal) -> None:
+def test_each_signal_ends_a_training_attempt_with_its_reason(signal: Signal) -> None:
     meaning = SIGNALS[signal]
     rule = attempt_rule(AttemptState.TRAINING, meaning.event)
     assert isinstance(rule, Rule)

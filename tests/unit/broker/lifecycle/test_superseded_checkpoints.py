@@ -80,13 +80,13 @@ def test_within_each_the_manifest_goes_first() -> None:
     assert sum(manifests) == 2
 
 
-def test_more_are_waited_for_where_the_job_keeps_more() -> None:
+def test_a_job_that_keeps_more_waits_for_more_commits() -> None:
     found = [*files(10, DEAD), *files(30, LIVE), *files(40, LIVE)]
     assert gone(found, keep=3) == set()
     assert gone([*found, *files(50, LIVE)], keep=3) == set(files(10, DEAD))
 
 
-def test_what_the_current_attempt_has_not_passed_twice_stays() -> None:
+def test_checkpoints_not_superseded_twice_stay() -> None:
     """The current attempt resumed from an earlier checkpoint, as the furthest was torn; or it has not come so far
     yet.
     """
@@ -94,12 +94,12 @@ def test_what_the_current_attempt_has_not_passed_twice_stays() -> None:
     assert gone(found) == {*files(10, DEAD), *files(30, DEAD)}
 
 
-def test_milestones_stay() -> None:
+def test_milestones_of_dead_attempts_stay() -> None:
     found = [*files(10, DEAD), *files(15, DEAD), *files(20, DEAD_TOO), *files(30, LIVE), *files(40, LIVE)]
     assert gone(found, every=20) == {*files(10, DEAD), *files(15, DEAD)}
 
 
-def test_what_another_dead_attempt_committed_is_no_reason() -> None:
+def test_commits_of_another_dead_attempt_supersede_nothing() -> None:
     assert gone([*files(10, DEAD), *files(20, DEAD_TOO), *files(30, DEAD_TOO), *files(40, LIVE)]) == set()
 
 
@@ -117,7 +117,7 @@ def test_tokenised_rows_stay_and_torn_ones_go_once_nobody_can_commit_them() -> N
     assert gone(found, now=LATER) == set(torn)
 
 
-def test_of_the_same_tokenised_rows_the_last_attempt_s_alone_stay() -> None:
+def test_only_the_last_attempts_copy_of_a_token_cache_stays() -> None:
     """Each attempt that could not fetch them has put a whole copy."""
     old, newer, other, torn = rows(DEAD), rows(DEAD_TOO), rows(DEAD, identity="f" * 64), rows(DEAD, nonce="m")[:1]
     found = [*old, *newer, *other, *torn]
@@ -130,7 +130,7 @@ def test_of_the_same_tokenised_rows_the_last_attempt_s_alone_stay() -> None:
 
 
 @pytest.mark.parametrize("state", sorted(RESTING_JOB_STATES))
-def test_a_job_at_rest_is_not_looked_at_here(state: JobState) -> None:
+def test_an_idle_job_is_skipped(state: JobState) -> None:
     job = build.job(state=state, finished_at=LATER, attempts=2)
     found = [*files(10, DEAD), *files(30, LIVE), *files(40, LIVE)]
     assert superseded(job, (DEAD, LIVE), found, LATER) == ()
@@ -142,7 +142,7 @@ def test_between_two_attempts_everything_stays() -> None:
     assert gone(found, of=(), now=LATER) == set()
 
 
-def test_what_is_no_checkpoint_of_an_attempt_of_this_job_is_left_alone() -> None:
+def test_foreign_objects_are_never_deleted() -> None:
     stray = [
         f"checkpoints/{build.JOB_ID}/stray",
         f"checkpoints/{build.JOB_ID}/{DEAD.id}/stray",
@@ -158,7 +158,7 @@ folders = st.tuples(st.integers(0, 9), st.sampled_from([DEAD, DEAD_TOO, LIVE]), 
 
 
 @given(st.lists(folders, max_size=12), st.integers(2, 3), st.sampled_from([ENDED_AT, LATER]))
-def test_the_furthest_that_a_job_keeps_are_never_among_them(made: list[Any], keep: int, now: Any) -> None:
+def test_the_furthest_kept_checkpoints_are_never_superseded(made: list[Any], keep: int, now: Any) -> None:
     found = sorted({key for step, of, committed in made for key in files(step, of, committed=committed)})
     doomed = gone(found, keep=keep, now=now)
     manifests = furthest_first(found)

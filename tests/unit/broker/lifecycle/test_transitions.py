@@ -75,7 +75,7 @@ def test_a_machine_that_drained_unasked_was_preempted() -> None:
         (Reason.QUOTE_EXPIRED, JobState.RECOVERING),
     ],
 )
-def test_what_an_end_makes_of_the_job(reason: Reason, state: JobState) -> None:
+def test_each_attempt_end_gives_its_job_state(reason: Reason, state: JobState) -> None:
     after = after_attempt(build.active_job(), build.attempt(), reason, "", build.at(1))
     assert after.state is state
     assert (after.finished_at is None) == (state is JobState.RECOVERING)
@@ -310,7 +310,7 @@ def test_an_image_that_no_earlier_attempt_was_refused_for_is_tried_again() -> No
     assert job_event(build.active_job(), Reason.IMAGE) is JobEvent.RETRY
 
 
-def test_what_earlier_attempts_have_spent_leaves_less_of_the_cap() -> None:
+def test_spending_of_earlier_attempts_is_no_raised_cap() -> None:
     job = build.active_job(cap_usd=Decimal(2), spent_usd=Decimal("1.5"))
     assert not cap_was_raised(job, build.attempt(reserved_usd=Decimal("1.4"), charged_usd=Decimal("0.9")))
     assert cap_was_raised(job, build.attempt(reserved_usd=Decimal("1.3"), charged_usd=Decimal("0.9")))
@@ -337,7 +337,7 @@ def test_only_the_memory_of_a_machine_with_gpus_is_not_the_devices(
     assert (after.remedy.oom_host_bytes > 0) is host
 
 
-def test_a_job_is_looked_at_when_its_back_off_is_over() -> None:
+def test_a_job_is_due_when_its_back_off_is_over() -> None:
     waits = after_attempt(build.active_job(), build.attempt(), Reason.INFRASTRUCTURE, "", build.at(1))
     assert waits.state is JobState.RECOVERING
     assert due_in_s(waits, build.at(1)) == 5.0

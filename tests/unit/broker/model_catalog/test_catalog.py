@@ -51,7 +51,7 @@ def test_parameters_are_counted_as_transformers_counts_them(name: str) -> None:
     assert _built(config) + output == known(name).parameters
 
 
-def test_what_people_ask_for_is_there() -> None:
+def test_the_catalogue_has_the_popular_families() -> None:
     families = {known(n).config.get("model_type", "unet") for n in catalogue.names()}
     assert families >= {
         *("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "falcon"),

@@ -48,7 +48,9 @@ VIT = {"model_type": "vit", "image_size": 32, "patch_size": 16}
         (VIT, {"hidden_dropout_prob": 1.5}, "hidden_dropout_prob 1.5"),
     ],
 )
-def test_what_no_model_has_is_refused_by_name(config: dict[str, Any], change: dict[str, Any], told: str) -> None:
+def test_impossible_config_values_are_refused_by_name(
+    config: dict[str, Any], change: dict[str, Any], told: str
+) -> None:
     with pytest.raises(EstimateError) as refused:
         estimate(config=json.dumps(config | change), seq=64)
     assert told in str(refused.value)

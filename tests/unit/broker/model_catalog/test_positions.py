@@ -52,7 +52,7 @@ def test_sequence_within_scaled_positions_is_estimated_a_longer_is_not() -> None
 
 
 @pytest.mark.parametrize("factor", [0, -2, "4", True, 1e300, [4], None, float("nan")])
-def test_a_factor_that_is_none_is_one_line(factor: Any) -> None:
+def test_an_invalid_scaling_factor_is_refused_in_one_line(factor: Any) -> None:
     code, said = estimated(64, rope_scaling={"type": "linear", "factor": factor})
     assert code == 2
     assert "factor" in said

@@ -84,7 +84,7 @@ def test_one_after_the_other_they_never_jointly_pass_the_limit(wishes: list[Deci
     assert one.usage.jobs == one.usage.gpus <= 7
 
 
-def test_every_policy_has_a_say() -> None:
+def test_every_policy_must_allow_a_launch() -> None:
     roomy, tight = applied(policy(budgets=[budget()])), applied(policy(name="ann", user="ann", budgets=[budget("5")]))
     assert told(ask("5"), roomy, tight) is None
     refusal = judge(ask("6"), [roomy, tight], NOW)
@@ -92,7 +92,7 @@ def test_every_policy_has_a_say() -> None:
     assert (refusal.hold, refusal.policy) == (Hold.WAIT, "ann")
 
 
-def test_a_job_hears_why_it_waits_and_until_when() -> None:
+def test_a_waiting_job_states_its_reason_and_end() -> None:
     one = applied(policy(timezone="Asia/Tokyo", budgets=[budget()]), "60", "35.5")
     assert told(ask(), one) == (
         Hold.WAIT,
@@ -107,13 +107,13 @@ def test_a_job_hears_why_it_waits_and_until_when() -> None:
     )
 
 
-def test_a_job_that_can_never_start_hears_that() -> None:
+def test_a_job_that_can_never_start_states_that() -> None:
     reason = told(ask("200"), applied(policy(budgets=[budget()])))
     assert reason is not None
     assert "more than the budget of $100.00 a day; lower its cap or raise the limit" in reason[1]
 
 
-def test_what_others_have_spent_is_not_told_to_a_team() -> None:
+def test_other_teams_spending_is_not_shown_to_a_team() -> None:
     everywhere = policy(
         team=None, budgets=[budget(thresholds=thresholds(("0.5", "stop_launches")))], max_gpus=4, max_jobs=4
     )
@@ -223,7 +223,7 @@ def test_an_attempt_asks_for_all_its_machines() -> None:
         ({"spec_changes": {"max_duration": 60}}, {}, None),
     ],
 )
-def test_what_a_higher_cap_reserves(
+def test_a_higher_cap_reserves_the_difference(
     job_changes: dict[str, Any], attempt_changes: dict[str, Any], more: str | None
 ) -> None:
     runs = attempt(**{"reserved_usd": Decimal(1), **attempt_changes})
@@ -240,7 +240,7 @@ def test_a_higher_cap_that_was_approved_before_is_not_asked_for_again() -> None:
     assert told(wanted, applied(policy(approval_above_usd="5"))) is None
 
 
-def test_what_people_are_told_of_a_threshold() -> None:
+def test_the_threshold_message_names_amounts_and_consequences() -> None:
     limits = policy(timezone="Asia/Tokyo", budgets=[budget(thresholds=thresholds(("0.5", "notify"), ("0.9", "drain")))])
     first, last = reached(limits, PolicyUsage(charged=(Decimal(91),)))
     assert reached_message(limits, first, NOW) == (
@@ -275,7 +275,7 @@ def test_a_cap_that_was_approved_is_not_asked_for_again() -> None:
     assert refusal.hold is Hold.APPROVAL
 
 
-def test_of_policies_with_as_much_room_the_first_is_named() -> None:
+def test_the_first_of_equally_tight_policies_is_named() -> None:
     ann, bob = applied(policy(name="ann", max_gpus=4), gpus=4), applied(policy(name="bob", max_gpus=8), gpus=8)
     assert free_gpus([ann, bob]) == (0, "max_gpus of policy ann is 4, of which 0 are free")
 
@@ -292,7 +292,7 @@ def test_a_reservation_as_high_as_the_budget_can_start_some_day() -> None:
     assert "the next day begins" in found[1]
 
 
-def test_what_a_budget_has_spent_is_never_guessed() -> None:
+def test_a_budget_without_its_spending_is_an_error() -> None:
     limits = policy(budgets=[budget(), budget("1000", per="month")])
     one = Applied(id=1, policy=limits, usage=PolicyUsage(charged=(ZERO,)))
     with pytest.raises(ValueError, match="shorter"):

@@ -47,7 +47,7 @@ def test_without_a_past_there_is_nothing_to_say() -> None:
     assert (done.launches, done.usd_spent, done.usd_not_spent) == (0, 0, 0)
 
 
-def test_others_are_not_covered() -> None:
+def test_jobs_of_other_teams_are_not_covered() -> None:
     done = dry_run(
         policy(max_gpus=0),
         SINCE,
@@ -72,7 +72,7 @@ def test_a_launch_at_the_moment_of_an_end_does_not_wait() -> None:
     assert (done.launches, done.held) == (2, ())
 
 
-def test_what_waits_to_the_end_is_not_spent() -> None:
+def test_a_launch_held_to_the_end_spends_nothing() -> None:
     done = dry_run(policy(max_gpus=0), SINCE, history(past("a", SINCE), past("a", SINCE + DAY, number=2, usd="5")))
     assert [(one.job_id, one.attempt, one.until) for one in done.held] == [("a", 1, None)]
     assert done.launches == 1  # the second attempt never came up
@@ -132,7 +132,7 @@ def test_approval_is_asked_once_a_job_and_taken_to_come() -> None:
     assert len(done.held) == 1
 
 
-def test_what_ran_before_counts_and_is_not_judged() -> None:
+def test_spending_before_the_period_counts_without_being_judged() -> None:
     rules = policy(budgets=[{"limit_usd": "22", "per": "week", "window": "rolling"}], max_jobs=5)
     before = past("a", SINCE - DAY, 3)
     stored = StorageSpending(team="nlp", owner="bob", at=SINCE - DAY, usd=Decimal(1))
@@ -141,7 +141,7 @@ def test_what_ran_before_counts_and_is_not_judged() -> None:
     assert [(one.job_id, one.until) for one in done.held] == [("b", SINCE - DAY + timedelta(days=7) + QUARTER)]
 
 
-def test_what_still_runs_holds_its_reservation() -> None:
+def test_running_attempts_hold_their_reservation() -> None:
     running = past("a", SINCE, 2, ended_at=None)
     done = dry_run(policy(max_jobs=1), SINCE, history(running, past("b", SINCE + DAY)))
     assert [(one.job_id, one.until) for one in done.held] == [("b", None)]

@@ -26,7 +26,7 @@ def foreseen_message(
     return None if found is None else f"{found.hold}: {found.reason}"
 
 
-def test_nothing_is_said_where_no_policy_holds_it() -> None:
+def test_no_message_is_given_when_no_policy_holds_the_job() -> None:
     assert foreseen_message() is None
     assert (
         foreseen_message(applied(policy(budgets=[budget("20")], max_gpus=1, max_jobs=1, approval_above_usd="20")))
@@ -34,7 +34,7 @@ def test_nothing_is_said_where_no_policy_holds_it() -> None:
     )
 
 
-def test_it_says_what_each_kind_of_rule_would_do() -> None:
+def test_each_kind_of_rule_has_its_message() -> None:
     assert foreseen_message(applied(policy(approval_above_usd="5"))) == (
         "approval: waits for approval: policy nlp requires it above a cap of $5.0000"
     )
@@ -51,7 +51,7 @@ def test_it_says_what_each_kind_of_rule_would_do() -> None:
     )
 
 
-def test_what_a_job_with_max_duration_reserves_is_judged_and_not_its_cap() -> None:
+def test_max_duration_limits_the_reservation_that_is_judged() -> None:
     tight = applied(policy(budgets=[budget("10")]))
     assert foreseen_message(tight, usd="9") is None
     assert foreseen_message(tight) is not None
@@ -73,7 +73,7 @@ def test_cpu_job_starts_below_a_lowered_gpu_limit() -> None:
     assert (foreseen_message(*over) or "").startswith("wait: waits for policy nlp: max_gpus is 0, 2 are held")
 
 
-def test_where_nothing_can_be_bought_only_what_needs_no_offer_is_said() -> None:
+def test_without_offers_only_rules_that_need_none_are_reported() -> None:
     full = applied(policy(budgets=[budget("1")]))
     assert foreseen_message(full, market=()) is None
     assert foreseen_message(full, least="20") is None, "the cap itself speaks against every offer"
@@ -113,7 +113,7 @@ def _reserve(line: QuoteLine) -> Decimal:
 
 
 @given(markets, st.lists(st.tuples(rules, standing), max_size=3))
-def test_it_foresees_what_placement_and_admission_do(market: list[Offer], given_: list[tuple[Any, Any]]) -> None:
+def test_the_forecast_equals_placement_and_admission(market: list[Offer], given_: list[tuple[Any, Any]]) -> None:
     held = [applied(policy(**some), charged, "0", gpus, jobs) for some, (charged, gpus, jobs) in given_]
     made = quoted(market, cap_left=CAP)
     foreseen, done = foresee(made, CAP, held, NOW, least=_least, reserve=_reserve), placed(market, held)

@@ -36,7 +36,7 @@ async def test_a_job_becomes_a_workload_and_a_report() -> None:
     assert found.workload.shape.family == "gpt2"
 
 
-async def test_a_script_passes_unseen() -> None:
+async def test_a_script_is_not_checked() -> None:
     script = JobSpec.model_validate({"name": "s", "cap_usd": "1", "script": {"code": "x", "command": ["true"]}})
     found = await preflight(script, summary=None, resolve=offline)
     assert (found.workload.method, found.report) == ("script", None)

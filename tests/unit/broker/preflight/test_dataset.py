@@ -258,7 +258,7 @@ def test_a_column_of_another_label_in_each_row_is_doubtful() -> None:
         ([f"l{n}" for n in range(1001)], "more than 1000 labels"),
     ],
 )
-def test_labels_that_cannot_be_learned(cells: list[Any], message: str) -> None:
+def test_unlearnable_labels_are_refused(cells: list[Any], message: str) -> None:
     field, said = refusal(check, classes(), rows(*({"t": "a", "mood": cell} for cell in cells)))
     assert field == "train.data.label"
     assert message in said

@@ -78,7 +78,7 @@ def test_older_families_have_names_of_their_own(name: str, intermediate: int, kv
         ({"num_key_value_heads": -1}, "no positive num_key_value_heads"),
     ],
 )
-def test_what_is_no_plain_decoder_is_refused(changes: dict[str, Any], words: str) -> None:
+def test_configs_other_than_plain_decoders_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidInput, match=words) as caught:
         shape_of("x", {**LLAMA, **changes})
     assert caught.value.problems[0].field == "train.model"
@@ -168,7 +168,7 @@ async def test_the_hub_is_asked_once_with_the_token(hub: tuple[Hub, str]) -> Non
         (500, "cannot look up 'owner/new'.*answered 500; try again"),
     ],
 )
-async def test_what_the_hub_refuses_is_explained(hub: tuple[Hub, str], status: int, words: str) -> None:
+async def test_refusals_of_the_hub_are_explained(hub: tuple[Hub, str], status: int, words: str) -> None:
     fake, url = hub
     fake.status = status
     with pytest.raises(InvalidInput, match=words):
@@ -219,7 +219,7 @@ PAIR = {"chosen": "{x}", "rejected": "{y}"}
         ("seq2seq", {"prompt": "{x}", "completion": "{y}"}, {"model_type": "t5", **WRITES}, ("t5", "tokens", 0)),
     ],
 )
-async def test_the_task_decides_what_stands_on_the_model(
+async def test_the_task_decides_the_head_of_the_model(
     task: str, data: dict[str, str], config: dict[str, Any], found: tuple[str, str, int], tmp_path: Path
 ) -> None:
     shape = await of_task(task, data, config, tmp_path)
@@ -256,7 +256,7 @@ async def test_a_job_without_an_estimate_is_not_refused(
         ("text_classification", WORDS, LLAMA | {"hidden_size": -1}, "no positive hidden_size"),
     ],
 )
-async def test_what_a_task_cannot_train_is_refused(
+async def test_models_that_a_task_cannot_train_are_refused(
     task: str, data: dict[str, str], config: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidInput, match=words):

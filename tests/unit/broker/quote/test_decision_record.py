@@ -11,7 +11,7 @@ from broker.quote.decision_record import packed, unpacked
 from tests.support.machines import SCRIPT, offer, quoted
 
 
-def test_every_offer_with_its_reason() -> None:
+def test_the_record_has_every_offer_with_its_reason() -> None:
     market = [offer(id="a"), offer(id="dear", usd_per_hour=Decimal("20.5")), offer(id="b", accelerator="tpu")]
     made = quoted(market, resources={"max_usd_per_hour": "10"})
     found = unpacked(packed(made))
@@ -43,7 +43,7 @@ def test_the_record_says_of_every_offer_what_the_quote_does(market: list[Offer])
     ]
 
 
-def test_of_a_script_the_dollars_are_not_known() -> None:
+def test_the_record_of_a_script_has_no_expected_cost() -> None:
     assert unpacked(packed(quoted([offer()], work=SCRIPT)))[0].usd_p50 is None
 
 

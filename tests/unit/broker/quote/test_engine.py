@@ -82,7 +82,7 @@ def only(line_of: Any) -> QuoteLine:
         ({}, {"excluded": {"account:cloud/Cloud/": "no credit"}}, DropReason.EXCLUDED, "no credit"),
     ],
 )
-def test_what_is_dropped_says_why(
+def test_dropped_offers_state_their_reason(
     changes: dict[str, Any], arguments: dict[str, Any], drop: DropReason, words: str
 ) -> None:
     made = quoted([offer(**changes)], **arguments)
@@ -107,7 +107,7 @@ def test_only_community_hosts_elsewhere_need_a_store_that_scopes() -> None:
     assert scoped.kept_count == len(market)
 
 
-def test_every_reason_has_its_words() -> None:
+def test_every_drop_reason_has_a_label() -> None:
     assert set(LABELS) == set(DropReason)
 
 

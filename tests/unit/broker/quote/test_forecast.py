@@ -133,7 +133,7 @@ def test_without_evidence_nothing_is_reported() -> None:
         assert forecast(attempt, job(), CAPS, step_s, build.at(500), {}) is None
 
 
-def test_people_are_told_once_until_there_is_room_again() -> None:
+def test_an_overrun_is_reported_once_until_the_cap_suffices_again() -> None:
     """A cost of 1.0 is expected. A lower cap is reported; the report is withdrawn only if the cap is 5 % higher than
     the cost.
     """
@@ -146,7 +146,7 @@ def test_people_are_told_once_until_there_is_room_again() -> None:
     assert not made(attempt, replace(job("1.06"), forecast=told)).over_cap
 
 
-def test_its_time_is_told_likewise() -> None:
+def test_a_late_finish_is_reported_once() -> None:
     attempt = at_step(50)
     late = made(attempt, job(deadline="2026-01-01T00:16:00Z"))
     assert late.late
@@ -170,7 +170,7 @@ def test_the_words_say_by_how_much_and_what_helps() -> None:
     assert late_message(found, attempt, short, build.at(500)), "the deadline was taken away meanwhile"
 
 
-def test_small_changes_are_not_written_down() -> None:
+def test_small_changes_of_a_forecast_are_not_stored() -> None:
     found = made(at_step(50), job())
     assert not differs(found, found)
     assert not differs(None, None)

@@ -55,7 +55,7 @@ def stored(known: GuardFacts, decision: GuardDecision) -> GuardFacts:
     at_s=st.floats(110, 5000),
     utilisation=st.none() | st.sampled_from([0.0, 1.0]),
 )
-def test_what_was_written_is_not_reported_again(
+def test_a_stored_forecast_is_not_reported_again(
     cap_cents: int, max_duration: int | None, step: int, at_s: float, utilisation: float | None
 ) -> None:
     spec = build.spec() if max_duration is None else build.spec(max_duration=max_duration)

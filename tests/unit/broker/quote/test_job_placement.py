@@ -113,7 +113,7 @@ def test_a_full_policy_and_silent_providers_are_both_named() -> None:
     assert "no answer" not in other.job.reason
 
 
-def test_what_the_installation_forbids_waits_with_its_reason() -> None:
+def test_a_forbidden_job_waits_with_its_reason() -> None:
     assert decide(job(), [offer()], forbidden="remote code is off").job.reason == "remote code is off"
 
 

@@ -41,7 +41,7 @@ def test_a_market_that_may_change_is_never_remembered() -> None:
     assert quoted(market).kept_count == 7
 
 
-def test_what_is_remembered_changes_no_quote() -> None:
+def test_the_index_gives_the_same_quote_as_a_fresh_one() -> None:
     for market in (MARKET, MARKET[:3], MARKET):
         for experience in (TAKEN, Corrections(), TAKEN):
             assert list(learned(market, experience).lines) == list(learned(list(market), experience).lines)
@@ -53,7 +53,7 @@ def test_what_is_remembered_changes_no_quote() -> None:
 
 @pytest.mark.parametrize("small", [{"vcpus": 1}, {"ram_bytes": GIB}, {"disk_bytes": GIB}])
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_of_one_kind_of_machine_only_the_small_host_is_dropped(small: dict[str, int], place: int) -> None:
+def test_only_the_small_host_of_equal_offers_is_dropped(small: dict[str, int], place: int) -> None:
     market = [offer(id=f"cloud/{n}") for n in range(3)]
     market[place] = replace(market[place], **small)  # type: ignore[arg-type]
     drops = {line.offer.id: line.drop for line in quoted(market).lines}

@@ -64,7 +64,7 @@ def test_waiting_helps_while_something_within_the_cap_is_sold_out() -> None:
     assert choice.reason == "waits for capacity: 0 of 2 offers kept; dropped: 1 above the cap, 1 unavailable"
 
 
-def test_no_offers_at_all() -> None:
+def test_placement_without_offers_waits() -> None:
     choice = bought(quoted([]), cap_left=Decimal(5), attempt_number=1)
     assert (choice.queue, choice.reason[:9]) == (Queue.WAIT, "no offers")
 
@@ -79,7 +79,7 @@ def test_something_is_bought_exactly_when_something_is_kept(market: list, left: 
     assert "\n" not in choice.reason
 
 
-def test_what_the_cap_would_end_at_once_is_passed_over() -> None:
+def test_offers_that_the_cap_would_end_at_once_are_skipped() -> None:
     made = quoted([offer(id="dear", usd_per_hour=Decimal(9)), offer(id="cheap")], work=SCRIPT)
     least = {"cheap": Decimal(6), "dear": Decimal(4)}
     choice = choose(made, cap_left=Decimal(5), attempt_number=1, least=lambda line: least[line.offer.id])

@@ -36,7 +36,7 @@ def stored(one: Offer, usd_per_gib_month: str) -> QuoteLine:
 
 
 @pytest.mark.parametrize("spot", [True, False])
-def test_the_parts_add_up(spot: bool) -> None:
+def test_the_cost_parts_add_up(spot: bool) -> None:
     facts = HostFacts(egress_usd_per_gib=Decimal("0.09"), ingress_usd_per_gib=Decimal("0.01"), down_mbit_s=400)
     line = stored(offer(spot=spot, facts=facts), "0.023")
     hours = line.hours
@@ -103,7 +103,7 @@ MARKET = [
 ]
 
 
-def test_what_offers_are_ranked_by() -> None:
+def test_each_objective_ranks_offers_by_its_measure() -> None:
     assert ranked("hourly", MARKET) == ["a6000", "l40s", "h100", "b200"]
     assert ranked("fastest", MARKET, work=BUSY) == ["b200", "h100", "l40s", "a6000"]
     assert ranked("cheapest", MARKET, work=BUSY)[0] == "l40s"

@@ -80,7 +80,7 @@ def test_an_uncertain_duration_alone_leaves_no_job_without_a_machine() -> None:
     assert (never.best, never.deadline_at_risk) == (None, False)
 
 
-def test_of_offers_at_risk_the_fastest_within_the_cap_comes_first() -> None:
+def test_the_fastest_offer_within_the_cap_leads_those_at_risk() -> None:
     slower = replace(FAST, id="cloud/slower", gpus=4, usd_per_hour=Decimal(1))
     between = seconds(slower)[0] + DRAINED_S + 1
     assert between < seconds(FAST)[1] + DRAINED_S
@@ -98,7 +98,7 @@ def test_the_p50_must_fit_into_the_machine_time_that_is_left() -> None:
     assert f"takes {P50_S / 3600:.2f} h (P50), {P90_S / 3600:.2f} h (P90): 0.00 h too long" in late.reason
 
 
-def test_of_a_script_only_the_set_up_is_known() -> None:
+def test_a_scripts_deadline_is_judged_by_its_set_up_alone() -> None:
     assert "may miss" not in line(SCRIPT, deadline=NOW + timedelta(seconds=60 * 1.5 + DRAINED_S + 1)).reason
     assert "may miss" in line(SCRIPT, deadline=NOW + timedelta(seconds=60 * 1.5 + DRAINED_S - 1)).reason
     assert line(SCRIPT, deadline=NOW + timedelta(seconds=60 + DRAINED_S - 1)).drop is DropReason.DEADLINE

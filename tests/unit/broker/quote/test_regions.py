@@ -19,7 +19,7 @@ from tests.support.machines import offer, quoted
         ((), {"DE"}, ()),
     ],
 )
-def test_what_is_not_sold_in_is_named(asked: tuple[str, ...], sold: set[str], said: tuple[str, ...]) -> None:
+def test_regions_without_offers_are_named(asked: tuple[str, ...], sold: set[str], said: tuple[str, ...]) -> None:
     assert unsold_regions(asked, sold) == said
 
 

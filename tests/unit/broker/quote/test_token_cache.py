@@ -21,7 +21,7 @@ def facts(out: str, into: str = "0") -> HostFacts:
     return HostFacts(egress_usd_per_gib=Decimal(out), ingress_usd_per_gib=Decimal(into))
 
 
-def test_where_traffic_is_free_they_are_always_sent() -> None:
+def test_token_caches_are_always_sent_when_traffic_is_free() -> None:
     for spot in (True, False):
         assert rows_bytes(WORK, build.offer(spot=spot), 1) > GIB, "each row has some bytes of its own"
         assert rows_bytes(WORK, build.offer(spot=spot, facts=HostFacts()), 1) > GIB
@@ -44,18 +44,18 @@ def test_on_spot_machines_the_dollars_of_their_time_decide() -> None:
         assert (rows_bytes(WORK, offer, nodes) > 0) is sends, (out, into, nodes)
 
 
-def test_what_nobody_knows_the_size_of_is_not_sent() -> None:
+def test_token_caches_of_unknown_size_are_not_sent() -> None:
     assert rows_bytes(replace(WORK, data_bytes=0), build.offer(), 1) == 0
 
 
 @given(st.integers(1, 2**45))
-def test_it_is_bounded(size: int) -> None:
+def test_the_upload_of_a_token_cache_is_bounded(size: int) -> None:
     most = rows_bytes(replace(WORK, data_bytes=size), build.offer(), 1)
     assert min(size, MAX_BYTES) <= most <= MAX_BYTES
 
 
 @pytest.mark.parametrize("rows", [0, GIB])
-def test_nothing_is_bought_whose_cap_has_no_room_for_them(rows: int) -> None:
+def test_a_cap_without_room_for_the_upload_buys_nothing(rows: int) -> None:
     line = replace(build.line(facts=facts("0.09")), rows_bytes=rows)
     without = replace(line, rows_bytes=0)
     room = [min_budget_usd(one, Caps(spot=True), 60.0, build.drain_budget()) for one in (line, without)]

@@ -62,7 +62,7 @@ def test_a_day_on_which_clocks_change_has_another_length() -> None:
     st.sampled_from(["UTC", "Europe/Berlin", "America/Los_Angeles", "Asia/Kolkata", "Pacific/Apia"]),
     st.times(),
 )
-def test_what_is_told_is_over_and_follows_without_a_gap(now: datetime, zone: str, told_at: time) -> None:
+def test_reported_periods_are_over_and_adjacent(now: datetime, zone: str, told_at: time) -> None:
     plan = DigestPlan(zone=zone, at=told_at.replace(tzinfo=None, fold=0))
     day, week = periods(plan, now)
     assert day.window.since < day.window.until <= now
@@ -113,7 +113,7 @@ def test_several_teams_are_told_their_own_and_the_installation_all() -> None:
     assert found[2].message.startswith("all teams, 2026-03-01: $1.0000 spent")
 
 
-def test_nobody_is_told_that_nothing_happened() -> None:
+def test_an_empty_period_gives_no_digest() -> None:
     assert digests(PERIOD, Paid(slices=(), attempts={}, jobs={}), []) == []
 
 

@@ -32,7 +32,7 @@ def test_a_shorter_pause_does_not_end_a_longer_one() -> None:
     assert both.throttled == 2
 
 
-def test_silence_counts_in_a_row() -> None:
+def test_consecutive_unanswered_calls_open_the_circuit() -> None:
     pace = BreakerState()
     for _ in range(SILENT - 1):
         pace = after_silence(pace)
@@ -43,7 +43,7 @@ def test_silence_counts_in_a_row() -> None:
 
 
 @pytest.mark.parametrize("heard", [after_answer, partial(after_throttled, now=0, asked_s=1, jitter_s=0)])
-def test_after_a_word_silence_counts_from_the_first(heard: Callable[[BreakerState], BreakerState]) -> None:
+def test_failures_after_an_answer_count_from_the_first(heard: Callable[[BreakerState], BreakerState]) -> None:
     pace = heard(BreakerState(silent=SILENT - 1))
     for _ in range(SILENT - 1):
         pace = after_silence(pace)
@@ -51,7 +51,7 @@ def test_after_a_word_silence_counts_from_the_first(heard: Callable[[BreakerStat
     assert after_silence(pace).broken
 
 
-def test_only_who_was_refused_last_yields_to_others() -> None:
+def test_only_the_last_refused_caller_yields_to_others() -> None:
     refused = after_throttled(BreakerState(), 0, asked_s=10, jitter_s=0)
     assert refused.wait_s(0, yields_s=5) == 15
     answered = after_answer(refused)

@@ -48,7 +48,7 @@ def test_a_claim_without_an_answer_is_a_fault(watch: ClaimWatch, seconds: Second
     assert watch.fault() == ""
 
 
-def test_a_controller_that_claims_nothing_any_more_is_a_fault(watch: ClaimWatch, seconds: Seconds) -> None:
+def test_a_controller_that_stopped_claiming_is_a_fault(watch: ClaimWatch, seconds: Seconds) -> None:
     with watch.claiming("launch"):
         pass
     seconds.now = STALLED_S + 1

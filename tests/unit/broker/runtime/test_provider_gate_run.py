@@ -37,7 +37,7 @@ def test_one_failure_fails_the_gate_and_the_rest_is_run(tmp_path: Path) -> None:
     assert (status, len(calls)) == (1, 6)
 
 
-def test_what_this_host_cannot_run_is_skipped_but_not_at_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tools_skip_a_test_but_fail_the_provider_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(REQUIRED, raising=False)
     with pytest.raises(pytest.skip.Exception, match="no rsync here"):
         cannot(RuntimeError("no rsync here"))

@@ -23,7 +23,7 @@ def test_never_more_than_the_burst_and_the_rate(burst: int, per_s: float, gaps: 
 
 
 @given(st.floats(0, 0.999), st.floats(0.1, 100))
-def test_whoever_waits_as_told_is_let_through(left: float, per_s: float) -> None:
+def test_a_caller_that_waits_as_asked_is_admitted(left: float, per_s: float) -> None:
     rate = TokenBucketRate(per_s=per_s, burst=5)
     bucket, wait_s = take(Bucket(left=left, at=7.0), rate, 7.0)
     assert wait_s > 0

@@ -234,7 +234,7 @@ def test_speed_says_what_it_rests_on_and_how_far_it_may_be_off(asked: dict[str, 
         {"stack": "transformers=4.48.1"}, {"attention": "eager"},
     ],
 )  # fmt: skip
-def test_what_the_trainer_would_not_do_cannot_be_traced(asked: dict[str, Any]) -> None:
+def test_options_that_the_trainer_lacks_cannot_be_traced(asked: dict[str, Any]) -> None:
     with pytest.raises(EstimateError, match="--exact traces the trainer's own step"):
         estimate(config=TINY, seq=128, exact=True, **asked)
 
@@ -256,7 +256,7 @@ def test_fsdp_of_another_stack_is_fsdp_1_which_nobody_traces(monkeypatch: pytest
         ({"lora_dropout": None}, "lora_dropout None: is of the type NoneType; give float"),
     ],
 )
-def test_what_is_of_another_type_is_refused_in_its_own_name(asked: dict[str, Any], told: str) -> None:
+def test_a_value_of_a_wrong_type_is_refused_by_its_name(asked: dict[str, Any], told: str) -> None:
     asked = {"model": MISTRAL, **asked}
     with pytest.raises(EstimateError) as refused:
         estimate(**asked)
@@ -286,7 +286,7 @@ def test_a_failing_tracer_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatc
         estimate(config=TINY, seq=128, exact=True)
 
 
-def test_by_default_it_is_the_trainers_own_step() -> None:
+def test_the_default_estimate_is_the_trainers_own_step() -> None:
     """A change of the trainer's defaults must not go unnoticed here."""
     assert TrainConfig.model_fields["precision"].default == "auto"
     found = broker.estimate(MISTRAL)
@@ -294,7 +294,7 @@ def test_by_default_it_is_the_trainers_own_step() -> None:
 
 
 @pytest.mark.parametrize("positions", ["4096", -1, 0, 2048.0])
-def test_positions_that_are_no_number_are_said_and_not_passed_over(positions: object) -> None:
+def test_non_numeric_positions_are_reported(positions: object) -> None:
     config = {
         "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "intermediate_size": 128, "vocab_size": 1000, "max_position_embeddings": positions,
@@ -320,6 +320,6 @@ def test_a_decoder_with_classes_makes_no_vocabularys_logits(method: str, accumul
 
 
 @pytest.mark.parametrize("config", [TINY | {"model_type": ["llama"]}, {"text_config": TINY | {"model_type": {}}}])
-def test_a_kind_that_is_no_word_is_refused_in_one_line(config: dict[str, Any]) -> None:
+def test_a_model_type_that_is_no_text_is_refused_in_one_line(config: dict[str, Any]) -> None:
     with pytest.raises(EstimateError, match="which is not a word"):
         estimate(config=config)

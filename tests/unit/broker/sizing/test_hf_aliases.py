@@ -57,7 +57,7 @@ def test_without_a_version_of_transformers_the_step_is_the_trainers() -> None:
         ("transformers=4.48.1 or so", "write transformers=VERSION"),
     ],
 )  # fmt: skip
-def test_what_is_no_stack_is_refused_in_one_line(stack: str, told: str) -> None:
+def test_an_invalid_stack_is_refused_in_one_line(stack: str, told: str) -> None:
     with pytest.raises(EstimateError, match=told):
         estimate(config=TINY, seq=128, stack=stack)
 
@@ -89,7 +89,7 @@ def test_an_optimizer_is_known_by_transformers_name(theirs: str, ours: str) -> N
     assert any("moves to the host" in note for note in notes) == (theirs == "paged_adamw_8bit")
 
 
-def test_others_are_refused_with_the_choices() -> None:
+def test_unknown_optimizers_are_refused_with_the_choices() -> None:
     with pytest.raises(EstimateError, match="--optimizer lion_8bit: not one of adamw_fused"):
         estimate(config=TINY, seq=128, optimizer="lion_8bit")
 

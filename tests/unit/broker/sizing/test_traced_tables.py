@@ -80,7 +80,7 @@ def test_earlier_gradients_and_foreach_kernels_take_more() -> None:
         (WHISPER, {"stack": "transformers=4.48.1"}, "--stack 4.48.1: the tables of whisper have only none"),
     ],
 )
-def test_what_no_table_has_is_said_in_one_line(model: str, asked: dict[str, Any], words: str) -> None:
+def test_a_model_without_a_table_is_refused_in_one_line(model: str, asked: dict[str, Any], words: str) -> None:
     with pytest.raises(EstimateError) as raised:
         estimate(model, **asked)
     assert str(raised.value).startswith(words)

@@ -31,7 +31,7 @@ def test_the_document_has_a_row_for_each_count_and_its_assumptions() -> None:
     assert {row["hours"] for row in untimed["points"]} == {None}
 
 
-def test_a_plot_of_it() -> None:
+def test_the_scaling_table_is_plotted() -> None:
     pytest.importorskip("matplotlib")
     found = what_if("gpus=1,2,8", model=MODEL, gpu="h100-sxm", ask=ASK)
     picture = scaling_png(found)
@@ -164,7 +164,7 @@ def test_multi_node_speed_is_limited_by_its_stated_network(way: Any, method: Any
     assert two["tokens_per_s"] == pytest.approx(quoted, abs=0.1)
 
 
-def test_what_does_not_fit_has_no_speed() -> None:
+def test_a_plan_that_does_not_fit_has_no_speed() -> None:
     (row,) = what_if("gpus=1", model=MODEL, gpu="l4", ask=EstimateOptions(method="full", length=1024), rows=10)[
         "points"
     ]

@@ -34,7 +34,7 @@ def test_every_code_is_distinguished(code: str, status: int, error: type[Provide
         ("AuthFailure", "AWS was not able to validate the provided access credentials"),
     ],
 )  # fmt: skip
-def test_what_a_wrong_clock_looks_like_names_the_clock(code: str, message: str) -> None:
+def test_signature_time_errors_name_the_clock(code: str, message: str) -> None:
     told = error_for_code("get_caller_identity in us-east-1", code, message, 403)
     assert type(told) is Rejected
     assert "this computer's clock is wrong" in str(told)

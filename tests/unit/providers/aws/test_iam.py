@@ -281,7 +281,7 @@ async def test_skypilots_launch_and_our_own_calls_need_no_more(moto: str, keys: 
         await cloud.close()
 
 
-async def test_what_the_policy_does_not_name_is_refused(moto: str, keys: dict[str, str]) -> None:
+async def test_actions_outside_the_policy_are_refused(moto: str, keys: dict[str, str]) -> None:
     ec2, iam, sqs = (
         boto3.client(
             service, region_name=REGION, endpoint_url=moto,

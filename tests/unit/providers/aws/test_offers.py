@@ -89,7 +89,7 @@ def test_each_family_has_its_quota(machine: str, spot: bool, quota: tuple[str, f
 
 
 @pytest.mark.parametrize("action", ["ListServiceQuotas", "GetSpotPlacementScores"])
-async def test_what_only_helps_may_be_missing(world: World, action: str) -> None:
+async def test_optional_apis_may_be_denied(world: World, action: str) -> None:
     world.front.failing = {("*", action): (400, "AccessDeniedException")}
     found, _ = await offers(world.open())
     assert len(found) == 4
@@ -176,7 +176,7 @@ async def test_states_are_mapped_whole(world: World, name: str, state: InstanceS
     assert [one.state for one in await world.open().list()] == [state]
 
 
-async def test_what_was_destroyed_is_gone(world: World) -> None:
+async def test_a_destroyed_machine_is_listed_as_gone(world: World) -> None:
     cloud, machine = world.open(), world.launch()
     await cloud.destroy(handle(machine))
     assert [one.state for one in await cloud.list()] == [InstanceState.GONE]

@@ -40,7 +40,7 @@ async def test_an_on_demand_purchase_may_be_met_in_any_zone(world: World) -> Non
     assert (Decimal(rows["use1-az6"]), rows["use1-az2"]) == (Decimal("0.60"), "")
 
 
-async def test_what_the_job_asks_for_reaches_skypilot_and_its_plugin(world: World) -> None:
+async def test_the_jobs_cloud_options_reach_skypilot_and_its_plugin(world: World) -> None:
     options = CloudOptions(vpc="lab", subnets=("a", "b"), encrypted_volume=True, kms_key="alias/lab")
     purchase = await bought(world, "on-demand", BootSpec(nodes=2, options=options))
     assert purchase.config["aws"] == {

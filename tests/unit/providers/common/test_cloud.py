@@ -138,7 +138,7 @@ async def test_a_machine_is_looked_at_again_when_its_cloud_is_asked_too_much() -
         await opened(paper).create(NAME, OFFER, BOOT)
 
 
-async def test_what_is_wrong_with_a_machine_is_a_refusal_of_it() -> None:
+async def test_a_machine_that_fails_its_check_is_refused() -> None:
     paper = Paper(looks=[Rejected("not encrypted")])
     with pytest.raises(Rejected, match="not encrypted"):
         await opened(paper).create(NAME, OFFER, BOOT)

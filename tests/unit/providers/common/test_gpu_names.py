@@ -36,5 +36,5 @@ MIB = 1024**2
         ("NVIDIA RTX 6000 Ada Generation", None, "rtx-6000-ada-generation"),
     ],
 )
-def test_accelerator(spelt: str, mib: int | None, name: str) -> None:
+def test_provider_gpu_names_map_to_canonical_names(spelt: str, mib: int | None, name: str) -> None:
     assert accelerator(spelt, mib and mib * MIB) == name

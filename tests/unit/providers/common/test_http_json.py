@@ -50,7 +50,7 @@ async def test_the_answer_is_decoded(api: Api) -> None:
         (304, OutcomeUnknown, "304"),
     ],
 )
-async def test_statuses(api: Api, status: int, kind: type[ProviderError], says: str) -> None:
+async def test_each_http_status_has_its_error(api: Api, status: int, kind: type[ProviderError], says: str) -> None:
     api.routes["GET /a"] = lambda body, query: web.Response(status=status, text="" if status == 304 else "why\n so")
     with pytest.raises(kind, match=says) as e:
         await call(api)
@@ -63,7 +63,7 @@ async def test_statuses(api: Api, status: int, kind: type[ProviderError], says: 
     ("2.5", 2.5), ("soon", 5.0), (None, 5.0), ("Thu, 01 Jan 2026 00:00:00 GMT", 0.0),
     ("Thu, 01 Jan 2026 00:00:00 -0000", 5.0),
 ])  # fmt: skip
-async def test_retry_after(api: Api, header: str | None, seconds: float) -> None:
+async def test_retry_after_in_seconds_is_read(api: Api, header: str | None, seconds: float) -> None:
     headers = {"Retry-After": header} if header else {}
     api.routes["GET /a"] = lambda body, query: web.Response(status=429, headers=headers)
     with pytest.raises(Throttled) as e:
@@ -71,7 +71,7 @@ async def test_retry_after(api: Api, header: str | None, seconds: float) -> None
     assert e.value.after_s == seconds
 
 
-async def test_retry_after_a_date(api: Api) -> None:
+async def test_retry_after_as_a_date_is_read(api: Api) -> None:
     then = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
     api.routes["GET /a"] = lambda body, query: web.Response(status=429, headers={"Retry-After": then})
     with pytest.raises(Throttled) as e:
@@ -79,13 +79,13 @@ async def test_retry_after_a_date(api: Api) -> None:
     assert 3000 < e.value.after_s <= 3600
 
 
-async def test_no_json(api: Api) -> None:
+async def test_an_answer_that_is_not_json_is_reported(api: Api) -> None:
     api.routes["GET /a"] = lambda body, query: web.Response(text="<html>")
     with pytest.raises(OutcomeUnknown, match="not JSON"):
         await call(api)
 
 
-async def test_nobody_there(api: Api) -> None:
+async def test_an_unreachable_server_is_reported(api: Api) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         api.url = f"http://127.0.0.1:{free.getsockname()[1]}"

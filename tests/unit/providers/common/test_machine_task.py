@@ -101,7 +101,7 @@ def test_secrets_are_not_shown_and_no_machine_goes_without_a_trainer() -> None:
         ("n@sha256:1", "docker.io"),
     ],
 )
-def test_registry_of(reference: str, server: str) -> None:
+def test_the_registry_of_an_image_is_read_from_its_name(reference: str, server: str) -> None:
     assert registry_of(reference) == server
 
 
@@ -290,7 +290,7 @@ def test_run_passes_on_that_the_trainer_was_killed(machine: Machine) -> None:
     assert done.returncode == 137
 
 
-def test_where_skypilot_is_not_root_sudo_gets_names_and_no_values(machine: Machine) -> None:
+def test_sudo_gets_variable_names_without_values(machine: Machine) -> None:
     machine.program("sudo", RECORDER)
     task = task_of(boot(PUBLIC), docker_run=False)
     done = machine.do(task.run, task, uid=4242)

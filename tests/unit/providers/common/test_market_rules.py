@@ -69,7 +69,7 @@ def test_spot_without_a_known_on_demand_price_passes() -> None:
         (GpuAsk(min_gpus=3), False),
     ],
 )
-def test_only_what_was_asked_for(ask: GpuAsk, kept: bool) -> None:
+def test_offers_outside_the_configured_bounds_are_dropped(ask: GpuAsk, kept: bool) -> None:
     offer_filter = OfferFilter(ask)
     offer_filter.add(OFFER)
     assert (len(offer_filter.offers), offer_filter.dropped) == (int(kept), {})

@@ -75,7 +75,7 @@ def python(machine: Machine, before: str = "") -> None:
 
 
 @pytest.mark.parametrize("code", ["70", "137"])
-def test_where_shutting_down_ends_the_bill_it_shuts_down(machine: Machine, code: str) -> None:
+def test_the_machine_shuts_down_where_that_ends_its_bill(machine: Machine, code: str) -> None:
     task = task_of(boot(PUBLIC, GPUBROKER_SELF_STOP="os_shutdown", GPUBROKER_SELF_STOP_S="0"), docker_run=True)
     machine.do(task.run, task, env={"CODE": code})
     assert machine.argv.endswith("shutdown -h now\n")
@@ -116,7 +116,7 @@ def test_an_instance_of_vast_destroys_itself(machine: Machine, api: Api) -> None
         (VAST, "DELETE https://console.vast.ai/api/v0/instances/42/ gpubroker"),
     ],
 )
-def test_it_asks_its_own_cloud(machine: Machine, given: dict[str, str], asked: str) -> None:
+def test_the_self_stop_calls_the_machines_own_cloud(machine: Machine, given: dict[str, str], asked: str) -> None:
     show = 'print(r.get_method(), r.full_url, r.get_header("User-agent"))'
     answer = 'A(b"{\\"data\\": 0, \\"success\\": true}")'
     kind = 'A = type("A", (io.BytesIO,), {"status": 204})'
@@ -140,7 +140,7 @@ def test_a_key_in_the_containers_files_is_found_by_root_and_by_nobody_else(
     assert [call[2] for call in api.asked] == [f"Bearer {KEY}"]
 
 
-def test_it_asks_until_it_is_heard(machine: Machine, api: Api) -> None:
+def test_the_self_stop_is_repeated_until_it_is_accepted(machine: Machine, api: Api) -> None:
     python(machine)
     api.answers = [(500, {}), (200, {"errors": [{"message": f"no {KEY}"}]}), (204, {})]
     done, _ = here(machine, **STOP, **RUNPOD, GPUBROKER_SELF_STOP_URL=api.url)
@@ -149,7 +149,7 @@ def test_it_asks_until_it_is_heard(machine: Machine, api: Api) -> None:
     assert 'it answered {"errors": [{"message": "no ..."}]}' in done.stderr
 
 
-def test_it_gives_up_after_a_day_and_says_so(machine: Machine, api: Api) -> None:
+def test_the_self_stop_gives_up_after_a_day_with_a_message(machine: Machine, api: Api) -> None:
     python(machine)
     api.answers = [(200, {"success": False, "error": "auth_error"})]
     done, _ = here(machine, **STOP, **VAST, GPUBROKER_SELF_STOP_URL=api.url)
@@ -157,7 +157,7 @@ def test_it_gives_up_after_a_day_and_says_so(machine: Machine, api: Api) -> None
     assert "this machine cannot end itself; destroy it by `gpubroker sweep`" in done.stderr
 
 
-def test_without_a_key_it_says_so(machine: Machine) -> None:
+def test_the_self_stop_without_a_key_is_reported(machine: Machine) -> None:
     python(machine)
     done, _ = here(machine, **STOP, CONTAINER_ID="42")
     assert "the cloud has set no key on this machine" in done.stderr

@@ -139,7 +139,7 @@ async def test_a_type_is_sold_in_each_region_that_has_it(world: World) -> None:
     assert found["lambda/lambda/us-east-1/gpu_1x_a10/on-demand"].accelerator == "a10-pcie"
 
 
-async def test_what_cannot_run_the_image_or_be_true_is_counted(world: World) -> None:
+async def test_unusable_and_impossible_offers_are_counted(world: World) -> None:
     world.api.types = {
         "gh": kind("gpu_1x_gh200", "GH200 (96 GB)", 1, 149),
         "cpu": kind("cpu_4x_general", "N/A", 0, 20),

@@ -42,7 +42,7 @@ __all__ = ["shop"]
         (None, InstanceState.UNKNOWN),
     ],
 )
-async def test_states(shop: Shop, told: str | None, state: InstanceState) -> None:
+async def test_pod_states_map_to_machine_states(shop: Shop, told: str | None, state: InstanceState) -> None:
     shop.pods = [pod(status=told)]
     (seen,) = await shop.cloud().list()
     assert seen.state is state
@@ -71,7 +71,7 @@ async def test_graphql_lists_once_rest_is_retired(shop: Shop, told: str, state: 
     assert (seen.state, seen.accelerator, seen.spot) == (state, "rtx4090", True)
 
 
-async def test_what_stands_there_is_read_back(shop: Shop) -> None:
+async def test_listed_pods_are_read_back(shop: Shop) -> None:
     shop.pods = [
         pod(), pod(id="p2", gpu={"id": "NVIDIA A100-SXM4-80GB", "count": 2}, cost=3.28), pod(id="p3", cost=0, gpu=None),
         pod(id="p4", cudaVersion="12.2"), pod(id="p5", cudaVersion=None),
@@ -280,7 +280,7 @@ async def test_rest_errors(shop: Shop, status: int, text: str, kind: type[Except
         await shop.cloud().list()
 
 
-async def test_keys(shop: Shop) -> None:
+async def test_a_missing_or_refused_key_is_reported(shop: Shop) -> None:
     await shop.cloud().list()
     assert shop.api.asked[-1][2] == "Bearer test-key"
     with pytest.raises(Rejected, match="RUNPOD_API_KEY"):
@@ -290,7 +290,7 @@ async def test_keys(shop: Shop) -> None:
         await shop.cloud().list()
 
 
-async def test_check(shop: Shop) -> None:
+async def test_check_reports_the_accounts_state(shop: Shop) -> None:
     assert await shop.cloud().check() is None
     shop.balance = 0.25
     said = await shop.cloud().check()
@@ -299,7 +299,7 @@ async def test_check(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("answer", [{"pods": None}, {"pods": {}}, {"data": {"myself": {}}}, [], {}])
-async def test_an_answer_that_is_no_listing(shop: Shop, answer: Any) -> None:
+async def test_an_answer_without_a_pod_list_is_refused(shop: Shop, answer: Any) -> None:
     shop.api.routes[PODS] = lambda body, query: answer
     with pytest.raises(OutcomeUnknown):
         await shop.cloud().list()

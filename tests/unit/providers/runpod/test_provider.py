@@ -58,7 +58,7 @@ async def test_no_stock_is_reported(shop: Shop) -> None:
     assert [o.available for o in offers.values()] == [False]
 
 
-async def test_what_cannot_be_true_or_bought_is_counted(shop: Shop) -> None:
+async def test_impossible_and_unbuyable_offers_are_counted(shop: Shop) -> None:
     shop.types.append(gpu("Tesla V100-PCIE-16GB", 16))
     shop.types.append(gpu("NVIDIA L40S", 480))
     shop.sell(RTX4090, 1, "US-TX-1", price(0.0, 0.0))
@@ -94,7 +94,7 @@ async def test_a_country_that_runpod_is_not_in_is_reported(shop: Shop) -> None:
     assert said == "of providers.runpod.regions is not there now: Ro (did you mean RO?)"
 
 
-async def test_regions(shop: Shop) -> None:
+async def test_only_configured_regions_are_offered(shop: Shop) -> None:
     shop.sell(RTX4090, 1, "US-TX-1", price(0.69, None))
     shop.sell(RTX4090, 1, "EU-RO-1", price(0.69, None))
     offers, _ = await shop.offers(regions=("RO",))

@@ -127,7 +127,7 @@ async def test_a_preempted_job_resumes_from_its_last_checkpoint(world: World) ->
 
 
 @pytest.mark.parametrize(("want", "saves"), [("drain", True), ("stop", False)])
-async def test_what_is_desired_is_obeyed(world: World, want: str, saves: bool) -> None:
+async def test_orders_of_the_broker_are_obeyed(world: World, want: str, saves: bool) -> None:
     name = await world.start(A)
     await world.run(20)
     desired = Desired.model_validate({"want": want, "epoch": 1, "seq": 1, "reason": "cap"})

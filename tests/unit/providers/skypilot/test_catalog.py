@@ -34,7 +34,7 @@ async def test_a_row_replaces_its_former_self_and_no_other(tmp_path: Path) -> No
     assert not list((tmp_path / ".sky/catalogs/v8").rglob("*.md5")), "SkyPilot would take it for a download of its own"
 
 
-async def test_what_a_person_or_skypilot_put_there_stays(tmp_path: Path) -> None:
+async def test_catalog_rows_of_users_and_skypilot_stay(tmp_path: Path) -> None:
     path = tmp_path / ".sky/catalogs/v8" / FILE
     path.parent.mkdir(parents=True)
     path.write_text("InstanceType,Region,AvailabilityZone,Extra\nother,US,US-TX-1,kept\n")
@@ -77,7 +77,7 @@ async def test_a_launch_at_another_price_waits_until_the_first_is_over(tmp_path:
     assert next(r["SpotPrice"] for r in read(tmp_path) if r["AvailabilityZone"] == "US-GA-1") == "0.40"
 
 
-async def test_who_is_cancelled_while_waiting_holds_nothing(tmp_path: Path) -> None:
+async def test_a_waiter_that_is_cancelled_holds_no_lock(tmp_path: Path) -> None:
     catalog = SkyCatalog(tmp_path)
 
     async def hold(spot: str) -> None:

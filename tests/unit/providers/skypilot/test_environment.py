@@ -61,7 +61,7 @@ def test_python_is_the_set_one_then_the_homes_then_the_neighbour(
     assert find_python(tmp_path / "own/bin/python", providers) == tmp_path / "own/bin/python"
 
 
-def test_what_an_environment_lacks_is_named_with_its_fix(tmp_path: Path) -> None:
+def test_missing_packages_are_named_with_the_fix(tmp_path: Path) -> None:
     fix = "; run `gpubroker clouds install`"
     for venv, packages, expected in (
         ("none", None, f"SkyPilot's environment is missing ({tmp_path}/none/bin/python){fix}"),

@@ -83,7 +83,7 @@ def test_only_what_left_nothing_behind_is_a_refusal(
         ("(ExpiredToken): The security token included in the request is expired", "have expired"),
     ],
 )
-def test_what_a_person_must_mend_is_a_refusal_with_the_fix(said: str, fix: str) -> None:
+def test_errors_that_a_user_must_fix_are_refusals_with_the_fix(said: str, fix: str) -> None:
     for failure in (
         Failure(kind="ResourcesUnavailableError", message=said),
         Failure(kind="RuntimeError", message=f"{NOTHING_REQUESTED}ValueError: {said}"),

@@ -85,7 +85,7 @@ async def test_a_planned_server_of_a_daemon_that_died_is_dead(tmp_path: Path) ->
     await second.close()
 
 
-async def test_what_needs_no_server_starts_none(tmp_path: Path) -> None:
+async def test_calls_that_need_no_server_start_none(tmp_path: Path) -> None:
     sky = opened(tmp_path)
     async with asyncio.timeout(300):
         await sky.cancel(NAME)

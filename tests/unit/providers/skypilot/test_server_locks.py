@@ -30,7 +30,7 @@ def test_a_servers_file_goes_with_it_and_its_death_stays_proven(tmp_path: Path) 
     assert (lives.is_proven_dead(mine), servers(tmp_path)) == (True, set())
 
 
-def test_of_another_folders_server_nothing_is_known(tmp_path: Path) -> None:
+def test_a_server_of_another_folder_is_never_proven_dead(tmp_path: Path) -> None:
     there, lock = ServerLocks(tmp_path / "there").new()
     os.close(lock)
     assert not ServerLocks(tmp_path / "here").is_proven_dead(there)

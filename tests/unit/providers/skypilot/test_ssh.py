@@ -109,7 +109,7 @@ def test_secrets_are_read_by_nobody_else_and_do_not_stay(tmp_path: Path) -> None
     assert not (machine.folder / "env").exists()
 
 
-def test_what_fails_in_setup_is_not_run(tmp_path: Path) -> None:
+def test_a_task_whose_setup_fails_is_not_run(tmp_path: Path) -> None:
     machine = Machine(tmp_path / "m")
     start_tasks([(machine.ssh, task(setup="echo gpubroker-setup: no; exit 3"))])
     assert machine.text("code") == "3\n"

@@ -53,7 +53,9 @@ async def test_a_machine_is_asked_how_it_fares(tmp_path: Path) -> None:
         (9, 137, "FAILED"),
     ],
 )  # fmt: skip
-async def test_where_a_machine_stands(tmp_path: Path, running_s: float | None, code: int | None, status: str) -> None:
+async def test_each_task_file_gives_its_job_status(
+    tmp_path: Path, running_s: float | None, code: int | None, status: str
+) -> None:
     seen = await read_job(machine(tmp_path, running_s=running_s, code=code))
     assert seen is not None
     assert seen.status == status

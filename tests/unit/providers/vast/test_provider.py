@@ -150,7 +150,7 @@ async def test_disk_price_is_worked_out_where_the_ask_does_not_tell_it(world: Wo
         ({"gpu_name": None}, "unreadable"),
     ],
 )
-async def test_what_cannot_be_true_or_run_is_counted(world: World, changes: dict[str, Any], why: str) -> None:
+async def test_impossible_and_unusable_asks_are_counted(world: World, changes: dict[str, Any], why: str) -> None:
     offers, dropped = await world.offers(ask(**changes), ask(id=2))
     assert {o.purchase["ask"] for o in offers} == {"2"}
     assert set(dropped) == {why}
@@ -287,14 +287,14 @@ async def test_an_image_that_a_host_is_refused_is_the_machines_fault(
         ({"actual_status": "what-is-this"}, InstanceState.UNKNOWN),
     ],
 )
-async def test_states(world: World, told: dict[str, Any], state: InstanceState) -> None:
+async def test_instance_states_map_to_machine_states(world: World, told: dict[str, Any], state: InstanceState) -> None:
     world.listing(machine(**told))
     (seen,) = await world.cloud().list()
     assert seen.state is state
     assert (seen.handle.name, seen.handle.id, seen.handle.region) == (NAME, "77", "DE")
 
 
-async def test_what_stands_there_is_read_back(world: World) -> None:
+async def test_listed_instances_are_read_back(world: World) -> None:
     world.listing(machine(gpu_name="RTX 3090", gpu_ram=24576, num_gpus=2, is_bid=False, dph_total=0.3))
     (seen,) = await world.cloud().list()
     assert (seen.accelerator, seen.gpus, seen.spot) == ("rtx-3090", 2, False)
@@ -333,7 +333,7 @@ async def test_a_listing_that_may_be_incomplete_is_none(world: World, answer: An
         await world.cloud().list()
 
 
-async def test_destroy(world: World) -> None:
+async def test_destroy_deletes_the_instance(world: World) -> None:
     path = "DELETE /api/v0/instances/77/"
     world.api.routes[path] = lambda body, query: {"success": True}
     await world.cloud().destroy(HANDLE)
@@ -350,7 +350,7 @@ async def test_destroy(world: World) -> None:
         await world.cloud().destroy(HANDLE)
 
 
-async def test_check(world: World) -> None:
+async def test_check_reports_the_accounts_state(world: World) -> None:
     world.api.routes[USER] = lambda body, query: {"credit": 12.5, "api_key": "secret"}
     assert await world.cloud().check() is None
     world.api.routes[USER] = lambda body, query: {"credit": 0.2, "api_key": "secret"}
@@ -360,7 +360,7 @@ async def test_check(world: World) -> None:
     assert "secret" not in said
 
 
-async def test_refusals(world: World) -> None:
+async def test_each_refusal_of_vast_has_its_error(world: World) -> None:
     with pytest.raises(Rejected, match="VAST_API_KEY"):
         await world.cloud(key="").list()
     world.api.routes[INSTANCES] = lambda body, query: web.json_response({"msg": "bad key"}, status=401)

@@ -18,7 +18,7 @@ FROM_THE_SDK = "WuvE4HQYHrvBv2CsIzjPdGQQ+tVmXZ4Dx7U0/dscDrA="
 """azure-storage-blob 12.31.1, version 2022-11-02: account `acct`, container `training`, `rwdl`, https, ends at NOW."""
 
 
-def test_it_equals_the_sdks() -> None:
+def test_the_signature_equals_the_sdks() -> None:
     token = parse_qs(container_signature("acct", KEY, "training", NOW, "https"), strict_parsing=True)
     assert token == {
         "sv": ["2022-11-02"], "sr": ["c"], "sp": ["rwdl"], "se": ["2026-01-02T03:04:05Z"], "spr": ["https"],
@@ -26,7 +26,7 @@ def test_it_equals_the_sdks() -> None:
     }  # fmt: skip
 
 
-async def test_it_ends_and_holds_no_key() -> None:
+async def test_an_azure_grant_expires_and_holds_no_account_key() -> None:
     issuer = AzureIssuer(account="acct", key=KEY, life_s=600, protocol="https", now=now)
     issued = await issuer.issue(SCOPE)
     assert issued.expires_at == NOW + timedelta(seconds=600)
@@ -56,7 +56,7 @@ async def test_the_instance_sends_the_signature_and_nothing_else() -> None:
     assert "authorization" not in request.headers
 
 
-async def test_a_key_that_is_none_is_reported() -> None:
+async def test_a_malformed_account_key_is_reported() -> None:
     issuer = AzureIssuer(account="acct", key="not base64!", life_s=600, protocol="https", now=now)
     with pytest.raises(BlobsUnavailable, match="copy AZURE_STORAGE_ACCOUNT_KEY again"):
         await issuer.issue(SCOPE)

@@ -32,7 +32,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         (USER | ELSEWHERE, {"sts_endpoint": "https://minio.example/"}, "https://minio.example/"),
     ],
 )
-def test_s3_that_scopes(options: dict[str, str], settings: dict[str, Any], endpoint: str) -> None:
+def test_s3_issues_scoped_credentials(options: dict[str, str], settings: dict[str, Any], endpoint: str) -> None:
     blobs = ObstoreBlobs.open("s3://b/p", Installation("abcd"), options=options, grants=GrantSettings(**settings))
     assert blobs.scopes
     assert blobs.unscoped is None
@@ -64,7 +64,7 @@ def test_a_store_that_cannot_says_why(url: str, options: dict[str, str], setting
 
 
 @pytest.mark.parametrize("url", ["memory://", "file:///tmp/x"])
-def test_a_folder_has_nothing_to_warn_of(url: str) -> None:
+def test_a_folder_store_gives_no_warning(url: str) -> None:
     blobs = ObstoreBlobs.open(url, Installation("abcd"))
     assert (blobs.scopes, blobs.unscoped) == (False, None)
 

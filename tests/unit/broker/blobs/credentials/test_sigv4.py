@@ -13,7 +13,7 @@ BODY = b"Action=AssumeRole&Version=2011-06-15&Policy=%7B%22a%22%3A%22b+c%22%7D"
 
 @pytest.mark.parametrize("token", [None, "a-session-token"])
 @pytest.mark.parametrize("url", ["https://sts.eu-west-1.amazonaws.com/", "http://127.0.0.1:5000", "http://h:1/sts/x"])
-def test_it_equals_botocores(monkeypatch: pytest.MonkeyPatch, url: str, token: str | None) -> None:
+def test_the_signature_equals_botocores(monkeypatch: pytest.MonkeyPatch, url: str, token: str | None) -> None:
     keys = sigv4.Keys(access_key="AKIDEXAMPLE", secret_key="wJalrXUtnFEMI/K7MDENG", session_token=token)
     ours = sigv4.signed_headers(url, BODY, keys, region="eu-west-1", service="sts", now=NOW)
 

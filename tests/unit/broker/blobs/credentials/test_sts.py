@@ -51,7 +51,7 @@ def test_no_keys_at_all_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         (502, "bad gateway", "502"),
     ],
 )
-async def test_an_answer_that_is_none_is_one_line(
+async def test_a_malformed_answer_of_sts_is_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, status: int, answer: str, words: str
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")

@@ -38,7 +38,7 @@ async def test_hanging_row_is_skipped_before_other_leases_lapse() -> None:
     assert await decide_batch(context(lease_s=0.1), "test", [0, 1, 2], decide) == [(0, 0), (2, 2)]
 
 
-async def test_what_happens_to_all_is_the_callers_to_back_off_from() -> None:
+async def test_an_error_of_every_row_is_raised_to_the_caller() -> None:
     async def decide(row: int) -> int:
         raise StoreUnavailable("down")
 

@@ -55,7 +55,7 @@ async def taken(claims: Claims) -> Sequence[Leased]:
         return leased
 
 
-async def test_what_a_lost_claim_leased_is_claimed_again_at_once(
+async def test_rows_leased_by_a_claim_without_an_answer_are_claimed_again(
     store: LostAnswerStore, attempt: Attempt, claims: Claims
 ) -> None:
     store.loses = True
@@ -68,7 +68,7 @@ async def test_what_a_lost_claim_leased_is_claimed_again_at_once(
     assert not await taken(claims)  # it is known to be leased
 
 
-async def test_what_could_not_be_written_is_due_for_whoever_comes_first(
+async def test_a_row_that_could_not_be_written_is_due_at_once(
     store: LostAnswerStore, attempt: Attempt, claims: Claims
 ) -> None:
     with pytest.raises(StoreUnavailable):

@@ -42,7 +42,7 @@ async def alone_until(
         (None, False, BEAT_S), (BOOTED_S, False, BEAT_S), (None, True, SHOWN_S),
     ],
 )  # fmt: skip
-async def test_it_counts_from_when_a_broker_last_knew_of_it(
+async def test_the_self_stop_counts_from_the_brokers_last_sighting(
     charged_s: float | None, shown: bool, since_s: float
 ) -> None:
     found = await alone_until(charged_s=charged_s, shown=shown)
@@ -69,6 +69,6 @@ async def test_machine_booted_during_an_absence_is_not_assumed_to_exist() -> Non
     assert late == await alone_until(charged_s=None, shown=False, first_beat_at=build.at(SENT_S + BOOT_S))
 
 
-async def test_what_never_beat_or_ends_nothing_has_no_such_bound() -> None:
+async def test_a_machine_without_heartbeat_or_self_stop_has_no_latest_end() -> None:
     assert await alone_until(charged_s=CHARGED_S, shown=False, first_beat_at=None) is None
     assert await alone_until(charged_s=CHARGED_S, shown=False, self_stop="none") is None

@@ -62,7 +62,7 @@ class Desk:
         return [e for e in await self.store.events(job.id, after=0, limit=99) if e.kind.startswith("job.")]
 
 
-async def test_what_own_machines_met_there_is_in_the_forecast() -> None:
+async def test_own_preemption_history_enters_the_forecast() -> None:
     """The cloud says nothing; a market that took away a machine every ten minutes takes this one too."""
     finish = []
     for preemptions in (0, 60_000):

@@ -51,7 +51,7 @@ async def test_a_day_is_reported_once_by_any_number_of_brokers() -> None:
     assert [notice.id for notice in await told(store)][-1] == "digest-daily-2026-03-03-default"
 
 
-async def test_nothing_is_told_where_nobody_wants_it() -> None:
+async def test_no_digest_is_made_without_a_subscribed_channel() -> None:
     clock = ManualClock()
     store = MemoryStore(clock)
     await running(store)

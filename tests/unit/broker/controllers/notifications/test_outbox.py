@@ -124,7 +124,7 @@ def up(channel: Channel, delivery: Delivery, state: State | None) -> State | Non
     return state
 
 
-async def test_every_job_is_told_in_order(desk: Desk) -> None:
+async def test_every_jobs_events_are_delivered_in_order(desk: Desk) -> None:
     kinds = [f"e{n}" for n in range(80)]
     jobs = [await desk.job(*kinds) for _ in range(5)]
     await desk.run()
@@ -133,7 +133,7 @@ async def test_every_job_is_told_in_order(desk: Desk) -> None:
     assert (await desk.status()).waiting == 0
 
 
-async def test_two_brokers_tell_everything_once(desk: Desk) -> None:
+async def test_two_brokers_deliver_everything_once(desk: Desk) -> None:
     jobs = [await desk.job("a", "b", "c") for _ in range(30)]
     other = desk.another("two")
     while any(await asyncio.gather(desk.outbox.step(), other.step())):
@@ -218,7 +218,7 @@ async def test_a_round_ends_before_its_lease_however_slow_the_channel(desk: Desk
     assert desk.notifier.heard(job) == [f"e{n}" for n in range(20)]
 
 
-async def test_what_is_never_taken_is_left_out_and_counted(desk: Desk) -> None:
+async def test_an_undeliverable_message_is_dropped_and_counted(desk: Desk) -> None:
     def picky(channel: Channel, delivery: Delivery, state: State | None) -> State | None:
         if delivery.kind == "bad":
             raise Undeliverable("too long", "too long for it")
@@ -296,7 +296,7 @@ async def test_an_error_of_our_own_is_reported_again(desk: Desk) -> None:
     assert desk.notifier.heard(job) == ["a"]
 
 
-async def test_what_was_done_before_an_error_is_remembered(desk: Desk) -> None:
+async def test_the_state_before_a_failed_delivery_is_stored(desk: Desk) -> None:
     def half(channel: Channel, delivery: Delivery, state: State | None) -> State | None:
         if state is None:
             raise NotDelivered("the reply failed", state={"ts": "1"})
@@ -342,7 +342,7 @@ async def test_notices_are_reported_in_their_own_order(desk: Desk) -> None:
     assert [one.id for one in desk.notifier.told] == [f"ntc_n{n}" for n in range(5)]
 
 
-async def test_what_nobody_takes_in_time_is_given_up() -> None:
+async def test_undelivered_messages_are_dropped_after_their_limit() -> None:
     desk = Desk(notifier=Scripted(act=down()), keep=OutboxRetention(age_s=300, rows=3))
     await desk.add()
     job = await desk.job("a", "b", "c", "d")

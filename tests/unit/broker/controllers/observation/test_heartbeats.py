@@ -81,7 +81,7 @@ async def test_a_store_that_fails_some_calls_can_be_read_in_between() -> None:
 
 
 @pytest.mark.parametrize("looked", [True, False])
-async def test_after_an_outage_it_begins_anew_whether_anybody_looked_or_not(looked: bool) -> None:
+async def test_silence_counts_from_zero_after_a_store_outage(looked: bool) -> None:
     watched = Watched()
     await watched.looks(*[False] * 10)
     if looked:
@@ -93,7 +93,7 @@ async def test_after_an_outage_it_begins_anew_whether_anybody_looked_or_not(look
 
 
 @pytest.mark.parametrize("looked", [True, False])
-async def test_a_time_in_which_nobody_could_see_a_beat_ages_none(looked: bool) -> None:
+async def test_a_time_without_polls_ages_no_heartbeat(looked: bool) -> None:
     """The store is unavailable, or the database, so that no broker reads. A machine that worked all the time is not
     hung when both are back. One failed read does not make a stuck machine young again.
     """
@@ -159,7 +159,7 @@ async def test_most_silent_machine_decides_until_it_is_done() -> None:
 
 
 @pytest.mark.parametrize("name", ["01", "-1", "x", "16", "1/2", "", "\u0661"])
-async def test_what_is_no_beat_of_a_machine_is_not_watched(name: str) -> None:
+async def test_only_heartbeat_keys_of_machines_are_polled(name: str) -> None:
     """A machine may write any number of keys below its own."""
     watched = Watched()
     watched.store.mates = {f"{keys.HEARTBEATS}{OWN}/{name}": Heartbeat(attempt=OWN, boot="b", seq=1)}

@@ -69,7 +69,7 @@ async def test_two_empty_listings_a_lag_apart_prove_absence_from_the_second_on(
 
 
 @pytest.mark.parametrize(("born_by_s", "bill_ends"), [(None, 4), (100, 4), (8, 4), (3, 3), (-LAG_S, 1)])
-async def test_what_listings_leave_out_because_it_is_young_is_billed(born_by_s: float | None, bill_ends: int) -> None:
+async def test_a_machine_too_young_to_be_listed_is_billed(born_by_s: float | None, bill_ends: int) -> None:
     """`born_by_s`: second at which the machine is known to exist; None: the end of its launcher, at 5 s. All listings
     are empty.
     """
@@ -91,7 +91,7 @@ async def test_machine_missing_before_its_launcher_rested_was_gone_by_then() -> 
     assert found == build.T0 + timedelta(seconds=times[2])
 
 
-async def test_what_was_shown_once_is_followed_before_anybody_asks_for_it() -> None:
+async def test_a_machine_listed_once_is_tracked_before_the_first_query() -> None:
     """The first listings without the machine are forgotten by the end of the test; the proof of absence stays."""
     seen, times = await listed([(1, THERE), (1, ()), (1, ()), *[(LAG_S, ())] * 11])
     assert seen._listings["scripted"][0].begun > times[2]
@@ -131,7 +131,7 @@ async def test_process_that_missed_a_birth_knows_the_last_absence() -> None:
     assert seen.missing_twice_at("scripted", NAME, born_by=born_by) == build.T0 + timedelta(seconds=grown[1])
 
 
-async def test_of_two_listings_the_first_may_be_too_young_to_count() -> None:
+async def test_a_listing_within_the_lag_of_a_birth_proves_no_absence() -> None:
     """The time at which the machine existed becomes known late, and no listing arrives for minutes after that."""
     seen, times = await listed([(39, ()), (3, ()), (300, ()), (5, ())])
     sent, born_by = (build.T0 + timedelta(seconds=at) for at in (0, 31))
@@ -165,7 +165,7 @@ async def test_process_without_history_bounds_the_lifetime(sent_s: float) -> Non
     assert seen.latest_possible_end(attempt) == ending + timedelta(seconds=2 * 5 + LAG_S)
 
 
-async def test_what_never_booted_and_is_shown_bills_until_it_is_shown_no_more() -> None:
+async def test_a_listed_machine_that_never_booted_bills_until_unlisted() -> None:
     seen, times = await listed([(30, THERE), (5, ()), (5, ()), (5, ())])
     assert seen.latest_possible_end(ENDING) == build.T0 + timedelta(seconds=times[2] + 10 + LAG_S)
     cast(Scripted, seen._context.providers["scripted"]).now_lists = THERE
@@ -173,7 +173,7 @@ async def test_what_never_booted_and_is_shown_bills_until_it_is_shown_no_more() 
     assert seen.latest_possible_end(ENDING) is None
 
 
-async def test_what_may_still_boot_has_no_such_bound() -> None:
+async def test_a_machine_that_may_still_boot_has_no_latest_end() -> None:
     seen, _ = await listed([(1, ()), *[(5, ())] * 5])
     assert seen.latest_possible_end(build.attempt(AttemptState.LAUNCHING, line=LINE)) is None
 
@@ -192,7 +192,7 @@ def spans_s(seen: Inventory, *, max_age_s: float = 15.0) -> dict[str, tuple[floa
     return {one.id: (told(one.since), told(one.until)) for one in seen.machine_spans(OWN, max_age_s=max_age_s)}
 
 
-async def test_of_a_machine_it_is_known_when_it_did_not_stand_yet() -> None:
+async def test_the_last_absence_before_a_machines_birth_is_known() -> None:
     """One listing may leave it out, and a lag may; and before the first listings nothing is known."""
     looks = [(1, THERE), (5, THERE), (5, THERE), (5, TWO), (5, THERE), (5, TWO)]
     seen, times = await listed(looks)
@@ -216,7 +216,7 @@ async def test_fast_cloud_clock_moves_no_birth_behind_its_first_listing() -> Non
     assert spans_s(seen) == {"i": (times[0], None)}
 
 
-async def test_a_database_clock_that_is_set_moves_no_moment_that_was_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_database_clock_step_moves_no_recorded_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A change of the daemon's clock moves no recorded moment. Otherwise a charged machine would later have another
     life.
     """
@@ -236,7 +236,7 @@ async def test_cloud_gives_the_birth_after_a_long_listing_gap(born: float, since
     assert spans_s(seen)["late"] == (since, None)
 
 
-async def test_of_a_machine_it_is_known_by_when_it_was_listed_no_more() -> None:
+async def test_the_first_absence_after_a_machines_end_is_known() -> None:
     """The end stays known long after those listings are forgotten, even of a machine in only one of them."""
     looks = [(1, THERE), (5, THERE), (5, TWO), (5, THERE), (5, THERE), *[(LAG_S, THERE)] * 11]
     seen, times = await listed(looks)
@@ -248,7 +248,7 @@ async def test_of_a_machine_it_is_known_by_when_it_was_listed_no_more() -> None:
     assert spans_s(seen)["late"] == (None, None), "it stands after all"
 
 
-async def test_where_the_last_listing_is_old_nothing_is_known_to_stand_after_it() -> None:
+async def test_an_old_listing_shows_no_machine_beyond_its_age() -> None:
     seen, times = await listed([(1, TWO), (5, TWO)])
     cast(SteppedClock, seen._context.clock).advance(20)
     assert spans_s(seen) == {"i": (None, times[1]), "late": (None, times[1])}
@@ -264,7 +264,7 @@ async def test_an_unlisted_machine_never_existed() -> None:
     assert not seen.machine_spans(elsewhere, max_age_s=15)
 
 
-async def test_of_what_one_listing_leaves_out_it_is_known_that_it_may_stand() -> None:
+async def test_a_machine_omitted_by_one_listing_counts_as_missing_once() -> None:
     for looks, omitted in (
         ([(1, THERE)], False), ([(1, THERE), (1, ())], True), ([(1, THERE), (1, ()), (1, ())], False),
         ([(1, THERE), (1, GONE)], False), ([(1, ()), (1, THERE)], False), ([(1, ())], True), ([], False),
@@ -277,7 +277,7 @@ async def test_of_what_one_listing_leaves_out_it_is_known_that_it_may_stand() ->
     )
 
 
-async def test_what_is_shown_again_stands_again() -> None:
+async def test_a_machine_listed_again_exists_again() -> None:
     seen, _ = await listed([(1, THERE), (1, ()), (1, ())])
     born_by = build.T0 - timedelta(seconds=LAG_S)
     assert seen.missing_twice_at("scripted", NAME, born_by=born_by) is not None
@@ -286,7 +286,7 @@ async def test_what_is_shown_again_stands_again() -> None:
     assert seen.missing_twice_at("scripted", NAME, born_by=born_by) is None
 
 
-async def test_what_is_young_or_of_no_live_attempt_is_not_followed() -> None:
+async def test_young_machines_and_those_of_ended_attempts_are_not_tracked() -> None:
     seen, times = await listed([(1, ()), (1, ()), (LAG_S, ())])
     assert seen.missing_twice_at("scripted", NAME, born_by=build.T0 + timedelta(seconds=times[1])) is None
     assert seen.missing_twice_at("scripted", NAME, born_by=None) == build.T0 + timedelta(seconds=times[1])
@@ -299,7 +299,7 @@ async def test_what_is_young_or_of_no_live_attempt_is_not_followed() -> None:
     assert not seen._histories["scripted"].names
 
 
-async def test_what_a_single_listing_left_out_is_billed_until_it_is_called_gone() -> None:
+async def test_a_machine_omitted_once_is_billed_until_listed_as_gone() -> None:
     seen, times = await listed([(1, THERE), (2, ()), (3, GONE), (LAG_S, GONE), (1, GONE)])
     found = seen.absence("scripted", NAME, 0, born_by=build.T0 - timedelta(seconds=LAG_S)).proven_at
     assert found == build.T0 + timedelta(seconds=times[2])
@@ -326,7 +326,7 @@ async def test_a_machine_that_shows_again_takes_the_proof_back() -> None:
     assert not seen.absence("scripted", NAME, 0).proven
 
 
-async def test_what_the_cloud_calls_gone_counts_as_absent() -> None:
+async def test_a_machine_listed_as_gone_counts_as_absent() -> None:
     seen, _ = await listed([(1, GONE), (LAG_S, GONE), (1, GONE)])
     assert seen.absence("scripted", NAME, 0).proven
 
@@ -342,7 +342,7 @@ async def test_what_the_cloud_calls_gone_counts_as_absent() -> None:
         ([(1, ()), (4, ()), (4, ())], False),  # they may show a time before it was created
     ],
 )
-async def test_several_listings_leave_out_what_stood_a_lag_before_them(
+async def test_a_machine_omitted_for_longer_than_the_lag_is_absent(
     looks: Sequence[tuple[float, Any]], left_out: bool
 ) -> None:
     seen, times = await listed(looks)
@@ -387,7 +387,7 @@ async def test_nothing_is_said_of_machines_that_only_start() -> None:
     assert seen.running_at(SENT) is None
 
 
-async def test_a_machine_that_may_run_is_taken_to() -> None:
+async def test_a_machine_that_may_run_counts_as_running() -> None:
     seen, times = await listed([(20, STARTS), (5, ODD), (5, THERE)])
     assert seen.running_at(SENT) == build.T0 + timedelta(seconds=times[0] - LAG_S)
 
@@ -406,7 +406,7 @@ async def test_one_listing_that_leaves_out_what_runs_moves_its_start_no_further(
     assert seen.running_at(SENT) == build.T0 + timedelta(seconds=times[1] - LAG_S)
 
 
-async def test_what_is_recorded_of_the_start_is_kept() -> None:
+async def test_a_recorded_start_time_is_kept() -> None:
     seen, _ = await listed([(20, ()), (500, STARTS), (5, THERE)])
     recorded = replace(SENT, running_at=build.at(7))
     assert seen.running_at(recorded) == build.at(7)

@@ -57,7 +57,7 @@ class CutOff:
             await self.inventory.refresh_all(["simulated"])
 
 
-async def test_a_machine_that_works_is_left_to_brokers_that_hear_its_cloud() -> None:
+async def test_a_working_machine_is_left_to_brokers_that_list_its_cloud() -> None:
     store = MemoryStore(ManualClock())
     broker = CutOff(store)
     attempt, _ = await running(store)

@@ -45,7 +45,7 @@ class Broker:
         self.through = LauncherCompletion(context, self.launchers)
 
 
-async def test_only_the_sender_says_it_and_not_while_its_launch_continues() -> None:
+async def test_only_the_sender_reports_a_launchers_completion_after_its_launch() -> None:
     store = MemoryStore(ManualClock())
     first, second = Broker(store, "first"), Broker(store, "second")
     await running(store, AttemptState.LAUNCHING)

@@ -182,7 +182,7 @@ async def test_a_clock_that_was_set_back_never_lowers_seq() -> None:
     assert second.seq == first.seq + 1
 
 
-async def test_what_does_not_end_is_not_renewed() -> None:
+async def test_a_grant_without_expiry_is_not_renewed() -> None:
     rig = GrantRig()
     rig.blobs.life_s = None
     await rig.launch(HF_TOKEN="hidden")
@@ -241,7 +241,7 @@ async def test_a_failure_is_tried_again_with_growing_pauses_and_told_once() -> N
     assert len(rig.store.events) == 2
 
 
-async def test_one_that_fails_does_not_keep_the_others_waiting() -> None:
+async def test_a_failing_renewal_delays_no_other() -> None:
     other = replace(ATTEMPT, id=AttemptId("z" * 13), job_id=JobId("y" * 13))
     rig = GrantRig(
         Leased(attempt=ATTEMPT, job=build.active_job()),
@@ -293,7 +293,7 @@ def test_a_grant_without_a_time_of_issue_is_due() -> None:
     assert renew_at(Grant(seq=0, expires_at=build.at(60), sealed="")) < build.T0
 
 
-async def test_a_folder_is_not_even_looked_at() -> None:
+async def test_a_folder_store_causes_no_renewal_round() -> None:
     rig = GrantRig()
     context = replace(rig.context(), store=cast(Store, None), blobs=ObstoreBlobs.open("memory://", build.INSTALLATION))
     assert await Grants(context, Granting(context=context, box=BOX)).step() is False

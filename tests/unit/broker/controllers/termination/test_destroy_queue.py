@@ -55,7 +55,7 @@ def test_a_call_that_takes_long_is_one_call_however_often_it_is_asked_for() -> N
     run_in_virtual_time(story())
 
 
-def test_whoever_asks_may_be_cut_and_the_call_goes_on() -> None:
+def test_a_cancelled_caller_does_not_cancel_the_destroy() -> None:
     async def story() -> None:
         cloud = Slow(takes_s=3)
         own = destroys(cloud)
@@ -70,7 +70,7 @@ def test_whoever_asks_may_be_cut_and_the_call_goes_on() -> None:
 
 
 @pytest.mark.parametrize("says", [Gone("absent"), OutcomeUnknown("503")])
-def test_what_the_cloud_says_is_heard_by_the_next_who_asks(says: Exception) -> None:
+def test_the_clouds_answer_is_returned_to_the_next_caller(says: Exception) -> None:
     async def story() -> None:
         own = destroys(Slow(takes_s=3, says=says))
         assert not await own.ask("slow", HANDLE)
@@ -94,7 +94,7 @@ def test_a_cloud_that_hangs_and_one_that_breaks_our_code_have_not_taken_it(cloud
     run_in_virtual_time(story())
 
 
-def test_answers_about_what_is_over_are_forgotten() -> None:
+def test_answers_about_ended_attempts_are_dropped() -> None:
     async def story() -> None:
         own = destroys(Slow(takes_s=3))
         await own.ask("slow", HANDLE)

@@ -81,7 +81,7 @@ async def test_with_the_database_it_is_the_sweep_s_own_judgement(tmp_path: Path,
     assert found.judged_by == "the database"
 
 
-async def test_nothing_known_makes_no_orphan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_empty_or_unreadable_store_makes_no_orphan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock()
     folder = ObstoreBlobs.open((tmp_path / "blobs").as_uri(), HERE)
     cloud = await standing(tmp_path, folder, clock)

@@ -76,7 +76,7 @@ def test_experts_are_linear_modules_until_transformers_5() -> None:
         (LLAMA, "q" * 1001, "is longer than 1000 characters"),
     ],
 )
-def test_what_chooses_nothing_is_refused_in_one_line(
+def test_targets_that_match_no_module_are_refused_in_one_line(
     shape: ModelShape, targets: tuple[str, ...] | str, said: str
 ) -> None:
     with pytest.raises(InvalidEstimate) as refused:

@@ -86,7 +86,7 @@ def test_the_margin_follows_the_evidence(change: dict[str, Any], tier: str, marg
     assert (found.tier, found.margin) == (tier, margin)
 
 
-def test_an_unknown_architecture_is_said_to_be_one() -> None:
+def test_an_unknown_architecture_is_reported() -> None:
     found = estimate(of("mamba", known=False), EstimateOptions(length=128))
     assert (found.tier, found.margin) == ("unchecked", 1.4)
     assert "'mamba' is unknown" in found.evidence
@@ -122,7 +122,7 @@ def test_an_unknown_architecture_is_said_to_be_one() -> None:
         ({"transformers": "newest"}, "transformers=newest"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_line(change: dict[str, Any], words: str) -> None:
+def test_contradictory_options_are_refused_in_one_line(change: dict[str, Any], words: str) -> None:
     shape = replace(MISTRAL_7B, max_positions=8192)
     with pytest.raises(InvalidEstimate) as refused:
         estimate(shape, replace(A100, **change))
@@ -149,7 +149,7 @@ def test_logits_cost_by_the_version() -> None:
     assert logits("4.48.1") - logits("4.45.2") == pytest.approx(2 * one, rel=0.01)
 
 
-def test_what_nvidia_smi_shows_is_the_peak_with_context_and_fragments() -> None:
+def test_device_use_is_the_peak_plus_context_and_fragments() -> None:
     found = estimate(MISTRAL_7B, A100)
     assert found.device_used == sum(found.by_category.values()) == found.peak_allocated + found.context
     assert found.device_used == pytest.approx(29_576 * 2**20, rel=0.05)
@@ -241,7 +241,7 @@ def test_an_adapter_of_another_kind_is_estimated_by_what_it_trains() -> None:
     assert large.trainable == 100_000_000
 
 
-def test_what_nvidia_smi_shows_is_less_certain_than_what_is_allocated() -> None:
+def test_device_use_has_a_wider_margin_than_allocation() -> None:
     one, two = estimate(MISTRAL_7B, A100), estimate(MISTRAL_7B, replace(A100, gpus=2, sharding="fsdp"))
     assert one.margin < one.device_margin < two.device_margin
 

@@ -20,7 +20,7 @@ def plan(way: Parallelism, devices: int) -> Plan:
     return Plan(parallelism=way, devices=devices, micro_batch=1)
 
 
-def test_what_is_held_of_a_model_trained_in_full() -> None:
+def test_host_memory_of_a_full_fine_tune_counts_weights_per_process() -> None:
     assert host_bytes(FULL, plan("single", 1), states=STATES) == PROCESS + AGENT + STATES
     four = host_bytes(FULL, plan("ddp", 4), states=STATES)
     assert four == 4 * PROCESS + AGENT + 4 * 4 * P, "each process reads all of it"
@@ -49,7 +49,7 @@ def test_frozen_base_is_mapped_and_a_merged_base_is_not() -> None:
     st.sampled_from(["full", "lora"]), st.sampled_from(["ddp", "fsdp"]), st.integers(1, 8), st.integers(1, 4),
     st.booleans(), st.booleans(), st.integers(0, 10**12),
 )  # fmt: skip
-def test_more_is_never_held_on_more_machines_nor_less_when_more_is_asked(
+def test_host_memory_is_monotone_in_machines_and_options(
     method: Literal["full", "lora"], way: Parallelism, each: int, nodes: int, best: bool, merged: bool, states: int
 ) -> None:
     work = replace(WORK, method=method, keeps_best=best, merges=merged)

@@ -89,7 +89,7 @@ def test_the_optimizer_says_how_many_bytes_a_trained_weight_takes(
         ({"method": "qlora", "shape": replace(LLAMA_3_8B, family="mamba", known=False)}, 1.4, "is unknown"),
     ],
 )
-def test_what_was_not_traced_has_a_wider_margin(changes: dict[str, Any], margin: float, words: str) -> None:
+def test_untraced_methods_have_a_wider_margin(changes: dict[str, Any], margin: float, words: str) -> None:
     found = need(replace(WORK, **changes))
     assert found.margin == margin
     assert words in found.source

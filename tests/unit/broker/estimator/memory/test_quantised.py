@@ -50,7 +50,7 @@ LAST = {"method": "lora", "micro_batch": 4, "lora_dropout": 0.1, "optimizer": "a
     ],
     ids=["a head of keys, cast", "no dropout, checkpointing", "heads of keys", "a head of keys, as it is"],
 )  # fmt: skip
-def test_it_is_played_as_it_was_traced(config: dict[str, Any], ask: dict[str, Any], traced: int) -> None:
+def test_a_quantised_base_is_simulated_as_traced(config: dict[str, Any], ask: dict[str, Any], traced: int) -> None:
     plain = {"method": "qlora", "precision": "bf16-autocast", "micro_batch": 1, "lora_r": 16, "lora_dropout": 0.0}
     found = estimate(config=config, **{"lora_targets": "all-linear", "optimizer": "adamw_fused", **plain, **ask})
     assert found["peak_allocated_bytes"] - CUBLAS_WORKSPACE == pytest.approx(traced, rel=0.005)

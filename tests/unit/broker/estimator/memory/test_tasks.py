@@ -84,7 +84,7 @@ def test_a_head_of_few_numbers_saves_the_vocabularys_products() -> None:
 DPO = replace(WORK, task="dpo", sequences=2, reference=True)
 
 
-def test_a_preference_is_two_sequences_and_a_look_at_the_reference() -> None:
+def test_a_preference_is_two_sequences_and_a_reference_pass() -> None:
     """LoRA: two products a weight, three with the reference's, of twice as many tokens."""
     bare = replace(WORK, lora_targets="attention", gradient_checkpointing=False)
     plain, paired = (run_of(w, LLAMA_3_8B, A100) for w in (bare, replace(bare, sequences=2, reference=True)))
@@ -95,7 +95,7 @@ def test_a_preference_is_two_sequences_and_a_look_at_the_reference() -> None:
     assert step_seconds(paired, A100) < 3 * step_seconds(plain, A100)
 
 
-def test_an_evaluation_of_preferences_looks_twice_too() -> None:
+def test_an_evaluation_of_preferences_has_two_passes() -> None:
     one, two = (timing(run_of(w, LLAMA_3_8B, A100), A100) for w in (WORK, replace(WORK, reference=True)))
     assert two.evaluated_s == pytest.approx(2 * one.evaluated_s, rel=0.1)
 
@@ -127,7 +127,7 @@ def test_a_preferences_rows_are_the_prompt_with_each_answer() -> None:
     assert found.counted_per_row == pytest.approx(1476 / 3.6)
 
 
-def test_what_is_read_and_what_is_written_are_counted_apart() -> None:
+def test_encoder_and_decoder_tokens_are_counted_separately() -> None:
     found = made({"task": "seq2seq", "data": {"path": "a.csv", "prompt": "{p}", "completion": "{r}"}})
     assert (found.sequence, found.target_tokens) == (150, 300)
     assert (found.tokens_per_row, found.target_tokens_per_row) == (100, 200)
@@ -149,7 +149,7 @@ def test_the_less_is_known_the_wider_the_interval() -> None:
 
 
 @pytest.mark.parametrize("shape", [BERT, VIT, REWARD, MIXTRAL], ids=lambda s: s.name)
-def test_every_one_of_them_gets_hours_and_dollars(shape: ModelShape) -> None:
+def test_every_task_gets_hours_and_dollars(shape: ModelShape) -> None:
     work = replace(WORK, shape=shape, sequence=min(512, shape.max_positions or 512), tokens_per_row=100.0)
     (line,) = quoted([offer(gpu_memory_bytes=192 * 1024**3)], work=work).lines
     assert line.verdict is OfferVerdict.KEPT, line.reason

@@ -123,7 +123,7 @@ def test_preempted_run_counts_by_its_last_heartbeat_if_long_enough() -> None:
     ],
     ids=["a script", "no plan", "no word", "unknown hardware", "no step", "no figures"],
 )
-def test_what_tells_nothing_is_not_kept(job: Job, attempt: Attempt) -> None:
+def test_attempts_without_measurements_leave_no_observation(job: Job, attempt: Attempt) -> None:
     assert observed(job, attempt) is None
 
 
@@ -181,7 +181,7 @@ def test_a_speed_counts_as_measured_once_own_runs_of_its_like_were_seen() -> Non
 
 
 @pytest.mark.parametrize("rate", [1e9, 0.0, None])
-def test_what_no_gpu_can_do_is_not_believed(rate: float | None) -> None:
+def test_impossible_speeds_are_ignored(rate: float | None) -> None:
     assert knows(seen(tokens_per_s=rate)).speeds == {}
 
 
@@ -257,7 +257,7 @@ def test_plan_that_ran_out_is_avoided_until_seen_to_fit() -> None:
     assert fit(WORK, offer, learned=knows(short, fits)).drop is None
 
 
-def test_one_machine_that_lies_does_not_price_everybody_out() -> None:
+def test_one_false_report_does_not_raise_all_estimates() -> None:
     short = seen(out_of_memory=True, device_bytes=80 * GIB)
     need = knows(short).need(WORK, estimated_need(), True, False)
     assert need.correction == MOST
@@ -270,13 +270,13 @@ def test_a_jobs_own_plan_change_counts_at_once() -> None:
     assert need.correction == changed.memory_factor > 1
 
 
-def test_alike_is_what_needs_the_same_memory() -> None:
+def test_runs_are_alike_if_they_need_the_same_memory() -> None:
     same = replace(WORK, steps=1, eval_rows=9, tokens_per_row=3.0, shape=replace(SHAPE, name="other", bundled=True))
     assert memory_key(same) == memory_key(WORK)
     assert memory_key(replace(WORK, micro_batch=2)) != memory_key(WORK)
 
 
-def test_of_what_is_divided_between_gpus_only_the_speed_is_learned() -> None:
+def test_sharded_runs_correct_only_the_speed() -> None:
     plan = Plan(parallelism="fsdp", devices=8, micro_batch=1, accumulation=3)
     learned = knows(seen(plan=plan, peak_bytes=GIB, tokens_per_s=1000.0))
     assert len(learned.speeds["l40s"]) == 1

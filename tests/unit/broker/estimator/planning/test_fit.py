@@ -12,7 +12,7 @@ from broker.estimator.speed.hardware import TABLE
 from tests.support.machines import LLAMA_3_8B, SCRIPT, SMOLLM2_135M, WORK, offer
 
 
-def test_it_fits_with_what_it_needs_and_what_there_is() -> None:
+def test_a_fit_states_needed_and_available_memory() -> None:
     found = fit(WORK, offer())
     assert found.drop is None
     assert found.reason.startswith("fits: ")
@@ -90,7 +90,7 @@ def test_more_memory_never_turns_a_fit_into_none(name: str, memory: int, more: i
         assert fit(WORK, replace(lesser, gpu_memory_bytes=memory + more)).drop is None
 
 
-def test_computing_hardware() -> None:
+def test_a_simulated_gpu_computes_on_its_hosts_hardware() -> None:
     assert fits.computing(offer(emulated_on="cpu")) is TABLE["cpu"]
     assert fits.computing(offer()) is TABLE["h100-sxm"]
 
@@ -102,7 +102,7 @@ def test_a_task_that_is_not_estimated_says_so() -> None:
     assert found.reason == f"{known}; its longest rows are tried after the first step"
 
 
-def test_what_nobody_knows_is_tried_before_the_long_run() -> None:
+def test_uncertain_estimates_are_probed_before_the_long_run() -> None:
     strange = replace(LLAMA_3_8B, family="strange", known=False)
     assert [probed(w, None) for w in (SCRIPT, WORK, replace(WORK, shape=None), replace(WORK, shape=strange))] == [
         False, False, True, True,

@@ -50,7 +50,7 @@ def test_activations_are_kept_where_they_fit_and_recomputed_otherwise() -> None:
     assert (small.plan.gradient_checkpointing, small.fits) == (True, True)
 
 
-def test_what_fits_nowhere_says_the_least_that_it_needs() -> None:
+def test_a_model_that_fits_nowhere_states_its_least_need() -> None:
     found = best(replace(FREE, method="full"), "l4")
     assert not found.fits
     assert (found.plan.micro_batch, found.plan.gradient_checkpointing) == (1, True)
@@ -93,7 +93,7 @@ def test_a_model_is_divided_only_where_no_gpu_holds_all_of_it() -> None:
         {"method": "full", "task": "reward_model"}, {"method": "full", "shape": replace(LLAMA_3_8B, head="text")},
     ],
 )  # fmt: skip
-def test_what_cannot_be_divided_is_held_by_every_gpu_or_not_bought(changes: dict[str, Any]) -> None:
+def test_an_unshardable_model_is_replicated_on_every_gpu(changes: dict[str, Any]) -> None:
     found = best(replace(FREE, **changes), there=8, has=12 * GIB)
     assert found.plan.parallelism == "ddp"
     assert may_shard(replace(FREE, method="full"))
@@ -144,7 +144,7 @@ def test_devices_share_the_micro_batches_evenly(micro: int, total: int, gpus: in
     assert devices_of(replace(WORK, micro_batch=micro, global_batch=total), gpus) == devices
 
 
-def test_each_machine_has_as_many_of_them_where_that_can_be() -> None:
+def test_micro_batches_are_spread_evenly_over_machines_where_possible() -> None:
     nine = replace(WORK, micro_batch=1, global_batch=9)
     assert (devices_of(nine, 16), devices_of(nine, 16, 2)) == (9, 9)
     twelve = replace(WORK, micro_batch=1, global_batch=18)
@@ -152,7 +152,7 @@ def test_each_machine_has_as_many_of_them_where_that_can_be() -> None:
 
 
 @given(st.integers(1, 5000), st.integers(1, 64))
-def test_dividers_divide_and_are_apart(rows: int, most: int) -> None:
+def test_divisors_divide_and_are_spaced(rows: int, most: int) -> None:
     found = dividers(rows, most)
     assert found[0] == 1
     assert all(rows % d == 0 and d <= most for d in found)

@@ -33,5 +33,5 @@ def test_gpus_that_the_plan_leaves_idle_have_no_process() -> None:
     )
 
 
-def test_without_a_plan_everyone_holds_everything() -> None:
+def test_without_a_plan_every_process_holds_the_whole_model() -> None:
     assert world(None, nodes=2, gpus=4) == World(nodes=2, gpus_per_node=4)

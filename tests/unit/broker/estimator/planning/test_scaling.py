@@ -103,7 +103,7 @@ def test_arithmetic_of_a_token_is_six_times_the_weights_and_attention() -> None:
         ({"length": 0}, "--seq 0: must be at least 1"),
     ],
 )
-def test_what_cannot_be_said_is_refused(ask: dict[str, object], words: str) -> None:
+def test_unanswerable_scaling_questions_are_refused(ask: dict[str, object], words: str) -> None:
     with pytest.raises(sizes.InvalidEstimate, match=re.escape(words)):
         table(**ask)
 
@@ -124,7 +124,7 @@ def test_a_mixture_of_experts_scales_within_a_wide_interval() -> None:
         ("gpus=8,…,48", (8, 16, 32, 48)),
     ],
 )
-def test_counts(said: str, counts: tuple[int, ...]) -> None:
+def test_gpu_counts_are_parsed_from_text(said: str, counts: tuple[int, ...]) -> None:
     assert counts_of(said) == counts
 
 

@@ -32,7 +32,7 @@ def test_one_run_is_believed_as_far_as_its_variance_is_shared() -> None:
     assert shift(tiny, path=("l40s", "full", "gemma")) / tiny == pytest.approx(of_gpu, rel=1e-3)
 
 
-def test_what_is_nearer_is_believed_more() -> None:
+def test_similar_runs_weigh_more() -> None:
     same, family, method = (believe([(HERE, 0.1)], path, GPU_PRIOR) for path in (HERE, *OTHERS[:2]))
     assert same.shift > family.shift > method.shift > 0
     assert same.scale < family.scale < method.scale < 1
@@ -59,7 +59,7 @@ def test_more_of_the_same_is_believed_more_and_narrows_the_interval(y: float, ru
 
 
 @given(st.lists(st.floats(-0.05, 0.05), min_size=4, max_size=12), st.floats(0.5, 3.0), st.booleans())
-def test_an_outlier_does_not_wreck_it(logs: list[float], size: float, faster: bool) -> None:
+def test_an_outlier_moves_the_correction_little(logs: list[float], size: float, faster: bool) -> None:
     """A throttled host at half speed or worse, a run with stalls, a clock that is wrong."""
     outlier = size if faster else -size
     assert abs(shift(*logs, outlier) - shift(*logs)) < 0.02

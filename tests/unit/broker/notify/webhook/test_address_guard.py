@@ -88,7 +88,7 @@ async def test_the_addresses_of_a_private_name_are_not_shown(desk: Desk) -> None
     assert "::1" not in str(caught.value)
 
 
-async def test_of_several_answers_only_public_ones_are_tried(
+async def test_only_public_addresses_of_a_name_are_tried(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(webhook_address, "public", lambda text: text == "127.0.0.2")

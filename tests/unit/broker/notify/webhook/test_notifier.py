@@ -168,7 +168,7 @@ async def test_an_endless_answer_is_not_read(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("pause", ["²", "Mon, 01 Jan 2024 00:00:00 +24000000000000000000", "soon"])
-async def test_a_time_to_come_back_that_is_none_is_a_failure(desk: Desk, pause: str) -> None:
+async def test_a_non_finite_retry_after_is_a_failure(desk: Desk, pause: str) -> None:
     async def busy(request: web.Request) -> web.Response:
         return web.Response(status=429, headers={"Retry-After": pause})
 

@@ -106,7 +106,7 @@ def test_fsdp_copies_what_is_gathered_in_another_type_or_from_the_host() -> None
     ],
 )
 @pytest.mark.parametrize("labels", [0, 2])
-def test_what_was_gathered_and_sent_is_let_go_again(labels: int, ask: dict[str, Any], layers: int) -> None:
+def test_gathered_and_reduced_buffers_are_freed(labels: int, ask: dict[str, Any], layers: int) -> None:
     head: dict[str, Any] = {"labels": labels, "head": "words", "head_parameters": labels * 576} if labels else {}
     parameters = root_parameters(replace(SMOLLM2_135M, **head)) + layers * 3_540_096
     shape = replace(SMOLLM2_135M, layers=layers, parameters=parameters, **head)

@@ -184,7 +184,7 @@ def test_only_a_stack_that_caches_under_checkpointing_holds_keys(change: dict[st
     assert not numerics(MISTRAL_7B, replace(QLORA, **change))[0].presents
 
 
-def test_of_presents_the_whole_product_lives_that_they_are_views_of() -> None:
+def test_presents_keep_the_whole_qkv_product_alive() -> None:
     """Queries, keys and values of every layer, in float32, until the head is done."""
     ask, shape = replace(QLORA, **QKV), SANTACODER
     step = Step(
@@ -207,7 +207,7 @@ def test_falcon_linear_modules_stay_unwrapped_since_transformers_5() -> None:
     assert estimate(MISTRAL_7B, replace(QLORA, transformers=None)).by_category["weights"] < MISTRAL_7B.parameters
 
 
-def test_what_is_added_to_some_rows_in_place_is_kept_for_its_derivative() -> None:
+def test_a_tensor_added_in_place_is_kept_for_its_gradient() -> None:
     tape = Tape()
     tape.begin_segment("all", "activations")
     whole, part = tape.new(1024, 4), tape.new(256, 4, grad=True)
@@ -222,7 +222,7 @@ def test_what_is_added_to_some_rows_in_place_is_kept_for_its_derivative() -> Non
     assert tape.total == 4 * 256
 
 
-def test_nothing_is_kept_of_an_addition_that_no_gradient_reaches() -> None:
+def test_an_addition_without_gradients_keeps_nothing() -> None:
     tape = Tape()
     tape.begin_segment("all", "activations")
     part = tape.new(256, 4)

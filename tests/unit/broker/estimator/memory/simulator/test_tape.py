@@ -26,7 +26,7 @@ def test_sizes_are_rounded_up_to_the_allocators_blocks() -> None:
     assert tape.peaks["all"][0] == BLOCK
 
 
-def test_what_backward_needs_outlives_its_maker_until_backward_has_passed() -> None:
+def test_tensors_saved_for_backward_live_until_backward() -> None:
     tape = tape_in()
     x = tape.new(COUNT, 4, grad=True)
     y = tape.elementwise(x)

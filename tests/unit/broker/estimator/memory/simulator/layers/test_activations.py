@@ -20,7 +20,7 @@ COUNT = 512 * 64
 
 @pytest.mark.parametrize("kind", sorted(ACTIVATIONS))
 @pytest.mark.parametrize("autocast", [False, True])
-def test_each_keeps_its_own_and_lets_it_go(kind: str, autocast: bool) -> None:
+def test_each_activation_frees_what_it_saved(kind: str, autocast: bool) -> None:
     tape, width = Tape(), 2 if autocast else 4
     tape.begin_segment("all", "activations")
     x = tape.new(COUNT, width, grad=True)
@@ -33,7 +33,7 @@ def test_each_keeps_its_own_and_lets_it_go(kind: str, autocast: bool) -> None:
     assert tape.total == COUNT * width, "the gradient of what was given is left"
 
 
-def test_torch_saves_as_much() -> None:
+def test_activations_save_as_much_as_in_torch() -> None:
     """Storages that its graph holds, with the result; the slopes of prelu and xielu are a few numbers."""
     torch = pytest.importorskip("torch")
     functions = pytest.importorskip("transformers.activations").ACT2FN
