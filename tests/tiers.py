@@ -65,7 +65,7 @@ SAMPLED = {
     "tests/crash/test_crashes.py::test_a_broker_frozen_past_its_leases_while_another_continues": 2,
     "tests/crash/test_crashes.py::test_a_daemon_killed_at_an_effect_or_commit": 3,
     "tests/crash/test_crashes.py::test_a_daemon_killed_at_any_time": 2,
-    "tests/crash/test_lives.py::test_a_daemon_killed_where_people_or_the_cloud_do_something": 2,
+    "tests/crash/test_lives.py::test_a_daemon_killed_at_actions_of_users_or_the_cloud": 2,
     "tests/trainer/memtrace/test_fake_distributed.py::test_the_trace_equals_the_allocations_of_two_processes": 5,
     "tests/trainer/memtrace/test_lora_targets.py::test_targets_train_what_peft_would": 6,
     "tests/trainer/memtrace/test_memory_form.py::test_the_simulation_equals_the_trace": 16,

@@ -55,7 +55,7 @@ async def test_a_secret_is_stored_sealed_and_never_shown(api: Running, caplog: p
     assert refused["errors"][0]["field"] == "secrets.0"
 
 
-async def test_readyz_names_the_failing_part_and_tells_operators_why(
+async def test_readyz_names_the_failing_part_and_its_cause_to_operators(
     api: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Ready names the part that fails and says why to operators and the log."""

@@ -115,7 +115,7 @@ async def test_a_cap_that_no_budget_has_room_for_is_a_conflict(api: Running) -> 
     assert "waits for policy limits: the budget of $12.00 a rolling month" in refused["detail"]
 
 
-async def test_a_dry_run_tells_what_would_have_been(api: Running) -> None:
+async def test_a_dry_run_reports_the_launches_that_a_policy_would_have_held(api: Running) -> None:
     store, ada = api.service.store, await api.token("ada", "read", "manage")
     attempt, job = await running(store)
     charge = Charge(attempt_id=attempt.id, job_id=job.id, since=None, to=datetime.now(UTC), usd=Decimal("2.5"))

@@ -159,7 +159,7 @@ async def test_the_audit_is_filtered_paged_and_the_team_s_own(api: Running) -> N
     await api.call("GET", "/v1/audit?cursor=nonsense", red, 422)
 
 
-async def test_a_token_that_calls_too_fast_is_told_when_to_come_back(api: Running) -> None:
+async def test_a_token_that_calls_too_fast_gets_a_retry_time(api: Running) -> None:
     auth, clock = api.app[AUTH], ManualClock()
     auth._clock, auth._rate = clock, TokenBucketRate(per_s=0.5, burst=3)
     ada, bob = await api.token("ada"), await api.token("bob")

@@ -118,7 +118,7 @@ def test_a_wrong_address_or_token_is_one_line(
     assert message in run("doctor")[1]
 
 
-def test_programs_are_told_of_a_wrong_address_as_well() -> None:
+def test_a_wrong_address_is_reported_to_programs_as_well() -> None:
     with pytest.raises(Misconfigured, match="'localhost:7070' is no address"):
         AsyncClient("localhost:7070")
 

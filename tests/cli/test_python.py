@@ -94,7 +94,7 @@ async def end(api: Running, state: JobState, reason: str) -> None:
     assert await api.service.store.apply([Change(job=(row, after), events=(event,))]) == [True]
 
 
-async def test_fit_waits_tells_and_fetches(shell: Shell) -> None:
+async def test_fit_waits_reports_and_fetches(shell: Shell) -> None:
     api, events = shell.api, list[EventView]()
     rows = ({"prompt": f"word {n}", "completion": f"what it means, {n}"} for n in range(40))
 

@@ -78,7 +78,7 @@ async def test_cap_is_proposed_where_the_spec_has_none(shell: Shell) -> None:
     assert "cap: $" in ran.err
 
 
-async def test_without_somebody_to_ask_nothing_is_submitted(shell: Shell) -> None:
+async def test_an_unconfirmed_submit_creates_no_job(shell: Shell) -> None:
     ran = await to_thread(shell.run, "submit", shell.spec(), "--detach", stdin="n\n")
     assert ran.code == 2
     assert "pass -y" in ran.err

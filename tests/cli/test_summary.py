@@ -73,7 +73,7 @@ def test_redone_steps_lie_between_checkpoint_and_furthest_step() -> None:
     assert steps_redone((first, attempt(2, 20, 45, Reason.COMPLETED))) == 0
 
 
-def test_an_attempt_that_never_beat_redoes_nothing() -> None:
+def test_an_attempt_without_a_heartbeat_redoes_nothing() -> None:
     silent = attempt(2, None, 0, Reason.NO_CAPACITY).model_copy(update={"beat": None})
     runs = (attempt(1, None, 20, Reason.PREEMPTED), silent, attempt(3, 18, 45, Reason.COMPLETED))
     assert steps_redone(runs) == 2
@@ -152,6 +152,6 @@ def test_the_purchase_is_shown_with_its_machines_and_their_price() -> None:
     assert three.endswith(f" {words.money(3 * run.offer.usd_per_hour)}/h")
 
 
-def test_an_attempt_tells_its_machines() -> None:
+def test_an_attempt_names_its_machines() -> None:
     bought = build.attempt(line=replace(build.line(), nodes=3))
     assert views.attempt(bought).nodes == 3

@@ -69,7 +69,7 @@ async def test_a_wrong_name_is_reported_in_words(shell: Shell, words: tuple[str,
     assert (ran.code, ran.err) == (Exit.BAD_INPUT, f"error: {message}\n")
 
 
-async def test_the_audit_tells_who_did_what(shell: Shell) -> None:
+async def test_the_audit_names_actor_and_action(shell: Shell) -> None:
     assert (await to_thread(shell.run, "secret", "set", "HF_TOKEN", stdin="hf_verysecret")).code == 0
     shown = await to_thread(shell.run, "audit", "--action", "secret", "--json")
     (entry,) = shown.document["items"]

@@ -55,7 +55,7 @@ async def skypilot(clouds: Clouds, home: Path, *, key: str = "test-key") -> dict
     return answer
 
 
-async def test_skypilot_launches_looks_and_terminates(clouds: Clouds, tmp_path: Path) -> None:
+async def test_skypilot_launches_polls_and_terminates(clouds: Clouds, tmp_path: Path) -> None:
     said = await skypilot(clouds, tmp_path)
     rented = list(clouds.world.rented.values())
     assert [r.name for r in rented] == ["gb-x-0123-head", "gb-x-0123-worker"]
@@ -68,7 +68,7 @@ async def test_skypilot_launches_looks_and_terminates(clouds: Clouds, tmp_path: 
     assert (clouds.bill().made("gb-x"), list(clouds.bill().open())) == (2, [])
 
 
-async def test_skypilot_is_told_of_no_capacity(clouds: Clouds, tmp_path: Path) -> None:
+async def test_skypilot_reports_no_capacity(clouds: Clouds, tmp_path: Path) -> None:
     clouds.control.capacity("lambda", "gpu_1x_h100_sxm5", 0)
     assert "insufficient-capacity" in (await skypilot(clouds, tmp_path))["error"]
     assert clouds.bill().made() == 0

@@ -95,7 +95,7 @@ async def test_a_field_of_vast_that_we_need_is_gone(
     assert "cannot be read" in found.error
 
 
-async def test_a_field_that_nobody_needs_is_told_and_no_failure(
+async def test_a_missing_optional_field_is_reported_and_no_failure(
     clouds: Clouds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real: Callable[..., dict[str, Any]] = VastOffer.shown

@@ -214,7 +214,7 @@ async def test_docker_runs_the_command_as_the_user_with_only_the_given_env(fleet
     assert (machine.root / "var/tmp/work/left").read_text() == "x"
 
 
-async def test_docker_tells_the_commands_exit_status_and_passes_signals_on(fleet: Fleet) -> None:
+async def test_docker_returns_the_exit_status_and_forwards_signals(fleet: Fleet) -> None:
     machine = await docked(fleet)
     assert (await fleet.ssh(machine, f"{RUN} {IMAGE} sh -c 'exit 75'"))[0] == 75
     trap = "sh -c 'trap \"exit 71\" TERM; touch up; while :; do sleep 0.05; done'"

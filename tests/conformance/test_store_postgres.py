@@ -118,7 +118,7 @@ async def test_a_hint_reaches_other_brokers_and_survives_a_lost_connection(
         await other.close()
 
 
-async def test_a_hint_before_the_listener_hears_is_made_up_for(
+async def test_a_hint_before_the_listener_is_ready_is_not_lost(
     store: PostgresStore,
     connection: "asyncpg.Connection[asyncpg.Record]",
     postgres_dsn: str,
@@ -220,7 +220,7 @@ def test_server_that_dies_during_connect_gives_no_answer() -> None:
         raise asyncpg.InternalClientError("got result for unknown protocol state 3")
 
 
-async def test_another_database_is_told_from_this_one(postgres_dsn: str, second_dsn: str) -> None:
+async def test_another_database_is_distinguished_from_this_one(postgres_dsn: str, second_dsn: str) -> None:
     """`pg_restore` into a second database creates such a pair."""
     stores = [await PostgresStore.connect(dsn) for dsn in (postgres_dsn, postgres_dsn, second_dsn)]
     one, again, other = [await store.database() for store in stores]

@@ -205,7 +205,7 @@ async def test_a_database_has_one_blob_store_until_another_is_adopted(store: Sto
     assert await store.blob_store("five") == "four"
 
 
-async def test_a_ping_tells_the_time_by_which_rows_are_written(store: Store) -> None:
+async def test_a_ping_returns_the_databases_clock(store: Store) -> None:
     """A ping also works before the database belongs to an installation."""
     before = await store.ping()
     _, job = await running(store)

@@ -53,7 +53,7 @@ async def test_a_job_and_all_of_it_is_its_team_s(store: Store, red: TenantStore,
         assert (len(await tenant.ledger(job.id)) > 0) is sees
 
 
-async def test_an_operator_sees_every_team_and_may_look_at_one(root: TenantStore, store: Store) -> None:
+async def test_an_operator_sees_every_team_or_a_chosen_one(root: TenantStore, store: Store) -> None:
     jobs = [await submitted(store, team=team) for team in ("red", "blue")]
     assert {job.id for job in await root.jobs(JobFilter())} == {job.id for job in jobs}
     assert [job.team for job in await root.jobs(JobFilter(team="blue"))] == ["blue"]
@@ -145,7 +145,7 @@ async def test_teams_are_made_and_removed_by_operators(red: TenantStore, root: T
         await root.delete_team("green")
 
 
-async def test_an_entry_of_the_audit_tells_of_the_write_and_of_nothing_else(red: TenantStore, store: Store) -> None:
+async def test_an_audit_entry_describes_only_its_own_write(red: TenantStore, store: Store) -> None:
     job = make_job(team="red")
     await red.submit(job, key="k", body_sha256="1", events=[])
     await red.submit(job, key="k", body_sha256="1", events=[])

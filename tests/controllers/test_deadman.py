@@ -131,7 +131,7 @@ async def _done(rig: VirtualTimeRig, job: JobId) -> bool:
     return found is not None and found.state is JobState.SUCCEEDED
 
 
-def test_a_broker_that_is_frozen_for_hours_looks_before_it_charges(tmp_path: Path) -> None:
+def test_a_broker_frozen_for_hours_lists_machines_before_it_charges(tmp_path: Path) -> None:
     """Its latest listing is as old as its sleep. Like a broker that starts, it polls first, because machines may have
     ended since.
     """

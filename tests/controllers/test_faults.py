@@ -20,7 +20,7 @@ from trainer.contract import object_keys as keys
 LONG = {"run_s": 3600, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02}
 
 
-async def test_a_beat_full_of_nonsense_harms_no_other_job(build_rig: RigBuilder) -> None:
+async def test_a_nonsense_heartbeat_harms_no_other_job(build_rig: RigBuilder) -> None:
     async with build_rig().running() as rig:
         bad = await rig.submit()
         key = keys.heartbeat(attempt_id(bad, 1), 0)
@@ -111,7 +111,7 @@ async def test_a_draining_machine_is_ended_also_while_the_blob_store_is_down(
         assert attempt.charged_usd == accrued(attempt, attempt.charged_to)
 
 
-async def test_a_proven_absence_outlives_the_proof_of_whoever_made_it(
+async def test_a_proven_absence_outlives_the_process_that_proved_it(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The blob store keeps it from being settled, and a broker whose cloud is silent has no proof of its own: the money

@@ -66,7 +66,7 @@ async def test_a_create_whose_reply_is_lost_is_adopted(services: SharedServices)
 
 
 @pytest.mark.parametrize("number", range(TESTS))
-async def test_a_daemon_killed_where_people_or_the_cloud_do_something(services: SharedServices, number: int) -> None:
+async def test_a_daemon_killed_at_actions_of_users_or_the_cloud(services: SharedServices, number: int) -> None:
     totals, point = Totals(), sampled(DEEDS, commit(), len(DEEDS) // TESTS)[number]
     await kill_at(services, point, totals)
     assert (totals.broken, totals.jobs > 0) == ([], True), point

@@ -76,7 +76,7 @@ async def test_an_internal_error_reveals_nothing(servers: ApiServers, monkeypatc
     assert (error.kind, error.text) == ("fault", "an internal error; the server's log has the details")
 
 
-async def test_a_token_that_calls_too_often_is_told_when_it_may_again() -> None:
+async def test_a_token_over_its_rate_gets_a_retry_time() -> None:
     async with serving_http(MemoryStore(SystemClock()), memory_blobs()) as api:
         made = parts(api)
         slow = Authenticator(api.service.store, SystemClock(), TokenBucketRate(per_s=0.01, burst=1))

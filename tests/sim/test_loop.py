@@ -109,7 +109,7 @@ def test_a_process_dies_instead_of_running_the_callback_that_was_drawn() -> None
     assert times == [1.0]
 
 
-def test_time_that_stands_still_is_noticed() -> None:
+def test_a_stopped_virtual_clock_is_noticed() -> None:
     loop = SimLoop(0)
 
     def again() -> None:

@@ -224,7 +224,7 @@ def test_a_digest_is_read_at_a_glance() -> None:
     assert "abc" not in text
 
 
-def test_the_end_tells_the_whole_story() -> None:
+def test_the_final_message_summarises_the_job() -> None:
     job = make_job(
         state=JobState.SUCCEEDED, reason="completed", spent_usd=Decimal("0.5"), finished_at=START + timedelta(hours=1)
     )

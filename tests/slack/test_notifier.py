@@ -188,7 +188,7 @@ async def test_each_refusal_has_its_consequence(desk: Desk, error: str, kind: ty
     assert "xoxb" not in str(caught.value)
 
 
-async def test_a_root_that_somebody_deleted_is_posted_again(desk: Desk) -> None:
+async def test_a_deleted_root_message_is_posted_again(desk: Desk) -> None:
     job = make_job()
     await desk.tell(desk.event(job, "job.submitted"), active(job))
     desk.slack.channels["C0JOBS"].messages.clear()

@@ -65,7 +65,7 @@ async def test_a_user_without_read_scope_sees_no_job(desk: Desk) -> None:
     assert not any(a["replace_original"] for answers in desk.there.responses.values() for a in answers)
 
 
-async def test_a_link_outlives_whoever_made_it_but_not_its_owner(desk: Desk) -> None:
+async def test_a_link_outlives_its_creator_but_not_its_owner(desk: Desk) -> None:
     store, now = desk.store, desk.api.service.clock.now()
     boss = await desk.api.token("boss", "read", "submit", "manage")
     made = {"user": "U0BOB", "owner": "bob", "scopes": ["read"]}
@@ -89,7 +89,7 @@ async def test_a_link_outlives_whoever_made_it_but_not_its_owner(desk: Desk) -> 
     assert "not linked" in await desk.command("status", user="U0BOB"), "revoked is gone for good"
 
 
-async def test_another_teams_app_speaks_for_its_own_people_only(desk: Desk) -> None:
+async def test_another_teams_app_acts_for_its_own_users_only(desk: Desk) -> None:
     """The operator of a team's Slack app has its secret, and could sign for any user of the workspace."""
     job = await desk.job()
     await desk.link("read", "submit", "admin")
@@ -117,7 +117,7 @@ async def test_a_user_in_two_teams_is_asked_which_one(desk: Desk) -> None:
     assert "several teams" in await desk.command("status")
 
 
-async def test_links_are_made_by_whoever_manages_and_checked_with_slack(desk: Desk) -> None:
+async def test_links_are_made_by_managers_and_checked_with_slack(desk: Desk) -> None:
     manager = await desk.api.token("boss", "read", "submit", "manage")
     made = await desk.api.call(
         "POST", "/v1/slack/users", manager, 201, json={"user": "U0BOB", "owner": "bob", "scopes": ["read"]}

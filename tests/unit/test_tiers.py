@@ -28,7 +28,7 @@ def test_every_entry_names_what_exists(entry: str) -> None:
         ("tests/trainer/test_a.py::test_a[memory]", False),
     ],
 )
-def test_slow_tests_are_told_from_the_others(test: str, slow: bool) -> None:
+def test_slow_tests_are_distinguished_from_the_others(test: str, slow: bool) -> None:
     assert tiers.is_slow(test) == slow
 
 

@@ -68,7 +68,7 @@ async def test_without_a_notice_nothing_happens(watch: Watch, service: Service) 
     assert service.asked.count(("PUT", "/latest/api/token")) == 1, "one token serves many questions"
 
 
-async def test_a_notice_goes_into_the_beat_and_drains_in_time(watch: Watch, service: Service) -> None:
+async def test_a_notice_enters_the_heartbeat_and_drains_in_time(watch: Watch, service: Service) -> None:
     service.pages[ACTION] = '{"action": "terminate", "time": "2026-01-02T03:16:40Z"}'
     await watch.notices.once()
     ending, notice_s = watch.state.ending, watch.state.beat(1, None).notice_s

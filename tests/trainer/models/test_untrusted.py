@@ -86,7 +86,7 @@ def with_code(tiny: Path, to: Path, marker: Path, *, own: bool = True, module: s
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_code_that_a_model_brings_is_never_run_and_nobody_is_asked(own: bool, tiny: Path, tmp_path: Path) -> None:
+def test_code_of_a_model_never_runs_and_never_prompts(own: bool, tiny: Path, tmp_path: Path) -> None:
     """The code does not run, for an architecture that transformers supports (`own` is False) and for one that it does
     not.
     """

@@ -191,7 +191,7 @@ def sleeper(code: str) -> "subprocess.Popen[bytes]":
         (["raise SystemExit(65)", "input()"], 0, 65),
     ],
 )
-def test_the_launcher_ends_all_with_the_code_that_tells_most(
+def test_the_launcher_ends_with_the_most_specific_exit_code(
     ends: list[str], grace_s: float, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "GRACE_S", grace_s)

@@ -281,7 +281,7 @@ def test_a_process_that_is_not_reached_is_named(hire: Hire) -> None:
     assert ended.message.startswith("host: process 0 does not reach 1, or 1 does not reach it: ")
 
 
-def test_on_one_machine_the_reason_stands(hire: Hire) -> None:
+def test_on_one_machine_the_reason_is_kept(hire: Hire) -> None:
     assert hire(2, harm=out_of_memory).start().ends()[0].code == ExitCode.OOM
 
 

@@ -292,7 +292,7 @@ def test_a_kernel_that_the_model_lacks_is_refused_by_name(
         assert err == f"{tmp_path / 'job.yaml'}: {wrong}"
 
 
-def test_pairs_without_a_difference_and_labels_without_classes_are_told(
+def test_equal_pairs_and_labels_without_classes_are_reported(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = "word,meaning\nw1,w2\nw3,w3\nw4,w5\nw6,w6\n"

@@ -23,7 +23,7 @@ def test_without_anything_it_serves_this_machine_on_loopback(tmp_path: Path) -> 
     assert config.blobs_url == (tmp_path / "blobs").as_uri()
 
 
-def test_the_environment_beats_the_file_and_the_command_line_beats_both(tmp_path: Path) -> None:
+def test_the_command_line_outranks_environment_and_file(tmp_path: Path) -> None:
     (tmp_path / "gpubroker.yaml").write_text("database_url: postgresql://file/x\nport: 1\n")
     env = {"GPUBROKER_DATABASE_URL": "postgresql://env/x"}
     config = DaemonConfig.load(home=tmp_path, env=env, port=2)
@@ -84,7 +84,7 @@ def test_a_mistake_of_an_option_or_a_variable_names_that(
     assert "gpubroker.yaml" not in str(caught.value)
 
 
-def test_the_home_of_nobody_is_one_line() -> None:
+def test_an_unknown_home_directory_is_refused_in_one_line() -> None:
     with pytest.raises(InvalidInput, match=r"--home: ~nobody-of-this-name: there is no such user"):
         DaemonConfig.load(home=Path("~nobody-of-this-name"), env={})
 

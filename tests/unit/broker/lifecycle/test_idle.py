@@ -70,7 +70,7 @@ def test_no_step_for_long_is_no_progress_however_busy_the_gpus_are() -> None:
     assert trace(every(10, 500, gpu_utilisation=1.0)) is None, "a script counts no steps"
 
 
-def test_set_up_that_stands_still_is_a_hung_download() -> None:
+def test_a_stalled_set_up_is_a_hung_download() -> None:
     found = trace(every(10, 90, phase="loading", network_bytes=5 * MIB, gpu_utilisation=0.0))
     assert found is not None
     assert (found.kind, found.action) == ("download", "end")
@@ -101,7 +101,7 @@ def test_a_new_start_and_the_end_are_not_idle() -> None:
     assert trace(every(10, 500, gpu_utilisation=0.0, phase="draining")) is None
 
 
-def test_the_same_beat_again_is_no_sample() -> None:
+def test_a_repeated_heartbeat_is_no_sample() -> None:
     beat = Heartbeat(attempt="x", boot="b", seq=1, phase="training", gpu_utilisation=0.0)
     first = watch(None, beat, 0, POLICY)
     assert watch(first, beat, 100, POLICY) is first

@@ -115,7 +115,7 @@ def test_an_unlisted_machine_is_dead_after_three_missed_heartbeats(seen: dict[st
         ({"beat_age_s": 60.0, "store_ok_s": None}, 0.0),
     ],
 )
-def test_a_missing_beat_is_worth_calls_and_most_where_nothing_is_shown(seen: dict[str, Any], share: float) -> None:
+def test_a_missed_heartbeat_triggers_listings_most_for_unlisted_machines(seen: dict[str, Any], share: float) -> None:
     assert poll_share(AttemptObservation(**seen), PATIENCE) == share
 
 
@@ -138,7 +138,7 @@ def test_no_attempt_is_hung_while_one_machine_is_not_listed() -> None:
         ({"beat_age_s": 1.0, "peers_silent_s": 300.0, "store_ok_s": None}, AttemptState.TRAINING, None),
     ],
 )
-def test_all_of_several_machines_must_beat(
+def test_every_machine_of_an_attempt_must_send_heartbeats(
     seen: dict[str, Any], state: AttemptState, expected: AttemptEvent | None
 ) -> None:
     two = build.attempt(state, line=replace(build.line(), nodes=2), create_sent_at=build.at(0))
@@ -298,7 +298,9 @@ def test_booting_has_a_deadline() -> None:
 
 
 @pytest.mark.parametrize(("store_ok_s", "event"), [(None, None), (19.9, None), (20.0, AttemptEvent.DEADLINE)])
-def test_the_deadline_waits_for_beats_that_can_be_read(store_ok_s: float | None, event: AttemptEvent | None) -> None:
+def test_the_boot_deadline_waits_while_heartbeats_are_unreadable(
+    store_ok_s: float | None, event: AttemptEvent | None
+) -> None:
     """An agent that could not write while the blob store was away writes as soon as it is back."""
     assert verdict(AttemptState.BOOTING, at=9000, listed=(machine(),), store_ok_s=store_ok_s) is event
 

@@ -187,7 +187,7 @@ def test_host_memory_exhaustion_asks_for_more_host_memory_only() -> None:
     assert adjusted_workload(replace(job, remedy=changed)).micro_batch == WORK.micro_batch
 
 
-def test_a_task_that_nobody_estimates_changes_its_plan_all_the_same() -> None:
+def test_a_task_without_an_estimate_changes_its_plan_too() -> None:
     job = train_job(replace(WORK, shape=None, unestimated="task dpo is not estimated"))
     first = adjust_plan(job, build.line(), host=False)
     assert (first.micro_batch, first.gradient_checkpointing, first.memory_factor) == (6, False, 1.0)

@@ -186,7 +186,7 @@ def test_a_file_named_like_a_manifest_is_none() -> None:
     assert doomed[0] == folder(10) + keys.MANIFEST
 
 
-def test_furthest_checkpoints_stay_when_idle_whoever_made_them() -> None:
+def test_the_furthest_checkpoints_of_any_attempt_stay_when_idle() -> None:
     """The furthest checkpoints of an idle job stay, whichever attempts made them."""
     objects = [*files(10), *files(20), *files(30, "b" * 13), *files(40, "b" * 13, committed=False)]
     job = rested(JobState.CAPPED)

@@ -103,14 +103,14 @@ def test_commits_of_another_dead_attempt_supersede_nothing() -> None:
     assert gone([*files(10, DEAD), *files(20, DEAD_TOO), *files(30, DEAD_TOO), *files(40, LIVE)]) == set()
 
 
-def test_uncommitted_folders_go_once_nobody_can_commit_them() -> None:
+def test_uncommitted_folders_go_once_no_agent_can_commit_them() -> None:
     old, new = files(10, DEAD, committed=False), files(35, DEAD, committed=False)
     found = [*old, *new, *files(30, LIVE), *files(40, LIVE), *files(20, LIVE, committed=False)]
     assert gone(found, now=build.at(UNCOMMITTED_S)) == set()
     assert gone(found, now=LATER) == set(old), "the current attempt's own are its own business"
 
 
-def test_tokenised_rows_stay_and_torn_ones_go_once_nobody_can_commit_them() -> None:
+def test_token_caches_stay_and_torn_ones_go_once_uncommittable() -> None:
     whole, torn = rows(DEAD), rows(DEAD_TOO, committed=False)
     found = [*whole, *torn, *rows(LIVE, committed=False), *files(30, LIVE), *files(40, LIVE)]
     assert gone(found, now=build.at(UNCOMMITTED_S)) == set()

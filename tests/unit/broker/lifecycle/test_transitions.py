@@ -33,19 +33,19 @@ def ending(**changes: object) -> build.Attempt:
     return build.attempt(AttemptState.TERMINATING, **changes)
 
 
-def test_completed_beats_everything() -> None:
+def test_completed_outranks_every_other_outcome() -> None:
     attempt = ending(reason=Reason.STOPPED, signal=Signal.CAP, final=final(Outcome.COMPLETED))
     assert end_reason(attempt, build.active_job(stop_requested=True)) is Reason.COMPLETED
 
 
-def test_a_user_stop_beats_the_cap_and_the_cap_beats_a_user_error() -> None:
+def test_a_user_stop_outranks_the_cap_and_the_cap_a_user_error() -> None:
     capped = ending(signal=Signal.CAP, final=final(Outcome.USER_ERROR))
     assert end_reason(capped, build.active_job(stop_requested=True)) is Reason.STOPPED
     assert end_reason(capped, build.active_job()) is Reason.CAPPED
     assert end_reason(ending(reason=Reason.STOPPED), build.active_job()) is Reason.STOPPED
 
 
-def test_a_user_error_beats_a_retry_and_nothing_known_is_infrastructure() -> None:
+def test_a_user_error_outranks_a_retry_and_no_cause_is_infrastructure() -> None:
     failed = ending(reason=Reason.PREEMPTED, final=final(Outcome.USER_ERROR))
     assert end_reason(failed, build.active_job()) is Reason.USER_ERROR
     assert end_reason(ending(reason=Reason.PREEMPTED), build.active_job()) is Reason.PREEMPTED

@@ -25,7 +25,7 @@ def test_a_kind_of_the_same_code_is_estimated_as_that(kind: str, as_one: str, ta
 
 
 @pytest.mark.parametrize("name", ["XLMRobertaForTokenClassification", "CamembertForSequenceClassification"])
-def test_its_class_tells_the_task(name: str) -> None:
+def test_the_class_of_a_kind_gives_its_task(name: str) -> None:
     kind = "camembert" if name.startswith("Camem") else "xlm-roberta"
     task = "token_classification" if "Token" in name else "text_classification"
     found = estimate(config={"model_type": kind, "architectures": [name], **BASE}, seq=512)

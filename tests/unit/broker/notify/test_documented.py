@@ -19,7 +19,7 @@ def block(language: str) -> str:
     return found[1]
 
 
-def test_the_example_of_a_receiver_tells_ours_from_others() -> None:
+def test_the_example_receiver_accepts_only_our_signature() -> None:
     names: dict[str, Any] = {}
     exec(block("python"), names)
     verified = names["verified"]

@@ -158,7 +158,7 @@ def test_a_higher_cap_of_a_running_job_is_no_launch() -> None:
 
 
 @pytest.mark.parametrize(("action", "hold"), [("stop_launches", Hold.WAIT), ("drain", Hold.WAIT), ("notify", None)])
-def test_thresholds_look_at_what_is_spent(action: str, hold: Hold | None) -> None:
+def test_thresholds_apply_to_spent_dollars(action: str, hold: Hold | None) -> None:
     limits = policy(budgets=[budget(thresholds=thresholds(("0.8", action)))])
     assert told(ask(), applied(limits, "79.999999")) is None
     assert told(ask(), applied(limits, "60", "30")) is None

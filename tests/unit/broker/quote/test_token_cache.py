@@ -27,7 +27,7 @@ def test_token_caches_are_always_sent_when_traffic_is_free() -> None:
         assert rows_bytes(WORK, build.offer(spot=spot, facts=HostFacts()), 1) > GIB
 
 
-def test_a_machine_that_nobody_takes_away_sends_nothing_that_costs() -> None:
+def test_an_on_demand_machine_sends_no_token_cache_that_costs() -> None:
     assert rows_bytes(WORK, build.offer(spot=False, facts=facts("0.01")), 1) == 0
 
 

@@ -27,6 +27,6 @@ def test_each_message_is_recorded_once_in_order() -> None:
     assert heard({"beat": beat(1, 2)}, {"beat": beat(2, 3), "final": final}) == [3]
 
 
-def test_a_new_start_of_the_agent_counts_anew_and_nobody_tells_without_end() -> None:
+def test_messages_of_a_new_agent_start_count_from_one_and_are_limited() -> None:
     assert heard({"beat": beat(1, 2)}, {"beat": beat(1, boot="c")}) == [1]
     assert heard({}, {"beat": beat(MAX_MESSAGES, MAX_MESSAGES + 1)}) == [MAX_MESSAGES]

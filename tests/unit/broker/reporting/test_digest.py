@@ -99,7 +99,7 @@ def test_dearer_than_on_demand_is_reported_as_well() -> None:
     assert "$0.2500 more than on-demand prices; 0 running now" in notice.message
 
 
-def test_several_teams_are_told_their_own_and_the_installation_all() -> None:
+def test_teams_get_their_own_digest_and_the_installation_all() -> None:
     first = attempt(AttemptState.ENDED, reason=Reason.COMPLETED, ended_at=at(HOUR))
     one = paid_by("nlp", "ann", (first, "1"))
     running = RunningJob(job=job(team="vision"), attempt=attempt(AttemptState.TRAINING))

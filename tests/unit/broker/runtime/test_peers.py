@@ -124,7 +124,7 @@ async def test_start_waits_for_no_broker_of_the_same_clouds_or_home() -> None:
         assert await started(own, other) == 0
 
 
-async def test_a_store_that_is_away_or_a_broken_lease_keeps_nobody() -> None:
+async def test_an_absent_store_or_a_broken_lease_delays_no_start() -> None:
     class Away:
         async def get(self, key: str, *, most: int = 0) -> bytes | None:
             raise BlobsUnavailable("no answer")

@@ -67,7 +67,7 @@ def test_a_config_is_taken_from_a_file_a_folder_and_inline(tmp_path: Path) -> No
     assert peaks == {by_model, estimate(config=TINY, seq=128)["peak_allocated_bytes"]}
 
 
-def test_people_are_shown_a_table_and_what_it_rests_on() -> None:
+def test_the_estimate_is_shown_as_a_table_with_its_evidence() -> None:
     ran = run(MISTRAL, "--gpu", "l40s", "--lora-targets", "q_proj,c_attn")
     assert ran.exit_code == 0
     for words in (
@@ -239,7 +239,7 @@ def test_options_that_the_trainer_lacks_cannot_be_traced(asked: dict[str, Any]) 
         estimate(config=TINY, seq=128, exact=True, **asked)
 
 
-def test_fsdp_of_another_stack_is_fsdp_1_which_nobody_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fsdp_of_another_stack_is_untraced_fsdp_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracer, "_installed", lambda: "5.17.0")
     with pytest.raises(EstimateError, match="no --stack, whose --sharding fsdp is FSDP 1; leave out --exact"):
         estimate(config=TINY, seq=128, exact=True, gpus=2, sharding="fsdp", stack="transformers=5.17.0")

@@ -305,7 +305,9 @@ async def test_actions_outside_the_policy_are_refused(moto: str, keys: dict[str,
         assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
 
 
-async def test_a_broker_without_the_policy_is_told_which(moto: str, keys: dict[str, str], tmp_path: Path) -> None:
+async def test_a_broker_without_the_policy_is_shown_which_one_it_needs(
+    moto: str, keys: dict[str, str], tmp_path: Path
+) -> None:
     wrong = {**keys, "AWS_SECRET_ACCESS_KEY": "wrong"}
     cloud = AwsCloud(
         AwsConfig(endpoint=moto, regions=(REGION,)), installation=OURS, clock=SteppedClock(), env=wrong, home=tmp_path

@@ -58,7 +58,7 @@ def plain(**pin: str) -> Purchase:
     return Purchase(cloud="aws", region=EAST, instance_type="g6e.xlarge", use_spot=False, config=config, pin=pin)
 
 
-async def test_a_machine_that_would_stop_is_told_to_terminate_and_its_disk_to_go(world: World) -> None:
+async def test_a_stoppable_machine_is_set_to_terminate_and_delete_its_disk(world: World) -> None:
     machine, ec2 = world.launch(), world.ec2()
     await world.open().confirm(handle(machine), plain())
     told = ec2.describe_instance_attribute(InstanceId=machine, Attribute="instanceInitiatedShutdownBehavior")

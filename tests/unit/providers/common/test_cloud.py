@@ -263,7 +263,7 @@ async def test_machines_of_others_are_not_looked_at() -> None:
     await provider.close()
 
 
-async def test_a_look_that_breaks_stops_no_listing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_machine_poll_stops_no_listing(caplog: pytest.LogCaptureFixture) -> None:
     paper = Paper(machines=[standing("1"), machine(WITNESS)], heard=[ValueError("a bug")])
     provider = opened(paper)
     await provider.list()

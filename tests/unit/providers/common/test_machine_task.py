@@ -252,7 +252,7 @@ def test_run_gives_the_container_its_variables_in_no_argument_and_no_file(machin
 
 
 @pytest.mark.parametrize(("code", "seen"), [("0", 0), ("70", 0), ("64", 0), ("75", 0), ("137", 137), ("125", 125)])
-def test_run_tells_skypilot_only_of_a_trainer_that_could_not_run(machine: Machine, code: str, seen: int) -> None:
+def test_run_fails_to_skypilot_only_if_the_trainer_could_not_run(machine: Machine, code: str, seen: int) -> None:
     task = task_of(boot(PUBLIC), docker_run=True)
     assert machine.do(task.run, task, env={"CODE": code}).returncode == seen
     assert "shutdown" not in machine.argv

@@ -126,9 +126,7 @@ def test_the_self_stop_calls_the_machines_own_cloud(machine: Machine, given: dic
 
 
 @pytest.mark.parametrize("file", ["profile.d/container_env_var.sh", "environment", "rp_environment"])
-def test_a_key_in_the_containers_files_is_found_by_root_and_by_nobody_else(
-    machine: Machine, api: Api, file: str
-) -> None:
+def test_only_root_finds_a_key_in_the_containers_files(machine: Machine, api: Api, file: str) -> None:
     python(machine)
     api.answers = [(204, {})]
     copy = machine.etc / file

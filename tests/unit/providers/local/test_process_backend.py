@@ -233,7 +233,7 @@ async def test_memory_cannot_be_given_to_a_process(make: Callable[[str], Process
     assert await body.machines() == []
 
 
-async def test_a_cancelled_start_is_over_when_the_caller_hears_of_it(
+async def test_a_cancelled_start_is_over_when_the_caller_returns(
     make: Callable[[str], ProcessBackend], tmp_path: Path
 ) -> None:
     body = make("import time; time.sleep(1000)")

@@ -55,7 +55,7 @@ def test_a_cloud_that_is_left_out_keeps_its_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asked", [False, True])
-async def test_skypilot_gets_no_key_of_an_account_that_nobody_looks_into(
+async def test_skypilot_gets_only_keys_of_the_verified_account(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: bool
 ) -> None:
     """Only one that is known to be of the account that is listed."""

@@ -145,9 +145,7 @@ async def test_a_launch_that_was_sent_and_not_answered_is_not_dead_at_once(
         await sky.close()
 
 
-async def test_skypilot_is_not_told_to_forget_a_name_again_and_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_skypilot_is_asked_once_to_forget_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     downs = 0
 
     async def answer(request: web.Request) -> web.Response:

@@ -99,7 +99,7 @@ def test_each_attempt_has_its_own_file_of_host_keys(tmp_path: Path) -> None:
     assert sky_ssh.known_hosts_file(tmp_path, "../../x").parent == first.parent
 
 
-def test_secrets_are_read_by_nobody_else_and_do_not_stay(tmp_path: Path) -> None:
+def test_secrets_are_readable_by_their_user_only_and_deleted(tmp_path: Path) -> None:
     machine = Machine(tmp_path / "m")
     subprocess.run([*machine.ssh, sky_ssh.DELIVER], input=task(), check=True)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (machine.folder, machine.folder / "env")}

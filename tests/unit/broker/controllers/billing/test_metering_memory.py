@@ -45,7 +45,7 @@ class Counting:
         self.kept = live
 
 
-async def test_billing_tells_what_lives_and_the_beats_of_the_others_are_dropped() -> None:
+async def test_billing_drops_cached_heartbeats_of_ended_attempts() -> None:
     context = ControllerContext(
         installation=build.INSTALLATION, owner="test", store=cast(Store, OneLives()), blobs=cast(Blobs, Beating()),
         providers={"simulated": cast(Provider, Scripted())}, clock=SteppedClock(),

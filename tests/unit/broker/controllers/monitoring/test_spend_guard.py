@@ -117,7 +117,7 @@ async def test_a_deadline_that_will_be_missed_is_reported() -> None:
     assert [e.kind for e in await desk.told(job)] == ["job.late_forecast"]
 
 
-async def test_an_idle_machine_is_told_once_and_drained_where_that_is_asked_for() -> None:
+async def test_an_idle_machine_is_reported_once_and_drained_if_requested() -> None:
     desk = Desk()
     job = await desk.start(idle={"action": "notify", "window_s": 60})
     guard = desk.guard()

@@ -215,7 +215,7 @@ async def test_a_machine_that_is_not_there_or_is_being_destroyed_gets_nothing(st
     assert rig.blobs.number == 1
 
 
-async def test_a_failure_is_tried_again_with_growing_pauses_and_told_once() -> None:
+async def test_a_failed_renewal_is_retried_with_growing_pauses_and_reported_once() -> None:
     rig = GrantRig()
     await rig.launch()
     await rig.pass_time(LIFE_S / 2)

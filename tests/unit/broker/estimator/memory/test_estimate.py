@@ -265,7 +265,7 @@ def test_a_trace_of_the_models_own_code_is_as_near_as_such_were(family: str, for
     assert exact_margin(family, form) == margin
 
 
-def test_a_task_that_nobody_traced_is_a_formula_over_what_was() -> None:
+def test_an_untraced_task_is_estimated_by_a_formula_over_traced_ones() -> None:
     plain = estimate(MISTRAL_7B, A100)
     found = by_formula(plain, "two at once")
     assert (found.tier, found.margin, found.evidence) == ("formula", 0.10, "two at once")
