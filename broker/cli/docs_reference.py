@@ -47,7 +47,7 @@ This page lists every command of `gpubroker` and its options. {GENERATED}
 - [Exit codes](exit-codes.md) are stable.
 """
 AREAS: dict[str, tuple[str, ...]] = {
-    "Quote and estimate": ("init", "quote", "estimate", "offers", "models", "gpus"),
+    "Quote and estimate": ("init", "quote", "estimate", "simulate", "offers", "models", "gpus"),
     "Submit and follow": ("submit", "ls", "get", "explain", "watch", "logs", "events", "ssh", "exec"),
     "Change a job": ("cancel", "cap", "retry", "approve", "refuse", "artifacts", "rm"),
     "Money and policies": ("budget", "policy", "spend", "reconcile"),

@@ -26,6 +26,10 @@ COMMANDS: Mapping[str, Entry] = {
         "commands.estimate:estimate",
         "Estimate GPU memory and throughput of a fine-tune. Works offline: needs no daemon, GPU or weights.",
     ),
+    "simulate": Entry(
+        "commands.simulate:simulate",
+        "Run the broker's spot decisions over traces and compare them with the cheapest run. Needs no daemon.",
+    ),
     "models": Entry(
         "commands.catalog:models", "List the models of the bundled catalogue, which the broker can size offline."
     ),

@@ -1,5 +1,6 @@
-"""Loss curve and scaling table as PNG, if matplotlib is installed (extra `plots`)."""
+"""Loss curve, scaling table and simulation as pictures, if matplotlib is installed (extra `plots`)."""
 
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
@@ -58,6 +59,31 @@ def scaling_png(table: dict[str, Any]) -> bytes | None:
     return _saved(figure)
 
 
+Hours = Sequence[tuple[float, float]]
+"""Times from and to, in hours."""
+COLOURS = {"spot": "tab:green", "on-demand": "tab:red", "none": "tab:grey"}
+
+
+def timeline_picture(zones: Mapping[str, Hours], machines: Mapping[str, Hours], title: str, kind: str) -> bytes | None:
+    """Return when each zone had spot on sale, and when the job had which machine.
+
+    `kind`: png or svg. Return None if matplotlib is not installed.
+    """
+    figure = _figure()
+    if figure is None:
+        return None
+    axes, names = figure.add_subplot(), ["job", *zones]
+    for row, times in enumerate(zones.values(), 1):
+        axes.broken_barh([(a, b - a) for a, b in times], (row - 0.3, 0.6), color="tab:blue", alpha=0.4)
+    for machine, times in machines.items():
+        label = {"none": "waits"}.get(machine, f"job {machine}")
+        axes.broken_barh([(a, b - a) for a, b in times], (-0.4, 0.8), color=COLOURS[machine], label=label)
+    axes.set_yticks(range(len(names)), names)
+    axes.set(xlabel="hours", title=title)
+    axes.legend(loc="upper right")
+    return _saved(figure, kind)
+
+
 def _figure() -> Any:
     """Return an empty figure, or None if matplotlib is not installed."""
     try:
@@ -70,7 +96,7 @@ def _figure() -> Any:
     return figure
 
 
-def _saved(figure: Any) -> bytes:
+def _saved(figure: Any, kind: str = "png") -> bytes:
     picture = BytesIO()
-    figure.savefig(picture, dpi=120, format="png")
+    figure.savefig(picture, dpi=120, format=kind)
     return picture.getvalue()

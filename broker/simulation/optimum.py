@@ -6,7 +6,7 @@ State: machine, and units of work left including the changeover under way.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from math import inf
+from math import ceil, inf
 
 from broker.simulation.runs import SimulatedMachine
 from broker.simulation.traces import Trace
@@ -41,7 +41,7 @@ class _Tick:
 def optimum(zones: Sequence[Trace], work_s: float, changeover_s: float, *, plan: bool = False) -> Optimum:
     """Return the cheapest run that ends within the traces. `plan`: also return its machines."""
     unit_s = zones[0].tick_s / UNITS
-    work, changeover = round(work_s / unit_s), round(changeover_s / unit_s)
+    work, changeover = _units(work_s / unit_s), _units(changeover_s / unit_s)
     size = work + 2 * changeover + 2
     cheapest = min(range(len(zones)), key=lambda zone: zones[zone].on_demand_usd)
     machines = [SimulatedMachine("on-demand", cheapest), *(SimulatedMachine("spot", n) for n in range(len(zones)))]
@@ -55,6 +55,11 @@ def optimum(zones: Sequence[Trace], work_s: float, changeover_s: float, *, plan:
         if plan:
             ticks.append(step)
     return Optimum(usd=idle[work], machines=_plan(ticks[::-1], work, changeover) if idle[work] < inf else ())
+
+
+def _units(exact: float) -> int:
+    """Return whole units, rounded up so that the plan finishes in time."""
+    return ceil(exact - 1e-9)
 
 
 def _step(

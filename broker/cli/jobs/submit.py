@@ -1,6 +1,5 @@
 """`gpubroker quote` and `submit`."""
 
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +7,7 @@ import typer
 
 from broker.cli.core import formatting
 from broker.cli.core.command import Json, client, command
-from broker.cli.core.exit_codes import BadInput
+from broker.cli.core.durations import seconds
 from broker.cli.core.output import Output
 from broker.cli.jobs import submission
 from broker.cli.jobs.jobs import follow
@@ -26,7 +25,6 @@ Settings = Annotated[
     ),
 ]
 UPLOAD_PATIENCE_S = 30.0
-UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
 @command
@@ -80,7 +78,7 @@ async def submit(
 ) -> None:
     """Check, quote, confirm and submit a job, then watch it until it ends. Ctrl-C leaves the job running."""
     out = Output(as_json=as_json)
-    keep_s = None if keep_on_failure is None else _seconds(keep_on_failure)
+    keep_s = None if keep_on_failure is None else round(seconds("--keep-on-failure", keep_on_failure))
     file = load(spec, tuple(settings or ()), keep_on_failure=keep_s)
     async with client(patience_s=0) as c:
         prepared = await submission.prepare(c, file)
@@ -96,11 +94,3 @@ async def submit(
         return
     async with client(patience_s=PATIENCE_S) as c:
         await follow(c, job.id, out)
-
-
-def _seconds(text: str) -> int:
-    """Return `90`, `90s`, `15m` or `2h` in seconds. Raises BadInput."""
-    match = re.fullmatch(r"([0-9]{1,9})([smh]?)", text.strip())
-    if match is None:
-        raise BadInput(f"--keep-on-failure {text}: write a time as 90s, 15m or 2h")
-    return int(match[1]) * UNITS_S[match[2]]

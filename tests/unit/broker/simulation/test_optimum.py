@@ -57,7 +57,7 @@ def test_work_that_cannot_end_in_time_has_no_plan() -> None:
     assert best.machines == ()
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=15)
 @given(st.lists(st.lists(st.booleans(), min_size=60, max_size=60), min_size=1, max_size=2))
 def test_a_baseline_finishes_in_time_and_not_below_the_optimum(available: list[list[bool]]) -> None:
     zones = [zone(a, [1.0 + n] * 60, name=str(n)) for n, a in enumerate(available)]
