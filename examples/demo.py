@@ -24,6 +24,7 @@ import psutil
 import yaml
 
 from broker.api.schemas.jobs import JobDetail
+from broker.cli.commands.web import link
 from broker.cli.core.command import cli_error, client
 from broker.cli.core.exit_codes import CliError
 from broker.cli.core.output import Output
@@ -192,6 +193,7 @@ async def job(spec: Path, settings: tuple[str, ...], home: Path, out: Output) ->
         prepared = submission.with_cap(out, prepared, yes=True)
         view = await submission.send(c, prepared, key=None)
         out.say(f"job {view.id} submitted: {view.name}, cap ${view.cap_usd:.2f}")
+        out.say(f"watch it in a browser, within a minute: {await link(c)} (later: GPUBROKER_HOME={home} gpubroker web)")
         try:
             detail = await watch(c, view.id, out)
         except asyncio.CancelledError:

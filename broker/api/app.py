@@ -13,6 +13,7 @@ from broker.api.core.loop_lag import LoopLag
 from broker.api.core.metrics import Metrics
 from broker.api.core.problems import Overloaded, problem
 from broker.api.core.readiness import Readiness
+from broker.api.core.sessions import WebSessions
 from broker.api.core.status_codes import again_after_s, answer_to, public_text
 from broker.api.core.stream_limits import StreamLimits, Streams
 from broker.api.handlers import (
@@ -27,7 +28,7 @@ from broker.api.handlers import (
     spending,
     tenancy,
 )
-from broker.api.http.context import AUTH, CONTENT, METRICS, READINESS, SERVICE, SLACK, STREAMS
+from broker.api.http.context import AUTH, CONTENT, METRICS, READINESS, SERVICE, SESSIONS, SLACK, STREAMS
 from broker.api.http.openapi import JSON, Api, document, mount
 from broker.api.service.content import Content
 from broker.api.service.jobs import Service
@@ -74,6 +75,7 @@ def build_app(
     app[SERVICE] = service
     app[CONTENT] = Content(service)
     app[AUTH] = auth
+    app[SESSIONS] = WebSessions(service.box, service.clock, service.entropy)
     app[STREAMS] = streams
     app[SLACK] = slacks or Slack(service, None)
     app[METRICS] = measured

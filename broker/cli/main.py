@@ -44,6 +44,7 @@ COMMANDS: Mapping[str, Entry] = {
         {"": "commands.market:offers", "export": "commands.market:export"},
         "List current offers, cheapest first, with the age and the source of each price.",
     ),
+    "web": Entry("commands.web:web", "Open the web pages in a browser, on the daemon's own machine signed in."),
     "ls": Entry("jobs.listing:ls", "List your team's jobs, newest first."),
     "get": Entry("jobs.jobs:get", "Show a job: state, progress, attempts and cost."),
     "explain": Entry(

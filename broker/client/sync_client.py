@@ -108,6 +108,7 @@ class Client:
     secrets = _call(AsyncClient.secrets)
     put_secret = _call(AsyncClient.put_secret)
     delete_secret = _call(AsyncClient.delete_secret)
+    sign_in_link = _call(AsyncClient.sign_in_link)
     tokens = _call(AsyncClient.tokens)
     create_token = _call(AsyncClient.create_token)
     delete_token = _call(AsyncClient.delete_token)

@@ -62,6 +62,7 @@ from broker.runtime.token_bucket import TokenBucketRate
 from broker.store.embedded.server import EmbeddedPostgres
 from broker.store.migrate import migrate
 from broker.store.postgres.store import PostgresStore
+from broker.web.app import mount
 from providers.registry import build, check_skypilot
 from trainer.contract.documents import Limits
 
@@ -184,6 +185,8 @@ async def building(config: DaemonConfig) -> AsyncIterator[DaemonComponents]:
         incoming, sockets = await stack.enter_async_context(slacks.serving(service))
         authenticator = Authenticator(context.store, context.clock, TokenBucketRate(**config.rate_limit.model_dump()))
         limits = StreamLimits(**config.streams.model_dump())
+        application = build_app(service, authenticator, version=version("gpubroker"), slacks=incoming, limits=limits)
+        mount(application)
         yield DaemonComponents(
             config=config,
             installation=context.installation,
@@ -191,7 +194,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[DaemonComponents]:
             market=market,
             fleet=fleet,
             clock=clock,
-            application=build_app(service, authenticator, version=version("gpubroker"), slacks=incoming, limits=limits),
+            application=application,
             sockets=sockets,
         )
 

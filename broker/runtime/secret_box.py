@@ -65,6 +65,10 @@ class SecretBox:
                 "or set the secret again"
             ) from None
 
+    def session_key(self) -> bytes:
+        """Return the Fernet key of the browsers' session cookies."""
+        return self._derive(b"gpubroker web sessions")
+
     def attempt_key(self, attempt_id: str) -> bytes:
         """Return the Fernet key that the attempt's machine receives at launch."""
         return self._derive(b"gpubroker attempt " + attempt_id.encode())

@@ -31,6 +31,7 @@ from broker.notify.webhook.notifier import WebhookNotifier
 from broker.ports import Blobs, Clock, Store, Token
 from broker.runtime.clock import SystemClock
 from broker.runtime.secret_box import SecretBox
+from broker.web.app import mount
 from providers.simulated.config import SimulatedConfig
 from providers.simulated.market import offers
 from trainer.contract import object_keys as keys
@@ -163,6 +164,7 @@ async def serving(
     )
     await blobs.put(keys.BROKER_LEASE, Lease(broker="test", seq=1, every_s=20).model_dump_json().encode())
     app = build_app(service, Authenticator(store, clock), version="0.0.0", limits=limits, requests=requests)
+    mount(app)
     runner = Runner(app, most=connections)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", port)

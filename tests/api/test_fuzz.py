@@ -20,7 +20,7 @@ OPERATIONS = {
     "what a job leaves": r"/v1/jobs/{job_id}/(events|logs|artifacts.*|decisions.*)$",
     "policies": r"/v1/(policies.*|policy-dry-run|budgets)$",
     "channels": r"/v1/channels.*",
-    "people": r"/v1/(me|tokens.*|teams.*|slack.*)$",
+    "people": r"/v1/(me.*|tokens.*|teams.*|slack.*)$",
     "records": r"/v1/(audit|spend|charges)$|/v1/schema/.*|/healthz|/readyz|/metrics",
 }
 EXAMPLES, GRPC_EXAMPLES = 10, 40

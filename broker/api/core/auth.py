@@ -19,6 +19,7 @@ CACHE_S = 5.0
 """Seconds for which a cached token is valid for a new call."""
 STREAM_CACHE_S = 2.0
 """Seconds for which a cached token is valid for an open stream, so that a stream of a deleted token ends within 5 s."""
+NO_TOKEN = "give a valid token: Authorization: Bearer gb_..."
 CACHED = 4096
 """Largest number of cached tokens, and of rate-limit buckets."""
 
@@ -63,6 +64,17 @@ def hashed(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
+@dataclass(frozen=True)
+class TokenDigest:
+    """Stored form of a token, which a sealed session cookie carries. No request header can name one."""
+
+    sha256: str
+
+
+Credential = str | TokenDigest | None
+"""An Authorization header, or the token of a browser's session; None: neither was given."""
+
+
 class Authenticator:
     """Authenticates callers of HTTP and gRPC. `rate` limits the calls of each token; None: no limit.
 
@@ -76,7 +88,7 @@ class Authenticator:
         self._cache: OrderedDict[str, tuple[float, Token]] = OrderedDict()
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
 
-    async def caller(self, authorization: str | None, scope: Scope) -> Caller:
+    async def caller(self, authorization: Credential, scope: Scope) -> Caller:
         """Return the caller of a token. Raises Unauthenticated, RateLimited, Forbidden, StoreUnavailable."""
         token = await self._valid(authorization)
         self._admit(token.id)
@@ -85,15 +97,15 @@ class Authenticator:
             raise Forbidden(f"this token lacks the scope {scope!r}; use one that has it")
         return caller
 
-    async def recheck(self, authorization: str | None) -> None:
+    async def recheck(self, authorization: Credential) -> None:
         """Check the token of an open stream again. Raises Unauthenticated if it has expired or was deleted."""
         await self._valid(authorization, STREAM_CACHE_S)
 
-    async def _valid(self, authorization: str | None, age_s: float = CACHE_S) -> Token:
-        match = FORM.fullmatch(authorization or "")
-        token = await self._known(hashed(match[1]), age_s) if match else None
+    async def _valid(self, authorization: Credential, age_s: float = CACHE_S) -> Token:
+        digest = _digest(authorization)
+        token = None if digest is None else await self._known(digest, age_s)
         if token is None or (token.expires_at is not None and token.expires_at <= self._clock.now()):
-            raise Unauthenticated("give a valid token: Authorization: Bearer gb_...")
+            raise Unauthenticated(NO_TOKEN)
         return token
 
     async def _known(self, digest: str, age_s: float) -> Token | None:
@@ -124,6 +136,21 @@ class Authenticator:
     def forget(self) -> None:
         """Clear the cache after this process deleted a token, so that the token is refused at once."""
         self._cache.clear()
+
+
+def token_digest(authorization: Credential) -> TokenDigest:
+    """Return the stored form of a token. Raises Unauthenticated if the header holds none."""
+    digest = _digest(authorization)
+    if digest is None:
+        raise Unauthenticated(NO_TOKEN)
+    return TokenDigest(digest)
+
+
+def _digest(credential: Credential) -> str | None:
+    if isinstance(credential, TokenDigest):
+        return credential.sha256
+    match = FORM.fullmatch(credential or "")
+    return hashed(match[1]) if match else None
 
 
 def _caller(token: Token) -> Caller:

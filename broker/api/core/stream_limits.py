@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from broker.api.core.auth import Authenticator, Caller, Unauthenticated
+from broker.api.core.auth import Authenticator, Caller, Credential, Unauthenticated
 from broker.api.core.problems import TooMany
 from broker.domain.errors import StoreUnavailable
 from broker.ports import Clock
@@ -52,7 +52,7 @@ class Streams:
         return self._open.total()
 
     @asynccontextmanager
-    async def slot(self, caller: Caller, authorization: str | None) -> AsyncIterator[None]:
+    async def slot(self, caller: Caller, authorization: Credential) -> AsyncIterator[None]:
         """Run a stream in the body of the `with` statement. Raises TooMany before the body.
 
         Soon after the token expired or was deleted, the body is cancelled and Unauthenticated is raised.
@@ -80,14 +80,14 @@ class Streams:
             raise TooMany(f"as many streams are open as may be, {most.total}; try again when one has ended")
         self._open[token_id] += 1
 
-    async def _watch(self, caller: Caller, authorization: str | None, end: asyncio.Timeout) -> None:
+    async def _watch(self, caller: Caller, authorization: Credential, end: asyncio.Timeout) -> None:
         try:
             await self._until_over(caller, authorization)
         except Exception:
             log.exception("watching a token failed; its stream is cut, because no stream may run unwatched")
         end.reschedule(asyncio.get_running_loop().time())
 
-    async def _until_over(self, caller: Caller, authorization: str | None) -> None:
+    async def _until_over(self, caller: Caller, authorization: Credential) -> None:
         """Return when the token is invalid.
 
         While the database does not answer, keep waiting, but return at the token's known expiry.

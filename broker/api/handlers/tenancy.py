@@ -1,6 +1,7 @@
 """Handlers: teams, tokens and the audit."""
 
-from broker.api.http.context import AUTH, SERVICE
+from broker.api.core.auth import token_digest
+from broker.api.http.context import AUTH, SERVICE, SESSIONS
 from broker.api.http.openapi import Api, Call
 from broker.api.schemas import tenancy
 from broker.api.schemas.queries import AuditQuery, TokenId
@@ -9,6 +10,15 @@ from broker.domain.spec import Name
 from broker.ports import AuditFilter
 
 api = Api()
+SIGN_IN_LINK = "/ui/sign-in?code="
+"""Address of a sign-in link, before its code. The code is in the query, because the access log has the path."""
+
+
+@api.op("POST", "/v1/me/sign-in-links", scope="read", status=201)
+async def create_sign_in_link(call: Call) -> tenancy.SignInLink:
+    """Create a link that signs a browser in as this token, once, within a minute."""
+    code, until = call.request.app[SESSIONS].code(token_digest(call.authorization))
+    return tenancy.SignInLink(path=SIGN_IN_LINK + code, expires_at=until)
 
 
 @api.op("GET", "/v1/tokens", scope="manage")

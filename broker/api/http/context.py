@@ -5,6 +5,7 @@ from aiohttp import web
 from broker.api.core.auth import Authenticator
 from broker.api.core.metrics import Metrics
 from broker.api.core.readiness import Readiness
+from broker.api.core.sessions import WebSessions
 from broker.api.core.stream_limits import Streams
 from broker.api.service.content import Content
 from broker.api.service.jobs import Service
@@ -15,5 +16,6 @@ CONTENT = web.AppKey("content", Content)
 AUTH = web.AppKey("auth", Authenticator)
 METRICS = web.AppKey("metrics", Metrics)
 READINESS = web.AppKey("readiness", Readiness)
+SESSIONS = web.AppKey("sessions", WebSessions)
 STREAMS = web.AppKey("streams", Streams)
 SLACK = web.AppKey("slack", Slack)

@@ -12,6 +12,14 @@ from broker.domain.tenancy import Scope
 from trainer.contract.base import Config, Text
 
 
+class SignInLink(Wire):
+    """A link that signs one browser in."""
+
+    path: str
+    """Path below the daemon's URL. The first browser that opens it is signed in."""
+    expires_at: datetime
+
+
 class TeamRequest(Config):
     name: Name
     note: Annotated[Text, Field(max_length=200)] = ""

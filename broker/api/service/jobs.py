@@ -61,6 +61,7 @@ class Service:
         self.quotes = quotes
         self.box = box
         self.clock = clock
+        self.entropy = entropy
         self.settings = settings
         self.skew, self.clock_step, self.claim_fault = hooks.skew, hooks.clock_step, hooks.claim_fault
         self.reach = hooks.reach

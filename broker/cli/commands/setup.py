@@ -55,7 +55,9 @@ def _store(chosen: connection.Connection) -> None:
         raise BadInput(f"{connection.login_file()} cannot be written ({e.strerror}); {fix}") from None
 
 
-def _is_this_host(host: str) -> bool:
+def is_this_host(url: str) -> bool:
+    """Return True for the URL of a daemon at an address of this machine only."""
+    host = urlsplit(url).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -64,8 +66,7 @@ def _is_this_host(host: str) -> bool:
 
 def _given(out: Output, url: str, token: str | None, *, plain_http: bool) -> connection.Connection:
     url = connection.address(url, "URL")
-    parts = urlsplit(url)
-    if parts.scheme == "http" and not plain_http and not _is_this_host(parts.hostname or ""):
+    if urlsplit(url).scheme == "http" and not plain_http and not is_this_host(url):
         raise BadInput(
             "URL: http:// would show the token to the network; give https://, or --plain-http within your own network"
         )

@@ -14,6 +14,10 @@ else:
 
 
 class TenancyCalls(Calls):
+    async def sign_in_link(self) -> tenancy.SignInLink:
+        """Create a link that signs a browser in as this token, once, within a minute."""
+        return await self._call("POST", "/v1/me/sign-in-links", tenancy.SignInLink)
+
     async def tokens(self) -> tenancy.TokenList:
         """List the tokens of your team; for admins all."""
         return await self._call("GET", "/v1/tokens", tenancy.TokenList)

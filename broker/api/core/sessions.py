@@ -1,0 +1,97 @@
+"""Sessions of browsers: sealed cookies that are bound to a token, and one-time sign-in codes.
+
+A cookie carries only the token's digest, so every request looks the token up: a revoked token ends its sessions.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cryptography.fernet import Fernet, InvalidToken
+
+from broker.api.core.auth import TokenDigest
+from broker.domain.ids import base32
+from broker.ports import Clock
+from broker.runtime.secret_box import SecretBox
+
+SESSION_S = 12 * 3600
+"""Seconds from a sign-in to the end of its session."""
+CODE_S = 60
+"""Seconds for which a sign-in code may be used."""
+CODES = 256
+"""Largest number of unused sign-in codes; the oldest are dropped."""
+ENDED = 4096
+"""Largest number of remembered sign-outs. A cookie that outlives its entry is refused by its age."""
+COOKIE_BYTES = 1024
+"""Longest cookie that is opened."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrowserSession:
+    """One signed-in browser."""
+
+    id: str
+    """Random at each sign-in."""
+    token: TokenDigest
+    started_at: datetime
+
+
+class WebSessions:
+    """Seals and opens session cookies, and keeps the sign-in codes and sign-outs of this process."""
+
+    def __init__(self, box: SecretBox, clock: Clock, entropy: Callable[[int], bytes]) -> None:
+        """`entropy(n)` returns n random bytes."""
+        self._fernet = Fernet(box.session_key())
+        self._clock = clock
+        self._entropy = entropy
+        self._codes: OrderedDict[str, tuple[TokenDigest, datetime]] = OrderedDict()
+        self._ended: OrderedDict[str, None] = OrderedDict()
+
+    def start(self, token: TokenDigest) -> str:
+        """Return the cookie of a new session, which no earlier cookie equals."""
+        content = {"id": self._random(), "token": token.sha256, "at": self._clock.now().timestamp()}
+        return self._fernet.encrypt(json.dumps(content).encode()).decode()
+
+    def open(self, cookie: str) -> BrowserSession | None:
+        """Return the session of a cookie; None: forged, older than `SESSION_S`, or signed out."""
+        if len(cookie) > COOKIE_BYTES:
+            return None
+        try:
+            content = json.loads(self._fernet.decrypt(cookie.encode()))
+        except (InvalidToken, ValueError):
+            return None
+        now = self._clock.now()
+        started = datetime.fromtimestamp(content["at"], now.tzinfo)
+        if content["id"] in self._ended or not timedelta(0) <= now - started < timedelta(seconds=SESSION_S):
+            return None
+        return BrowserSession(id=content["id"], token=TokenDigest(content["token"]), started_at=started)
+
+    def end(self, session: BrowserSession) -> None:
+        """Refuse the session's cookie from now on."""
+        self._ended[session.id] = None
+        while len(self._ended) > ENDED:
+            self._ended.popitem(last=False)
+
+    def code(self, token: TokenDigest) -> tuple[str, datetime]:
+        """Return (a sign-in code, its expiry)."""
+        code, until = self._random(), self._clock.now() + timedelta(seconds=CODE_S)
+        self._codes[code] = (token, until)
+        while len(self._codes) > CODES:
+            self._codes.popitem(last=False)
+        return code, until
+
+    def peek(self, code: str) -> TokenDigest | None:
+        """Return the token of a sign-in code that may still be used; None: unknown, used or expired."""
+        token, until = self._codes.get(code, (None, None))
+        return token if until is not None and self._clock.now() < until else None
+
+    def redeem(self, code: str) -> TokenDigest | None:
+        """Return the token of a sign-in code, once; None: unknown, used or expired."""
+        token = self.peek(code)
+        self._codes.pop(code, None)
+        return token
+
+    def _random(self) -> str:
+        return base32(self._entropy(20), 32)

@@ -1,0 +1,59 @@
+"""Mounts the pages on the daemon's HTTP application."""
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from broker.web import browser, static_files
+from broker.web.pages import jobs, run, run_actions, sign_in
+from broker.web.routes import Routes
+
+log = logging.getLogger(__name__)
+PAGES: tuple[Routes, ...] = (jobs.routes, run.routes, run_actions.routes)
+Serve = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def mount(app: web.Application) -> None:
+    """Add the pages below `/ui`, and the redirect of browsers from `/`."""
+    app.router.add_get("/", _root)
+    app.router.add_get("/ui", _home)
+    app.router.add_get(static_files.PREFIX + "{path:.+}", _guarded(static_files.serve))
+    for method, path, serve in sign_in.ROUTES:
+        app.router.add_route(method, path, _guarded(serve))
+    for routes in PAGES:
+        for route in routes.items:
+            app.router.add_route(route.method, route.path, _guarded(browser.signed_in(route.handler, route.scope)))
+    app.router.add_route("*", "/ui/{rest:.*}", _unknown)
+
+
+async def _root(request: web.Request) -> web.Response:
+    """Send browsers to the pages; programs get the API's answer for an unknown path."""
+    if "text/html" not in request.headers.get("Accept", ""):
+        raise web.HTTPNotFound
+    return browser.see(browser.HOME)
+
+
+async def _home(request: web.Request) -> web.Response:
+    return browser.see(browser.HOME)
+
+
+async def _unknown(request: web.Request) -> web.Response:
+    return browser.status_page(request, 404, ["no such page; the list of jobs leads to all"])
+
+
+def _guarded(serve: Serve) -> Serve:
+    """Answer a fault of a page with the page of errors, and log the fault."""
+
+    async def guarded(request: web.Request) -> web.StreamResponse:
+        try:
+            return await serve(request)
+        except web.HTTPNotFound:
+            return await _unknown(request)
+        except (web.HTTPException, ConnectionError):
+            raise
+        except Exception:
+            log.exception("the page %s failed", request.rel_url.raw_path)
+            return browser.status_page(request, 500, ["an internal error; the server's log has the details"])
+
+    return guarded

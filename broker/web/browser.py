@@ -1,0 +1,184 @@
+"""One request of a browser: its cookie, its session, its caller, and the checks before a handler runs."""
+
+import asyncio
+import ipaddress
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qs, quote, urlsplit
+
+from aiohttp import web
+
+from broker.api.core.auth import Caller, Forbidden, Unauthenticated
+from broker.api.core.problems import NotFound
+from broker.api.core.sessions import SESSION_S, BrowserSession
+from broker.api.core.status_codes import answer_to, public_text
+from broker.api.http.context import AUTH, CONTENT, SERVICE, SESSIONS
+from broker.api.http.openapi import BODY_S
+from broker.api.service.content import Content
+from broker.api.service.jobs import Service
+from broker.domain.errors import GpubrokerError, InvalidInput, Problem
+from broker.domain.tenancy import Scope
+from broker.web.rendering import HEADERS, rendered
+
+SECURE_COOKIE = "__Host-gpubroker"
+SIGN_IN = "/ui/sign-in"
+HOME = "/ui/jobs"
+OWN_PATH = re.compile(r"/ui[A-Za-z0-9._~/-]*(\?[!-\[\]-~]*)?")
+"""A path of these pages with its query."""
+FIELDS = 200
+"""Most fields of a form."""
+
+
+def is_loopback(request: web.Request) -> bool:
+    """Return True if the browser reached this daemon by plain HTTP at an address of its own host."""
+    host = urlsplit(f"//{request.host}").hostname or ""
+    if request.secure:
+        return False
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def cookie_name(request: web.Request) -> str:
+    """Return the session cookie's name. Browsers share cookies among ports, so on loopback the name has the port."""
+    if is_loopback(request):
+        return f"gpubroker-{urlsplit(f'//{request.host}').port or 80}"
+    return SECURE_COOKIE
+
+
+def set_session(request: web.Request, response: web.Response, cookie: str) -> None:
+    response.set_cookie(
+        cookie_name(request),
+        cookie,
+        max_age=SESSION_S,
+        path="/",
+        httponly=True,
+        samesite="Strict",
+        secure=not is_loopback(request),
+    )
+
+
+def clear_session(request: web.Request, response: web.Response) -> None:
+    response.del_cookie(cookie_name(request), path="/", secure=not is_loopback(request), httponly=True)
+
+
+def own_path(path: str | None) -> str:
+    """Return a path of these pages; HOME for another address, to which no answer may lead."""
+    if path is None or len(path) > 2000 or "//" in path.partition("?")[0] or not OWN_PATH.fullmatch(path):
+        return HOME
+    return path
+
+
+def see(path: str) -> web.Response:
+    """Return a redirect to a page of ours."""
+    return web.Response(status=303, headers={**HEADERS, "Location": path, "Cache-Control": "no-store"})
+
+
+def check_same_origin(request: web.Request) -> None:
+    """Raise Forbidden for a write that another site's page may have started."""
+    site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
+    same_host = origin is not None and urlsplit(origin).netloc == request.host
+    if not (site == "same-origin" if site is not None else same_host):
+        raise Forbidden("this request came from a page of another site; open the form here and send it again")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visit:
+    """One request of a signed-in browser."""
+
+    request: web.Request
+    caller: Caller
+    session: BrowserSession
+
+    @property
+    def service(self) -> Service:
+        return self.request.app[SERVICE]
+
+    @property
+    def content(self) -> Content:
+        return self.request.app[CONTENT]
+
+    def page(self, template: str, status: int = 200, **values: Any) -> web.Response:
+        """Return a page for this caller."""
+        values.setdefault("caller", self.caller)
+        return rendered(self.request, template, self.service.clock.now(), status, **values)
+
+    async def form(self) -> dict[str, str]:
+        """Return the fields of a form, the last value of each. Raises InvalidInput."""
+        return await form_of(self.request)
+
+
+async def form_of(request: web.Request) -> dict[str, str]:
+    try:
+        async with asyncio.timeout(BODY_S):
+            raw = await request.read()
+        fields = parse_qs(raw.decode(), keep_blank_values=True, max_num_fields=FIELDS)
+    except (TimeoutError, ValueError):
+        raise InvalidInput(Problem(field="body", message="is not a form of this page; send it again")) from None
+    return {name: values[-1] for name, values in fields.items()}
+
+
+VisitHandler = Callable[..., Awaitable[web.StreamResponse]]
+
+
+def signed_in(handler: VisitHandler, scope: Scope) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """Return a handler that runs `handler(visit, **path parameters)` for a session whose token has the scope."""
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        caller = None
+        try:
+            if request.method != "GET":
+                check_same_origin(request)
+            visit = await _visit(request, scope)
+            caller = visit.caller
+            return await handler(visit, **request.match_info)
+        except Unauthenticated:
+            return _to_sign_in(request)
+        except GpubrokerError as error:
+            return error_page(request, error, caller)
+
+    return serve
+
+
+async def _visit(request: web.Request, scope: Scope) -> Visit:
+    cookie = request.cookies.get(cookie_name(request))
+    session = None if cookie is None else request.app[SESSIONS].open(cookie)
+    if session is None:
+        raise Unauthenticated("sign in")
+    caller = await request.app[AUTH].caller(session.token, scope)
+    return Visit(request=request, caller=caller, session=session)
+
+
+def _to_sign_in(request: web.Request) -> web.Response:
+    """Return the way to the sign-in page, and from there back to this page.
+
+    Browsers send no strict cookie with a link of another site. Such a visit loads the same address once more by
+    itself, then with the cookie.
+    """
+    if request.method == "GET" and request.headers.get("Sec-Fetch-Site") == "cross-site":
+        return rendered(request, "reload.html", request.app[SERVICE].clock.now())
+    target = f"{SIGN_IN}?next={quote(request.path_qs, safe='')}" if request.method == "GET" else SIGN_IN
+    if request.headers.get("HX-Request") == "true":
+        return web.Response(status=401, headers={**HEADERS, "HX-Redirect": SIGN_IN})
+    return see(target)
+
+
+def error_page(request: web.Request, error: GpubrokerError, caller: Caller | None = None) -> web.Response:
+    """Return the page of an error, with the same status and text as the API's answer."""
+    lines = [public_text(error)]
+    if isinstance(error, InvalidInput):
+        lines = [f"{p.field}: {p.message}" if p.field else p.message for p in error.problems]
+    return status_page(request, answer_to(error).http, lines, caller)
+
+
+def status_page(request: web.Request, status: int, lines: list[str], caller: Caller | None = None) -> web.Response:
+    title, now = HTTPStatus(status).phrase, request.app[SERVICE].clock.now()
+    return rendered(request, "error.html", now, status, title=title, lines=lines, code=status, caller=caller)
+
+
+def not_found(what: str) -> NotFound:
+    return NotFound(f"no {what}")

@@ -1,0 +1,65 @@
+"""Writes on a run: cancel, raise the cap, run again."""
+
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from broker.api.core import problems
+from broker.api.core.problems import Conflict
+from broker.api.schemas.jobs import CapChange
+from broker.domain.errors import InvalidInput, OverBudget, Problem
+from broker.domain.job import Job
+from broker.web.browser import Visit, see
+from broker.web.pages.run import found, run_values
+from broker.web.routes import Routes
+
+routes = Routes()
+
+
+@routes.post("/ui/jobs/{job_id}/cancel")
+async def cancel(visit: Visit, job_id: str) -> web.Response:
+    """Request the end of the run."""
+    job = await found(visit, job_id)
+    await visit.service.cancel(visit.caller, job.id)
+    return see(f"/ui/jobs/{job.id}")
+
+
+@routes.post("/ui/jobs/{job_id}/cap")
+async def raise_cap(visit: Visit, job_id: str) -> web.Response:
+    """Raise the cap to the form's dollars."""
+    job = await found(visit, job_id)
+    form = await visit.form()
+    try:
+        await visit.service.raise_cap(visit.caller, job.id, _cap(form.get("cap_usd", "")))
+    except InvalidInput as error:
+        return await _refused(visit, job, {p.field: p.message for p in error.problems}, 422)
+    except (OverBudget, Conflict) as error:
+        return await _refused(visit, job, {"cap_usd": str(error)}, 409)
+    return see(f"/ui/jobs/{job.id}")
+
+
+async def _refused(visit: Visit, job: Job, faults: Mapping[str, str], status: int) -> web.Response:
+    return visit.page("run.html", status, **await run_values(visit, job, "", faults))
+
+
+def _cap(text: str) -> Decimal:
+    try:
+        amount = Decimal(text.strip().removeprefix("$"))
+    except InvalidOperation:
+        raise InvalidInput(Problem(field="cap_usd", message=f"{text[:40]!r} is no amount; write 12.50")) from None
+    try:
+        return CapChange.model_validate({"cap_usd": amount}).cap_usd
+    except ValidationError as error:
+        raise problems.of_validation(error, CapChange, {"cap_usd": text}) from None
+
+
+@routes.post("/ui/jobs/{job_id}/retry")
+async def retry(visit: Visit, job_id: str) -> web.Response:
+    """Run an ended job again. The form's key makes a second send of the same form lead to the same new job."""
+    job = await found(visit, job_id)
+    form = await visit.form()
+    key = form.get("key", "")[:100] or None
+    new, _ = await visit.service.retry(visit.caller, job.id, resume=form.get("resume") == "1", key=key)
+    return see(f"/ui/jobs/{new.id}")

@@ -1,0 +1,71 @@
+"""Templates to responses, with the security headers of every page."""
+
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+from aiohttp import web
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from broker.web import formats
+from broker.web.static_files import static_url
+
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data:",
+        "connect-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+"""Content security policy: nothing from other hosts, no inline script or style, no frames."""
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+}
+NAVIGATION = (("/ui/jobs", "Jobs"),)
+"""Links of every page."""
+THEMES = ("auto", "light", "dark")
+THEME_COOKIE = "gpubroker-theme"
+
+
+@cache
+def environment() -> Environment:
+    """Return the templates. An undefined name is an error, and every value is escaped."""
+    made = Environment(
+        loader=PackageLoader("broker.web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    names = ("money", "ago", "moment", "clock", "size", "gpu", "cloud", "market", "duration", "text")
+    made.filters.update({name: getattr(formats, name) for name in names})
+    made.globals["nav"] = NAVIGATION
+    made.globals["static"] = static_url
+    return made
+
+
+def theme_of(request: web.Request) -> str:
+    """Return the theme that the browser chose; `auto`: the system's."""
+    chosen = request.cookies.get(THEME_COOKIE, "auto")
+    return chosen if chosen in THEMES else "auto"
+
+
+def rendered(request: web.Request, template: str, now: datetime, status: int = 200, **values: Any) -> web.Response:
+    """Return a page. `now`: the time that ages are counted to."""
+    given: dict[str, Any] = {
+        "now": now, "theme": theme_of(request), "here": request.path_qs, "path": request.path, "caller": None,
+    }  # fmt: skip
+    html = environment().get_template(template).render(given | values)
+    headers = {**HEADERS, "Cache-Control": "no-store"}
+    response = web.Response(text=html, status=status, content_type="text/html", charset="utf-8", headers=headers)
+    response.enable_compression()
+    return response
