@@ -17,6 +17,7 @@ from broker.domain.money import usd
 from broker.ports import Clock
 from providers.aws.api import Aws
 from providers.common.gpu_names import accelerator
+from providers.common.market_rules import RawRow, row_fault
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -91,6 +92,8 @@ class AwsMachineType:
 
     name: str
     accelerator: str
+    gpu: str
+    """AWS's name of the GPU."""
     gpus: int
     gpu_memory_bytes: int
     vcpus: int
@@ -223,17 +226,21 @@ def _machine(kind: Mapping[str, Any]) -> AwsMachineType | str:
     (gpu, *others) = kind["GpuInfo"]["Gpus"]
     memory = int(gpu.get("MemoryInfo", {}).get("SizeInMiB", 0)) * MIB
     name = accelerator(gpu["Name"], memory)
-    if "x86_64" not in kind["ProcessorInfo"]["SupportedArchitectures"]:
-        return "ARM processor: the image is for x86-64"
-    if others or gpu.get("Manufacturer") != "NVIDIA" or name not in KNOWN_GPUS:
+    architectures = kind["ProcessorInfo"]["SupportedArchitectures"]
+    row = RawRow(
+        gpu=gpu["Name"], gpus=float(gpu.get("Count") or 0.5),  # EC2 lists shares of a GPU (g6f) with 0 GPUs
+        architecture="x86_64" if "x86_64" in architectures else architectures[0], maker=gpu.get("Manufacturer", ""),
+    )  # fmt: skip
+    if (why := row_fault(row)) is not None:
+        return why
+    if others or name not in KNOWN_GPUS:
         return "GPU that is not in the hardware table"
-    if int(gpu.get("Count", 0)) < 1:
-        return "share of a GPU"
     cards = [card.get("BaselineBandwidthInGbps") for card in kind.get("NetworkInfo", {}).get("NetworkCards", [])]
     classes = kind.get("SupportedUsageClasses", [])
     return AwsMachineType(
         name=kind["InstanceType"],
         accelerator=name,
+        gpu=gpu["Name"],
         gpus=int(gpu["Count"]),
         gpu_memory_bytes=memory,
         vcpus=int(kind["VCpuInfo"]["DefaultVCpus"]),

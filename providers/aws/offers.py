@@ -10,7 +10,7 @@ from broker.domain.money import ZERO, usd
 from broker.domain.offer import GIB, HostFacts, Offer
 from broker.ports import Clock
 from providers.aws.market import AwsMachineType, AwsMarket, InstanceTypes, quota_of
-from providers.common.market_rules import OfferFilter
+from providers.common.market_rules import OfferFilter, RawRow, listed_price
 
 DISK_GIB = 200
 """Size of the volume (gp3) in GiB: 45 for the system, the rest for image and job. An offer's price includes it."""
@@ -67,12 +67,12 @@ class AwsOffers:
 
         The method makes no call.
         """
-        price = self._market.on_demand.last(kind, {}).get(region)
+        price, _ = listed_price(self._market.on_demand.last(kind, {}).get(region))
         return None if price is None else _with_disk(price, self._market.disk.last("gp3", {}).get(region))
 
     def spot_price(self, region: str, kind: str, zone: str) -> Decimal | None:
         """Return the spot dollars per hour with disk from the last polls, or None. The method makes no call."""
-        price = self._market.spot.last(region, {}).get((kind, zone))
+        price, _ = listed_price(self._market.spot.last(region, {}).get((kind, zone)))
         return None if price is None else _with_disk(price, self._market.disk.last("gp3", {}).get(region))
 
     async def _facts_of(self, region: str) -> _Region:
@@ -102,36 +102,43 @@ class AwsOffers:
             zones = region.zones.get(name, {})
             if not zones:
                 continue
+            if not offer_filter.takes(RawRow(gpu=machine.gpu, gpus=machine.gpus)):
+                continue
+            on_demand = offer_filter.on_demand(region.on_demand[machine.name])
             if machine.on_demand:
-                self._add_on_demand(region, machine, offer_filter)
+                self._add_on_demand(region, machine, on_demand, offer_filter)
             if machine.spot:
-                self._add_spot(region, machine, zones, offer_filter)
+                self._add_spot(region, machine, zones, on_demand, offer_filter)
 
-    def _add_on_demand(self, region: _Region, machine: AwsMachineType, offer_filter: OfferFilter) -> None:
-        price = region.on_demand[machine.name]
+    def _add_on_demand(
+        self, region: _Region, machine: AwsMachineType, price: Decimal | None, offer_filter: OfferFilter
+    ) -> None:
         if price is None:
-            offer_filter.drop(NO_PRICE)
+            if region.on_demand[machine.name] is None:
+                offer_filter.drop(NO_PRICE)
         elif (why := _quota_message(machine, False, region.quotas)) is not None:
             offer_filter.drop(why)
         else:
-            offer_filter.add(self._offer(region, machine, None, price))
+            offer_filter.add(self._offer(region, machine, None, price, price))
 
     def _add_spot(
-        self, region: _Region, machine: AwsMachineType, zones: Iterable[str], offer_filter: OfferFilter
-    ) -> None:
+        self, region: _Region, machine: AwsMachineType, zones: Iterable[str], on_demand: Decimal | None,
+        offer_filter: OfferFilter,
+    ) -> None:  # fmt: skip
         why = _quota_message(machine, True, region.quotas)
         for zone in zones:
-            price = region.spot.get((machine.name, zone))
+            price = offer_filter.spot(region.spot.get((machine.name, zone)), on_demand)
             if price is None:
                 continue
             if why is not None:
                 offer_filter.drop(why)
             else:
-                offer_filter.add(self._offer(region, machine, zone, price))
+                offer_filter.add(self._offer(region, machine, zone, price, on_demand))
 
-    def _offer(self, region: _Region, machine: AwsMachineType, zone: str | None, price: Decimal) -> Offer:
+    def _offer(
+        self, region: _Region, machine: AwsMachineType, zone: str | None, price: Decimal, listed: Decimal | None
+    ) -> Offer:
         ids = region.zones[machine.name]
-        listed = region.on_demand[machine.name]
         disk = region.disk_usd_per_gib_month
         market = f"spot/{zone}" if zone else "on-demand"
         score = region.scores[machine.name].get(ids[zone], 0) if zone else 0
@@ -156,7 +163,7 @@ class AwsOffers:
             available=True if score >= MIN_SCORE else None,
             trust="secure",
             facts=_facts(machine, disk, region.egress_usd_per_gib),
-            purchase=_purchase(region, machine, zone),
+            purchase=_purchase(region, machine, zone, listed),
             seen_at=self._clock.now(),
         )
 
@@ -175,14 +182,13 @@ def _facts(machine: AwsMachineType, disk: Decimal | None, egress: Decimal | None
     )
 
 
-def _purchase(region: _Region, machine: AwsMachineType, zone: str | None) -> Mapping[str, str]:
+def _purchase(region: _Region, machine: AwsMachineType, zone: str | None, listed: Decimal | None) -> Mapping[str, str]:
     """Return the offer's `purchase` for `AwsCloud.purchase`.
 
     `zones`: comma-separated `<zone id>=<spot price>`; the price is empty if it is not known.
     """
     ids = region.zones[machine.name]
-    prices = {name: region.spot.get((machine.name, name)) for name in ids if zone in (None, name)}
-    listed = region.on_demand[machine.name]
+    prices = {name: listed_price(region.spot.get((machine.name, name)))[0] for name in ids if zone in (None, name)}
     purchase = {"zones": ",".join(f"{ids[name]}={'' if price is None else price}" for name, price in prices.items())}
     if zone is not None:
         purchase["zone"] = zone

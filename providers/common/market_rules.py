@@ -2,24 +2,40 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from decimal import ROUND_CEILING, Decimal
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal, InvalidOperation
 from math import log
 
 from broker.domain.offer import GIB, GpuAsk, Offer
+from providers.common.gpu_names import memory_is_possible, name_fault
 
-_MEMORY_GB = {
-    "h100-sxm": (79, 96), "h100-pcie": (79, 96), "h100-nvl": (93, 102), "h200-sxm": (138, 152), "b200": (178, 196),
-    "a100-80gb-sxm": (79, 87), "a100-80gb-pcie": (79, 87), "a100-40gb": (39, 44), "l40s": (44, 52),
-    "rtx4090": (23, 52), "a6000": (47, 52), "a10g": (22, 26), "l4": (22, 26),
-}  # fmt: skip
-"""Possible memory of one GPU in decimal gigabytes, by accelerator.
+MIN_CONTRACT_S = 86_400.0
+"""Shortest rest of a host's contract in seconds: with less the host may end in the middle of a job [assumed]."""
+X86 = frozenset({"amd64", "x86_64", "x86-64", "x64"})
+NO_PRICE = "price 0 or less"
+BAD_PRICE = "price that is no number"
 
-The ranges allow for drivers' reserves and both readings of `GB`. An RTX 4090 has 24, or 48 if it was modified.
-"""
+
+@dataclass(frozen=True, kw_only=True)
+class RawRow:
+    """One row of a market as the cloud lists it, before any price is added to it. None: the cloud does not list it."""
+
+    gpu: str
+    gpus: object
+    architecture: str | None = None
+    """Processor, e.g. `amd64` or `arm64`."""
+    maker: str | None = None
+    """Maker of the GPU, e.g. `NVIDIA`."""
+    contract_s: object = None
+    """Seconds until the host's contract ends."""
 
 
 class OfferFilter:
-    """Collects plausible offers that match an ask, and counts dropped offers by reason."""
+    """Collects plausible offers that match an ask, and counts dropped offers by reason.
+
+    An adapter first passes each raw row to `takes`, and each raw price to `on_demand` or `spot`. Only then may it add a
+    disk's price, because a price of 0 with a disk looks like a price.
+    """
 
     def __init__(self, ask: GpuAsk) -> None:
         self._ask = ask
@@ -31,6 +47,32 @@ class OfferFilter:
     @property
     def dropped(self) -> Mapping[str, int]:
         return dict(self._dropped)
+
+    def takes(self, row: RawRow) -> bool:
+        """Return True for a row that can be true and sold; count any other."""
+        if (why := row_fault(row)) is not None:
+            self.drop(why)
+        return why is None
+
+    def on_demand(self, price: object) -> Decimal | None:
+        """Return a listed on-demand price, or None if it is not listed or cannot be true; count the latter."""
+        amount, why = listed_price(price)
+        if why is not None:
+            self.drop(why)
+        return amount
+
+    def spot(self, price: object, on_demand: Decimal | None) -> Decimal | None:
+        """Return a listed spot price, or None if it is not listed or cannot be true; count the latter.
+
+        `on_demand`: the answer of `on_demand` for the same machine.
+        """
+        amount, why = listed_price(price)
+        if amount is not None and on_demand is not None and amount > on_demand:
+            why = "spot above on-demand"
+        if why is not None:
+            self.drop(why)
+            return None
+        return amount
 
     def add(self, offer: Offer) -> None:
         """Add a plausible offer that matches the ask; count an impossible one; ignore others."""
@@ -57,14 +99,43 @@ class OfferFilter:
         return wanted and (not ask.regions or offer.region in ask.regions) and offer.gpus >= ask.min_gpus
 
 
+def row_fault(row: RawRow) -> str | None:
+    """Return why a row cannot be true or cannot be sold, as a short reason to count by, or None."""
+    if row.maker is not None and row.maker.lower() != "nvidia":
+        return "not an NVIDIA GPU"
+    if row.architecture is not None and row.architecture.lower() not in X86:
+        return "ARM processor: the image is for x86-64"
+    if (why := name_fault(row.gpu)) is not None:
+        return why
+    if not isinstance(row.gpus, int | float) or row.gpus < 1:
+        return "share of a GPU" if isinstance(row.gpus, float) and row.gpus > 0 else "no GPU"
+    if row.gpus != int(row.gpus):
+        return "share of a GPU"
+    if isinstance(row.contract_s, int | float) and row.contract_s < MIN_CONTRACT_S:
+        return f"contract of the host ends within {MIN_CONTRACT_S / 3600:.0f} h"
+    return None
+
+
+def listed_price(price: object) -> tuple[Decimal | None, str | None]:
+    """Return a listed price, or the reason for which it cannot be true; None and None: not listed."""
+    if price is None:
+        return None, None
+    try:
+        amount = Decimal(str(price))
+    except InvalidOperation:
+        return None, BAD_PRICE
+    if not amount.is_finite():
+        return None, BAD_PRICE
+    return (amount, None) if amount > 0 else (None, NO_PRICE)
+
+
 def impossible(offer: Offer) -> str | None:
     """Return why an offer is impossible, as a short reason to count by, or None if it is plausible."""
     if offer.usd_per_hour <= 0:
-        return "price 0 or less"
+        return NO_PRICE
     if offer.spot and offer.on_demand_usd_per_hour is not None and offer.usd_per_hour > offer.on_demand_usd_per_hour:
         return "spot above on-demand"
-    low, high = _MEMORY_GB.get(offer.accelerator, (1, 1000))
-    if not low * 10**9 <= offer.gpu_memory_bytes <= high * 10**9:
+    if not memory_is_possible(offer.accelerator, offer.gpu_memory_bytes):
         return f"memory of {offer.accelerator} out of range"
     if offer.gpus < 1 or offer.vcpus < 1 or offer.ram_bytes < GIB:
         return "no GPU, no processor or no memory"

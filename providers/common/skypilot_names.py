@@ -14,8 +14,8 @@ A user's copy of a machine has another suffix, so the broker ignores the copy.
 """
 _GPUS = {
     "h100-sxm": "H100-SXM", "h100-pcie": "H100", "h100-nvl": "H100-NVL", "h200-sxm": "H200-SXM", "b200": "B200",
-    "a100-80gb-sxm": "A100-80GB-SXM", "a100-80gb-pcie": "A100-80GB", "a100-40gb": "A100", "l40s": "L40S",
-    "rtx4090": "RTX4090", "a6000": "RTXA6000", "a10g": "A10G", "l4": "L4",
+    "a100-80gb-sxm": "A100-80GB-SXM", "a100-80gb-pcie": "A100-80GB", "a100-40gb": "A100", "a100-40gb-pcie": "A100",
+    "l40s": "L40S", "rtx4090": "RTX4090", "a6000": "RTXA6000", "a10g": "A10G", "l4": "L4",
 }  # fmt: skip
 
 

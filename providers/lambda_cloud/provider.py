@@ -21,7 +21,7 @@ from providers.common.cloud import Purchase
 from providers.common.credentials import digest_of, key_help, key_of, sky_files
 from providers.common.gpu_names import GB, accelerator
 from providers.common.http_json import Rest
-from providers.common.market_rules import OfferFilter
+from providers.common.market_rules import OfferFilter, RawRow
 from providers.common.skypilot_names import cluster_of, gpu_columns
 from trainer.contract.base import Config
 
@@ -58,8 +58,6 @@ _STATES = {
     "terminated": InstanceState.GONE,
     "preempted": InstanceState.GONE,
 }
-_ARM = re.compile(r"G[BH]200", re.I)
-"""Names of Grace Hopper and Grace Blackwell GPUs; the API does not report the processor's architecture."""
 _ABSENT = re.compile("object-does-not-exist")
 _REFUSED = re.compile(r"api-key|unauthorized|forbidden", re.I)
 _UNREADABLE = (AttributeError, KeyError, TypeError, ValueError, ArithmeticError)
@@ -110,15 +108,18 @@ class LambdaCloud:
         machine = kind["instance_type"]
         if not regions:
             return
-        if not machine["specs"].get("gpus"):
-            return offer_filter.drop("no GPU")
-        if _ARM.search(_gpu(machine)):
-            return offer_filter.drop("ARM processor: the image is for x86-64")
+        if not offer_filter.takes(RawRow(gpu=_gpu(machine), gpus=machine["specs"].get("gpus"))):
+            return
+        cents = offer_filter.on_demand(machine["price_cents_per_hour"])
+        if cents is None:
+            if machine["price_cents_per_hour"] is None:
+                offer_filter.drop("no price")
+            return
         for region in regions:
-            offer_filter.add(self._offer_in(machine, region))
+            offer_filter.add(self._offer_in(machine, region, usd(cents / 100)))
 
-    def _offer_in(self, machine: Mapping[str, Any], region: str) -> Offer:
-        specs, price = machine["specs"], _price(machine)
+    def _offer_in(self, machine: Mapping[str, Any], region: str, price: Decimal) -> Offer:
+        specs = machine["specs"]
         gpu = _gpu(machine)
         memory = _memory_bytes(gpu)
         return Offer(
@@ -279,7 +280,7 @@ def _gpu(kind: Mapping[str, Any]) -> str:
 
 
 def _accelerator(gpu: str, memory_bytes: int | None) -> str:
-    """Return the accelerator's name. The description's memory size is removed, also for an unknown GPU."""
+    """Return the accelerator's name. The slug of an unknown GPU has no memory size."""
     return accelerator(re.sub(r"\d+ ?GB ?", "", gpu), memory_bytes)
 
 

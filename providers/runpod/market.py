@@ -17,9 +17,9 @@ from broker.domain.money import ZERO, usd
 from broker.domain.offer import GIB, HostFacts, Offer
 from broker.ports import Clock
 from providers.common.gpu_names import GB
-from providers.common.market_rules import OfferFilter, bid
+from providers.common.market_rules import OfferFilter, RawRow, bid
 from providers.runpod.api import RunpodApi
-from providers.runpod.gpu_types import SKY_NAMES, accelerator_of
+from providers.runpod.gpu_types import SKY_NAMES, accelerator_of, interconnect
 from providers.runpod.pods import version
 from providers.skypilot.plugin.shared import COMMUNITY_ZONE
 
@@ -160,19 +160,18 @@ class RunpodMarket:
     def _add(self, offer_filter: OfferFilter, location: _GpuLocation, price: Mapping[str, Any]) -> None:
         """Add the on-demand and the spot offer of one location, if they exist."""
         try:
-            on_demand = _money(price.get("uninterruptablePrice"))
-            if on_demand is None:
-                on_demand = _money(location.per_gpu)
-            floor = _money(price.get("minimumBidPrice"))
+            if not offer_filter.takes(RawRow(gpu=location.gpu["id"], gpus=location.count)):
+                return
+            live = price.get("uninterruptablePrice")
+            on_demand = offer_filter.on_demand(location.per_gpu if live is None else live)
+            floor = offer_filter.spot(price.get("minimumBidPrice"), on_demand)
             if on_demand is not None:
                 offer_filter.add(
                     self._offer(location, price, per_gpu=on_demand, on_demand_per_gpu=on_demand, spot=False)
                 )
             if floor is not None:
-                # A minimum bid above the on-demand price is not changed, so that the offer filter drops the row.
-                is_above = on_demand is not None and floor > on_demand
-                offered = floor if is_above else bid(floor, on_demand, self._restart_s)
-                offer_filter.add(self._offer(location, price, per_gpu=offered, on_demand_per_gpu=on_demand, spot=True))
+                per_gpu = bid(floor, on_demand, self._restart_s)
+                offer_filter.add(self._offer(location, price, per_gpu=per_gpu, on_demand_per_gpu=on_demand, spot=True))
         except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError):
             offer_filter.drop("unreadable")
 
@@ -220,7 +219,7 @@ def _host_facts(gpu: str, count: int) -> HostFacts:
         disk_usd_per_gib_month=usd(DISK_USD_PER_GB_MONTH * GIB / GB),
         ingress_usd_per_gib=ZERO,
         egress_usd_per_gib=ZERO,
-        interconnect=_interconnect(gpu, count),
+        interconnect=interconnect(gpu, count),
     )
 
 
@@ -268,16 +267,5 @@ def _alias(gpu: str) -> str:
     return SKY_NAMES[gpu].replace("-", "_")
 
 
-def _money(value: Any) -> Decimal | None:
-    return None if value is None else Decimal(str(value))
-
-
 def _with_disk(price: Decimal) -> Decimal:
-    """Return the price with disk. A price of 0 stays 0, so that the offer filter drops the row."""
-    return usd(price + DISK_USD_PER_HOUR) if price > 0 else ZERO
-
-
-def _interconnect(name: str, gpus: int) -> str | None:
-    if gpus < 2:
-        return None
-    return "nvlink" if "sxm" in name or name == "b200" else "pcie"
+    return usd(price + DISK_USD_PER_HOUR)

@@ -13,7 +13,7 @@ from broker.domain.money import usd
 from broker.domain.offer import GIB, HostFacts, Offer
 from broker.ports import Clock
 from providers.common.gpu_names import GB, accelerator
-from providers.common.market_rules import OfferFilter, bid
+from providers.common.market_rules import OfferFilter, RawRow, bid
 
 MIB = 1024**2
 DISK_GB = 100
@@ -105,18 +105,15 @@ class VastMarket:
         assert region is not None
         if self._filter.regions and region not in self._filter.regions:
             return
-        disk = _disk_usd_per_hour(ask)
-        on_demand = Decimal(str(ask["dph_base"]))
-        ask_offers = _AskOffers(ask, region, disk, on_demand, now)
-        offer_filter.add(ask_offers.offer(on_demand, spot=False))
-        if ask.get("min_bid") is not None:
-            # A minimum bid above the on-demand price is not changed, so that the offer filter drops the row.
-            floor = Decimal(str(ask["min_bid"]))
-            offer_filter.add(
-                ask_offers.offer(
-                    floor if floor > on_demand else bid(floor, on_demand, self._filter.restart_s), spot=True
-                )
-            )
+        if not offer_filter.takes(_raw(ask, now)):
+            return
+        on_demand = offer_filter.on_demand(ask["dph_base"])
+        floor = offer_filter.spot(ask.get("min_bid"), on_demand)
+        ask_offers = _AskOffers(ask, region, _disk_usd_per_hour(ask), on_demand, now)
+        if on_demand is not None:
+            offer_filter.add(ask_offers.offer(on_demand, spot=False))
+        if floor is not None:
+            offer_filter.add(ask_offers.offer(bid(floor, on_demand, self._filter.restart_s), spot=True))
 
     def _drop_reason(self, ask: Mapping[str, Any], region: str | None) -> str | None:
         """Return a short reason for which an ask is no offer, or None. Dropped asks are counted by reason."""
@@ -131,10 +128,24 @@ class VastMarket:
         return None
 
 
+def _raw(ask: Mapping[str, Any], now: datetime) -> RawRow:
+    """Return the ask's raw facts. `duration` and `end_date` (seconds of the epoch) both end a host's contract."""
+    ends = [ask.get("duration"), None if ask.get("end_date") is None else ask["end_date"] - now.timestamp()]
+    return RawRow(
+        gpu=ask["gpu_name"],
+        gpus=ask["num_gpus"],
+        architecture=ask.get("cpu_arch"),
+        maker=ask.get("gpu_arch"),
+        contract_s=min((seconds for seconds in ends if seconds is not None), default=None),
+    )
+
+
 class _AskOffers:
     """Maker of the offers of one ask. Facts that do not depend on the price are computed once."""
 
-    def __init__(self, ask: Mapping[str, Any], region: str, disk: Decimal, on_demand: Decimal, now: datetime) -> None:
+    def __init__(
+        self, ask: Mapping[str, Any], region: str, disk: Decimal, on_demand: Decimal | None, now: datetime
+    ) -> None:
         share = min(1.0, ask["cpu_cores_effective"] / ask["cpu_cores"])
         memory = int(ask["gpu_ram"]) * MIB
         self._ask, self._disk, self._on_demand, self._now = ask, disk, on_demand, now
@@ -162,9 +173,8 @@ class _AskOffers:
             ram_bytes=self._ram,
             disk_bytes=DISK_GB * GB,
             spot=spot,
-            # A price of 0 stays 0, so that the offer filter drops the row.
-            usd_per_hour=usd(price + self._disk) if price > 0 else price,
-            on_demand_usd_per_hour=usd(self._on_demand + self._disk),
+            usd_per_hour=usd(price + self._disk),
+            on_demand_usd_per_hour=None if self._on_demand is None else usd(self._on_demand + self._disk),
             available=True,
             trust="secure" if _is_datacentre(ask) else "community",
             facts=self._facts,

@@ -118,6 +118,11 @@ def impossible_rows() -> list[VastOffer]:
         _row(79030, "H100 SXM", gpu_ram_mb=80),
         _row(79040, "RTX 4090", gpu_ram_mb=24564 * 1024),
         _row(79050, "A100 SXM4", gpus=0, dph_base=0.5, min_bid=0.2),
+        _row(79060, "RTX 4090", extra={"gpu_name": "MI300X", "gpu_arch": "amd"}),
+        _row(79070, "A100 PCIE", extra={"cpu_arch": "arm64"}),
+        _row(79080, "A100 SXM4", extra={"gpu_name": "A100 SXM4 MIG 3g.20gb", "gpu_ram": 19968}),
+        _row(79090, "RTX 4090", extra={"gpu_name": "RTX 4090 Laptop", "gpu_ram": 16376}),
+        _row(79100, "RTX 4090", extra={"duration": 1800.0}),
     ]
 
 

@@ -136,7 +136,7 @@ async def test_a_type_is_sold_in_each_region_that_has_it(world: World) -> None:
     assert big.facts.interconnect == "nvlink"
     one = found["lambda/lambda/us-east-1/gpu_1x_h100_pcie/on-demand"]
     assert (one.accelerator, one.gpu_memory_bytes, one.usd_per_hour) == ("h100-pcie", 80 * 10**9, Decimal("3.29"))
-    assert found["lambda/lambda/us-east-1/gpu_1x_a10/on-demand"].accelerator == "a10-pcie"
+    assert found["lambda/lambda/us-east-1/gpu_1x_a10/on-demand"].accelerator == "a10"
 
 
 async def test_unusable_and_impossible_offers_are_counted(world: World) -> None:

@@ -1,0 +1,67 @@
+"""The sieve on raw rows: what cannot be true or sold is counted before any price is added to it."""
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from broker.domain.offer import GpuAsk
+from providers.common.market_rules import OfferFilter, RawRow
+
+ROW: dict[str, Any] = {"gpu": "H100 SXM", "gpus": 8, "architecture": "amd64", "maker": "nvidia", "contract_s": 2.6e6}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"maker": "amd"}, "not an NVIDIA GPU"),
+        ({"maker": None, "gpu": "AMD Instinct MI300X OAM"}, "not an NVIDIA GPU"),
+        ({"gpu": "Gaudi2"}, "not an NVIDIA GPU"),
+        ({"architecture": "arm64"}, "ARM processor: the image is for x86-64"),
+        ({"architecture": "aarch64"}, "ARM processor: the image is for x86-64"),
+        ({"architecture": None, "gpu": "GH200 (96 GB)"}, "ARM processor: the image is for x86-64"),
+        ({"gpu": "NVIDIA A100-SXM4-40GB MIG 3g.20gb"}, "share of a GPU"),
+        ({"gpu": "GRID A100-40C"}, "share of a GPU"),
+        ({"gpus": 0.5}, "share of a GPU"),
+        ({"gpus": 1.5}, "share of a GPU"),
+        ({"gpus": 0}, "no GPU"),
+        ({"gpus": None}, "no GPU"),
+        ({"gpu": "RTX 4090 Laptop GPU"}, "laptop or workstation variant of a GPU"),
+        ({"gpu": "RTX PRO 6000 Blackwell Max-Q Workstation Edition"}, "laptop or workstation variant of a GPU"),
+        ({"contract_s": 1800}, "contract of the host ends within 24 h"),
+        ({"contract_s": -5.0}, "contract of the host ends within 24 h"),
+    ],
+)
+def test_row_that_cannot_be_sold_is_counted(changes: dict[str, Any], why: str) -> None:
+    offer_filter = OfferFilter(GpuAsk())
+    assert offer_filter.takes(RawRow(**ROW))
+    assert not offer_filter.takes(RawRow(**(ROW | changes)))
+    assert offer_filter.dropped == {why: 1}
+
+
+@pytest.mark.parametrize(
+    ("price", "why"),
+    [
+        (0, "price 0 or less"), ("0.0000000000", "price 0 or less"), (-1.2, "price 0 or less"),
+        (float("nan"), "price that is no number"), (float("inf"), "price that is no number"),
+        ("free", "price that is no number"),
+    ],
+)  # fmt: skip
+def test_price_that_cannot_be_true_is_counted(price: object, why: str) -> None:
+    offer_filter = OfferFilter(GpuAsk())
+    assert offer_filter.on_demand(price) is None
+    assert offer_filter.spot(price, None) is None
+    assert offer_filter.dropped == {why: 2}
+
+
+def test_price_that_is_not_listed_is_no_fault() -> None:
+    offer_filter = OfferFilter(GpuAsk())
+    assert (offer_filter.on_demand(None), offer_filter.spot(None, Decimal(1))) == (None, None)
+    assert offer_filter.dropped == {}
+
+
+def test_spot_above_on_demand_is_counted_but_not_against_an_untrue_price() -> None:
+    offer_filter = OfferFilter(GpuAsk())
+    assert offer_filter.spot("14.30", offer_filter.on_demand("12")) is None
+    assert offer_filter.spot("14.30", offer_filter.on_demand(0)) == Decimal("14.30")
+    assert offer_filter.dropped == {"spot above on-demand": 1, "price 0 or less": 1}

@@ -1,0 +1,45 @@
+"""Vast's raw rows: untrue, unsuitable and ending asks are counted by reason and cost no other ask."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.providers.answers import serving
+from tests.unit.providers.vast.test_provider import World, ask
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"gpu_arch": "amd", "gpu_name": "MI300X", "gpu_ram": 196608}, {"not an NVIDIA GPU": 1}),
+        ({"cpu_arch": "arm64"}, {"ARM processor: the image is for x86-64": 1}),
+        ({"gpu_name": "GH200 SXM", "gpu_ram": 97871}, {"ARM processor: the image is for x86-64": 1}),
+        ({"gpu_name": "A100 SXM4 MIG 3g.20gb", "gpu_ram": 19968}, {"share of a GPU": 1}),
+        ({"num_gpus": 0.5}, {"share of a GPU": 1}),
+        ({"num_gpus": 0}, {"no GPU": 1}),
+        ({"gpu_name": "RTX 4090 Laptop", "gpu_ram": 16376}, {"laptop or workstation variant of a GPU": 1}),
+        ({"duration": 1800}, {"contract of the host ends within 24 h": 1}),
+        ({"end_date": 1}, {"contract of the host ends within 24 h": 1}),
+        ({"dph_base": -0.1, "min_bid": None}, {"price 0 or less": 1}),
+        ({"dph_base": float("nan"), "min_bid": None}, {"price that is no number": 1}),
+    ],
+)
+async def test_rows(tmp_path: Path, changes: dict[str, Any], why: dict[str, int]) -> None:
+    async with serving() as api:
+        world = World(api, tmp_path)
+        offers, dropped = await world.offers(ask(**changes), ask(id=2))
+        assert ({offer.purchase["ask"] for offer in offers}, dropped) == ({"2"}, why)
+        await world.clouds[0].close()
+
+
+async def test_look_alike_gpus_keep_their_own_names(tmp_path: Path) -> None:
+    async with serving() as api:
+        world = World(api, tmp_path)
+        rows = [("A100X", 81920), ("RTX A1000", 8188), ("RTX 4090D", 24564), ("RTX 6000Ada", 49140)]
+        offers, dropped = await world.offers(
+            *(ask(id=n, gpu_name=gpu, gpu_ram=mb, min_bid=None) for n, (gpu, mb) in enumerate(rows))
+        )
+        assert [offer.accelerator for offer in offers] == ["a100x", "rtx-a1000", "rtx-4090d", "rtx-6000-ada"]
+        assert dropped == {}
+        await world.clouds[0].close()
