@@ -23,7 +23,7 @@ MAX_OFFER_BLOCK_S = 600.0
 _QUOTA = re.compile(r"\bquotas?\b|VcpuLimitExceeded|InstanceLimitExceeded|MaxSpotInstanceCountExceeded", re.I)
 _CREDIT = re.compile(
     r"insufficient[ _-](account )?(credit|balance|funds)|negative balance|out of credit|pay in at the cloud|"
-    r"payment required|add (more )?(credit|funds)",
+    r"payment required|add (more )?(credit|funds)|spend(ing)?[ -]limit|hourly spend|balance (is )?(too low|zero)",
     re.I,
 )
 _KEY = re.compile(

@@ -12,6 +12,14 @@ import aiohttp
 from broker.domain.errors import Gone, OutcomeUnknown, ProviderError, Rejected, Throttled
 
 TIMEOUT_S = 20.0
+_PAGE = re.compile(r"<!doctype|<html|<head|<title|cloudflare|attention required|just a moment", re.I)
+"""Text of a page for people: an API answers in JSON, and a CDN or a proxy in front of it in HTML."""
+_KEY = re.compile(
+    r"\b(invalid|wrong|unknown|missing|expired|revoked|no|bad)[ _-](user[ _-])?(api[ _-]?)?(key|token|credentials?)\b|"
+    r"\bauth_error\b|\bunauthori[sz]ed\b|\bunauthenticated\b",
+    re.I,
+)
+"""Refusals of the key under another status than 401: Vast answers 404 with `Invalid user key`."""
 RETRY_S = 5.0
 """Seconds before a retry after a 429 without Retry-After."""
 
@@ -50,9 +58,11 @@ class Rest:
 
     def error(self, request: str, status: int, text: str, retry_after: str | None) -> ProviderError:
         """Return the broker's error for an HTTP status. `request`: description of the request for the message."""
-        message = " ".join(text.split())[:200]
+        message = self.message(text)
         match status:
-            case 401 | 403:
+            case 401 | 403 if not _is_object(text) and (status == 403 or _PAGE.search(text)):
+                return OutcomeUnknown(f"{request}: {status} by a proxy or a CDN, not by {self._cloud}: {message[:80]}")
+            case 400 | 401 | 403 | 404 if status in (401, 403) or (_is_object(text) and _KEY.search(text)):
                 return Rejected(f"{self._cloud} refuses the key ({status}): {self._key_help}")
             case 404 if self._absent is not None and _is_object(text) and self._absent.search(text):
                 return Gone(f"{request}: 404 {message}")
@@ -65,6 +75,10 @@ class Rest:
             case _ if 400 <= status < 500 and status != 408:
                 return Rejected(f"{request}: {status} {message}")
         return OutcomeUnknown(f"{request}: {status} {message}")
+
+    def message(self, text: str) -> str:
+        """Return the text of an error in one line."""
+        return " ".join(text.split())[:200]
 
     async def close(self) -> None:
         if self._session is not None:

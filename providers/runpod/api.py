@@ -55,9 +55,10 @@ class _Client(Rest):
             return ApiRetired(f"{request}: {status} {message}; RunPod's {self._api} does not answer there any more")
         if status == 402:
             return Rejected(f"{request}: 402 {problem}; pay in at https://www.console.runpod.io/user/billing")
-        if status == 403 and text.lstrip().startswith("<"):
-            return OutcomeUnknown(f"{request}: 403 from a proxy, not from RunPod; check the network")
-        return super().error(request, status, problem or text, retry_after)
+        return super().error(request, status, text, retry_after)
+
+    def message(self, text: str) -> str:
+        return _problem(text) or super().message(text)
 
 
 class RunpodApi:

@@ -17,22 +17,27 @@ _CAPACITY = re.compile(
     r"insufficient.?capacity|InsufficientInstanceCapacity|InsufficientHostCapacity|UnfulfillableCapacity|"
     r"not enough capacity|no longer any instances available|no instances? (currently )?available|out of stock|"
     r"does not have the resources|SpotMaxPriceTooLow|bid_too_low|the bid is below|MaxSpotInstanceCountExceeded|"
-    r"capacity-not-available|no_such_ask|4(00|04|10) Client Error[^;]*/asks/|could not find an offer|"
+    r"capacity-not-available|no_such_ask|4(00|04|10) Client Error[^;]*/asks/|requested GPU type is not available|"
+    r"could not find an offer|"
     r"is \w+ before it was ready",
     re.I,
 )
+PAY_IN = "pay in at the cloud"
+_SPENDING = re.compile(
+    r"insufficient.*(credit|balance|funds)|(not enough|lacks?|no) (credits?|balance|funds)\b|negative balance|"
+    r"(credit|balance) (is )?(too low|zero|exhausted)|payment method|payment required|\b402 Client Error|"
+    r"spend(ing)?[ -]limit|hourly spend",
+    re.I,
+)
+"""Refusals for the account's money: a balance that is used up, or a spend limit of the account."""
 _FIXES = (
     (
         r"PendingVerification|OptInRequired|SubscriptionRequired|\(Blocked\)|"
         r"account[ -](is |was |has been |currently )*(inactive|suspended|banned|blocked|disabled)",
         "finish the account's registration in the cloud's console, or ask its support",
     ),
-    (
-        r"insufficient.*(credit|balance|funds)|(not enough|lacks?|no) (credits?|balance|funds)\b|negative balance|"
-        r"(credit|balance) (is )?too low|payment method",
-        "pay in at the cloud",
-    ),
-    (r"found no quota|VcpuLimitExceeded|InstanceLimitExceeded|quota|limit exceeded", "raise the account's quota"),
+    (_SPENDING.pattern, PAY_IN),
+    (r"found no quota|\w*(?<!Request)LimitExceeded\b|quota|\blimit exceeded", "raise the account's quota"),
     (
         r"signature (expired|not yet current)|RequestExpired|RequestTimeTooSkewed",
         f"log in again, or {CLOCK}",
@@ -46,6 +51,20 @@ _FIXES = (
     (r"image .*(not found|unknown|denied)|toomanyrequests|failed to pull", IMAGE_FIX),
     (r"invalid region|invalid zone|instance type .*not found|not supported", "ask for another place or machine"),
 )
+_THROTTLED = re.compile(
+    r"RequestLimitExceeded|request limit exceeded|Throttling(Exception)?\b|\bthrottled\b|RequestThrottled|SlowDown|"
+    r"rate[ -]?limit(ed|s)?( exceeded)?\b|TooManyRequests|too many requests|requests too frequent|"
+    r"\b429 Client Error|\bHTTP 429\b|status(?: code)?[ :=]*429\b",
+    re.I,
+)
+"""Refusals for the rate of calls: neither a quota nor a missing capacity. Docker Hub's pull limit is another matter."""
+_PULL_LIMIT = re.compile(r"toomanyrequests:|pull rate limit", re.I)
+_INVALID = re.compile(r"invalid_args|invalid[-_ ]parameters|InvalidParameter|ParamValidation|MissingParameter", re.I)
+"""Refusals of the request itself, e.g. of an image or its login: another machine would be refused too."""
+_UNBOUGHT = re.compile(r"429 Client Error[^;]*/asks/", re.I)
+"""A refused create of Vast, which creates one machine per call: nothing exists."""
+THROTTLE_RETRY_S = 15.0
+"""Seconds until the next launch after a refusal for the rate of calls; Vast's penalty is 12 s."""
 _UNAVAILABLE = re.compile(
     r"Connection ?(Error|Reset|Refused|Aborted)|Timeout|timed out|temporar|unreachable|\b50[0234]\b", re.I
 )
@@ -70,10 +89,16 @@ def error_for_failure(failure: Failure, cloud: str, secrets: Iterable[str]) -> P
     is_definite = before_request or failure.kind == "ResourcesUnavailableError"
     if is_definite and image_refused(message):
         return ImageRefused(f"{text}; {IMAGE_FIX}")
+    if (is_definite and _THROTTLED.search(message) and not _PULL_LIMIT.search(message)) or _UNBOUGHT.search(message):
+        return Throttled(text, after_s=THROTTLE_RETRY_S)
     fix = next((fix for pattern, fix in _FIXES if re.search(pattern, message, re.I)), None)
     refusal = Rejected(f"{text}; {fix}" if fix else text)
     if kind in _REFUSAL_KINDS:
         return refusal
+    if is_definite and _INVALID.search(message):
+        return Rejected(f"{text}; correct the job's image, login or options")
+    if is_definite and _SPENDING.search(message):
+        return Rejected(f"{text}; {PAY_IN}")
     if is_definite and _CAPACITY.search(message):
         return NoCapacity(text)
     if before_request and fix is None and _UNAVAILABLE.search(message):

@@ -14,6 +14,7 @@ from broker.domain.offer import GIB, HostFacts, Offer
 from broker.ports import Clock
 from providers.common.gpu_names import GB, accelerator
 from providers.common.market_rules import OfferFilter, RawRow, bid
+from providers.vast.searches import SearchAnswer
 
 MIB = 1024**2
 DISK_GB = 100
@@ -80,23 +81,29 @@ class VastMarket:
             query["verified"] = {"eq": True}
         return query
 
-    async def fill(self, offer_filter: OfferFilter, asks: Sequence[Any]) -> None:
-        """Add the offers of all asks to `offer_filter`; duplicate asks are ignored."""
-        now = self._clock.now()
+    async def fill(self, offer_filter: OfferFilter, answers: Sequence[SearchAnswer]) -> None:
+        """Add the offers of all asks to `offer_filter`. Of duplicate asks the latest seen counts."""
         ask_ids: set[int] = set()
         countries: set[str] = set()
-        for start in range(0, len(asks), ROWS_PER_TURN):
-            for ask in asks[start : start + ROWS_PER_TURN]:
-                try:
-                    if ask["id"] not in ask_ids:
-                        ask_ids.add(ask["id"])
-                        if (region := country(ask.get("geolocation"))) is not None:
-                            countries.add(region)
-                        self._add(offer_filter, ask, now)
-                except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError):
-                    offer_filter.drop("unreadable")
-            await asyncio.sleep(0)
+        for answer in sorted(answers, key=lambda answer: answer.at_s, reverse=True):
+            for start in range(0, len(answer.rows), ROWS_PER_TURN):
+                for ask in answer.rows[start : start + ROWS_PER_TURN]:
+                    self._add_new(offer_filter, ask, answer.seen_at, ask_ids, countries)
+                await asyncio.sleep(0)
         offer_filter.report_unknown_regions("vast", unsold_regions(self._filter.regions, countries))
+
+    def _add_new(
+        self, offer_filter: OfferFilter, ask: Any, seen_at: datetime, ask_ids: set[int], countries: set[str]
+    ) -> None:
+        """Add the offers of an ask that is not in `ask_ids` yet. An unreadable ask costs itself alone."""
+        try:
+            if ask["id"] not in ask_ids:
+                ask_ids.add(ask["id"])
+                if (region := country(ask.get("geolocation"))) is not None:
+                    countries.add(region)
+                self._add(offer_filter, ask, seen_at)
+        except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError):
+            offer_filter.drop("unreadable")
 
     def _add(self, offer_filter: OfferFilter, ask: Mapping[str, Any], now: datetime) -> None:
         region = country(ask["geolocation"])

@@ -5,7 +5,7 @@ separate offer and is purchased by its number. An instance runs the image itself
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -18,6 +18,7 @@ from broker.domain.job import Handle
 from broker.domain.money import show, usd
 from broker.domain.offer import Offer
 from broker.ports import Clock
+from providers.common.call_pace import CallLimit, CallPace, PaceClock
 from providers.common.cloud import Purchase
 from providers.common.credentials import digest_of, key_help, key_of, sky_files
 from providers.common.gpu_names import GB, accelerator
@@ -26,12 +27,34 @@ from providers.common.machine_task import IMAGE_FIX, image_refused
 from providers.common.market_rules import OfferFilter
 from providers.common.skypilot_names import cluster_of, gpu_columns
 from providers.vast.market import GPUS, MIB, TRUNCATED_AT, AskFilter, VastMarket, country
+from providers.vast.searches import SearchCache
 from trainer.contract.base import Config
 
 ENDPOINT = "https://console.vast.ai"
 LOW_BALANCE_USD = Decimal(1)
 PAGE, PAGES = 25, 100
 """Largest number of instances per page of a listing, and largest number of pages that are read."""
+PAGE_TRIES = 4
+"""Calls for one page of a listing. A page that is refused is repeated, because a partial listing proves nothing."""
+LAUNCH_INTERVAL_S = 4.5
+"""Seconds between two creates (vast-ai/docs api-reference/openapi/yaml/create_instance.yaml, read 2026-11-28)."""
+LIMITS = {
+    "search": CallLimit(
+        calls=10, per_s=60.0, longest_wait_s=0.0, source="search_offers.yaml: 10 requests a minute and address"
+    ),
+    "listing": CallLimit(
+        calls=1, per_s=1.0, longest_wait_s=20.0, source="show_instances.yaml: threshold of 1 s between two requests"
+    ),
+    "destroy": CallLimit(
+        calls=1, per_s=3.0, longest_wait_s=10.0, source="destroy_instance.yaml: 3 s between two requests"
+    ),
+}
+"""Limits of Vast's API (vast-ai/docs, api-reference/openapi/yaml and rate-limits-and-errors.mdx, read 2026-11-28).
+
+A refusal is a 429 in plain text without Retry-After.
+"""
+RESERVED_SEARCHES = 2
+"""Searches a minute that are left for the next polls and for other programs of the account."""
 CAPS = Caps(
     spot=True,
     list_lag_s=10.0,
@@ -41,6 +64,7 @@ CAPS = Caps(
     # Each instance has a key of its own that can stop and destroy it: CONTAINER_API_KEY, with CONTAINER_ID
     # (docs.vast.ai/guides/instances/docker-environment, "Using the CLI from Inside an Instance"). See run.sh.
     self_stop="instance_key",
+    calls_per_s=1.0,
     agent_start_s=120.0,
 )
 """Capabilities of Vast; billed by the second (docs.vast.ai/guides/instances/pricing).
@@ -83,8 +107,10 @@ class VastCloud:
     docker_run = False
 
     def __init__(
-        self, config: VastConfig, *, installation: Installation, clock: Clock, env: Mapping[str, str], home: Path
-    ) -> None:
+        self, config: VastConfig, *, installation: Installation, clock: Clock, env: Mapping[str, str], home: Path,
+        pace_clock: PaceClock | None = None,
+    ) -> None:  # fmt: skip
+        """`pace_clock`: clock by which calls wait for the limits of the API; None: the event loop's."""
         self._config = config
         self._installation = installation
         self._env, self._home = env, home
@@ -94,17 +120,23 @@ class VastCloud:
             min_reliability=config.min_reliability, cuda_min=config.cuda_min, restart_s=config.restart_s,
         )  # fmt: skip
         self._market = VastMarket(ask_filter, clock)
+        self._pace = CallPace("Vast", LIMITS, pace_clock)
+        self._searches = SearchCache(clock, self._search)
 
     async def rows(self, offer_filter: OfferFilter) -> None:
-        """Add the offers of one search; after a truncated answer, also of one search per GPU in `GPUS`."""
-        asks = await self._search(self._market.query())
-        if len(asks) == TRUNCATED_AT:
-            for gpu in GPUS:
-                asks += await self._search(self._market.query(gpu))
-        await self._market.fill(offer_filter, asks)
+        """Add the offers of one search; after a truncated answer, also of searches per GPU in `GPUS`.
+
+        Vast accepts few searches a minute, so each poll repeats the oldest ones, and the others keep their answers.
+        """
+        answers = [await self._searches.get(None, self._market.query())]
+        if len(answers[0].rows) == TRUNCATED_AT:
+            queries = {gpu: self._market.query(gpu) for gpu in GPUS}
+            answers += await self._searches.get_some(queries, self._pace.free("search") - RESERVED_SEARCHES)
+        await self._market.fill(offer_filter, answers)
 
     async def _search(self, query: Mapping[str, Any]) -> list[Any]:
-        offers = (await self._ask("POST", "/api/v0/bundles/", query)).get("offers")
+        answer = await self._pace.call("search", lambda: self._ask("POST", "/api/v0/bundles/", query))
+        offers = answer.get("offers")
         if not isinstance(offers, list):
             raise OutcomeUnknown("Vast: the answer to a search has no `offers`")
         return offers
@@ -132,7 +164,7 @@ class VastCloud:
         by_id: dict[Any, Mapping[str, Any]] = {}
         query = {"limit": str(PAGE)}
         for _ in range(PAGES):
-            answer = await self._ask("GET", "/api/v1/instances/", query=query)
+            answer = await self._page(query)
             instances = answer.get("instances")
             if not isinstance(instances, list):
                 raise OutcomeUnknown("Vast: the listing has no `instances`")
@@ -148,8 +180,17 @@ class VastCloud:
             raise OutcomeUnknown(f"Vast: the listing shows {len(by_id)} of {total} instances")
         return list(by_id.values())
 
+    async def _page(self, query: Mapping[str, str]) -> Mapping[str, Any]:
+        def send() -> Awaitable[Mapping[str, Any]]:
+            return self._ask("GET", "/api/v1/instances/", query=query)
+
+        return await self._pace.call("listing", send, tries=PAGE_TRIES)
+
     async def destroy(self, handle: Handle) -> None:
-        answer = await self._call("DELETE", f"/api/v0/instances/{handle.id}/", {})
+        def send() -> Awaitable[Mapping[str, Any]]:
+            return self._call("DELETE", f"/api/v0/instances/{handle.id}/", {})
+
+        answer = await self._pace.call("destroy", send)
         if answer.get("success") is not True:
             message = _error_text(answer)
             if _ABSENT.search(message):
@@ -206,6 +247,7 @@ class VastCloud:
             catalog={"vast/vms.csv": [row]},
             config=price,
             pin={"ask": purchase["ask"], "machine": purchase["machine"]},
+            launch_interval_s=LAUNCH_INTERVAL_S,
         )
 
     async def confirm(self, handle: Handle, purchase: Purchase) -> None:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from aiohttp import web
 
+from tests.clouds.limits import RateLimits
 from tests.clouds.state import Call, CloudName, World
 
 Trouble = Literal["status", "drop", "hang"]
@@ -36,6 +37,7 @@ class Faults:
         self._world = world
         self._armed: list[Fault] = []
         self._released = asyncio.Event()
+        self.limits = RateLimits()
 
     def arm(self, fault: Fault) -> None:
         self._armed.append(fault)
@@ -60,6 +62,9 @@ class Faults:
     ) -> web.Response:
         """Carry the call out, or what is armed for it; every call is written down."""
         fault = self._take(cloud, call)
+        if fault is None and not self.limits.accepts(cloud, call, asyncio.get_running_loop().time()):
+            self._world.calls.append(Call(at=self._world.now(), cloud=cloud, call=call, status=429))
+            return web.Response(status=429, text=f"API requests too frequent endpoint {call}")
         answer = await act() if fault is None or fault.done else None
         status = fault.status if fault is not None and fault.trouble == "status" else 0
         if fault is None and answer is not None:

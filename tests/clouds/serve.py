@@ -53,6 +53,7 @@ async def serve(kind: str, port: int, folder: Path) -> None:
         hub = await stack.enter_async_context(Hub({MODEL: folder})) if folder.is_dir() else None
         forwards = {} if hub is None else {hub.port: hub.port}
         clouds = await stack.enter_async_context(Clouds(await machines(kind, forwards), port=port))
+        clouds.faults.limits.enforced = True
         variables = dict(clouds.environment) | ({} if hub is None else {"HF_ENDPOINT": hub.url})
         lines = [f"  export {name}={value}" for name, value in variables.items()]
         if hub is None:

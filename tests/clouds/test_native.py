@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import requests
 
 from broker.domain.errors import Gone, OutcomeUnknown
 from broker.domain.ids import Installation, InstanceName
@@ -18,10 +19,13 @@ from broker.runtime.clock import SystemClock
 from providers.common.cloud import Purchase
 from providers.common.market_rules import OfferFilter
 from providers.runpod.provider import RunpodCloud, RunpodConfig
+from providers.skypilot.plugin.vastai_sdk import VastAI
 from providers.vast.provider import VastCloud, VastConfig
 from tests.clouds.emulator import Clouds
+from tests.clouds.limits import RateLimits
 from tests.clouds.vast_market import impossible_rows, many_offers
 from tests.support.skypilot import run_in_skypilot
+from tests.unit.providers.clocks import InstantClock
 
 NAME = InstanceName("gb-abcd-aaaaaaaaaaaaa")
 CLUSTER = f"{NAME}-1a2b3c4d"
@@ -185,14 +189,26 @@ async def test_impossible_vast_rows_are_counted(clouds: Clouds, vast: VastCloud)
     }  # fmt: skip
 
 
-async def test_vasts_whole_market_though_each_answer_is_cut_off(clouds: Clouds, vast: VastCloud) -> None:
+async def test_vasts_whole_market_though_each_answer_is_cut_off(clouds: Clouds, tmp_path: Path) -> None:
     clouds.vast.offers = {row.id: row for row in many_offers(500)}
+    clouds.faults.limits.enforced = True
+    vast = VastCloud(
+        VastConfig(endpoint=clouds.url), installation=Installation("abcd"), clock=SystemClock(),
+        env={"VAST_API_KEY": "test-key"}, home=tmp_path, pace_clock=(pace_clock := InstantClock()),
+    )  # fmt: skip
+    await offers(vast)
+    pace_clock.advance(60)
+    clouds.faults.limits = RateLimits(enforced=True)  # a minute has passed there too
     found, _ = await offers(vast)
+    assert not [call for call in clouds.world.calls if call.status == 429]
     assert {o.accelerator for o in found} == {
         "h100-sxm", "h100-pcie", "h100-nvl", "a100-80gb-sxm", "a100-40gb-pcie", "l40s", "rtx4090"
     }  # fmt: skip
     clouds.vast.search_cap = None
+    clouds.faults.limits.enforced = False
+    pace_clock.advance(60)
     everything, dropped = await offers(vast)
+    await vast.close()
     assert len(everything) > len(found)
     assert set(dropped) <= {"driver older than CUDA 12.4", "reliability below 0.9"}
 
@@ -222,3 +238,26 @@ async def send(clouds: Clouds, method: str, path: str, body: Any) -> None:
     ):
         assert r.status == 200, await r.text()
         assert "errors" not in await r.json()
+
+
+async def test_limits_of_listing_with_many_instances_of_others(clouds: Clouds, vast: VastCloud) -> None:
+    """A second page that follows at once is refused, so from 26 instances on no listing would be complete."""
+    clouds.vast.offers |= {row.id: row for row in many_offers(30)}
+    for offer in many_offers(30):
+        await rent_directly(clouds, offer.id)
+    clouds.faults.limits.enforced = True
+    assert await vast.list() == []
+    assert [call.status for call in clouds.world.calls if call.call == "instances"] == [200, 200]
+    with pytest.raises(requests.HTTPError, match="429"):
+        await asyncio.to_thread(_listings_at_once, clouds.url)
+
+
+async def rent_directly(clouds: Clouds, offer: int) -> None:
+    sdk = VastAI(api_key="test-key", server_url=clouds.url)
+    await asyncio.to_thread(sdk.create_instance, id=offer, image="registry/image", disk=30, label="another")
+
+
+def _listings_at_once(url: str) -> None:
+    for _ in range(2):
+        headers = {"Authorization": "Bearer test-key"}
+        requests.get(f"{url}/api/v1/instances/", headers=headers, timeout=10).raise_for_status()

@@ -22,6 +22,14 @@ TIMEOUT_S = 120.0
 """Timeout of one call in seconds."""
 MAX_RETRY_AFTER_S = 60.0
 """Longest Retry-After of a refusal that is waited for, in seconds."""
+INTERVALS_S = ((r"PUT v0/asks/", 12.0), (r"DELETE v0/instances/", 3.0), (r"GET v1/instances/", 1.0))
+"""Seconds before a refused call (429 without Retry-After) is repeated, by method and path.
+
+Vast accepts a create every 4.5 s and extends the pause to 12 s after a refusal, a destroy every 3 s, and a page of
+instances every second (vast-ai/docs api-reference/openapi/yaml, read 2026-11-28).
+"""
+PAGE_INTERVAL_S = 1.0
+"""Seconds between two pages of a listing."""
 PAGE = 25
 """Instances in one page of a listing."""
 _TRANSIENT = frozenset({429, 502, 503, 504})
@@ -91,6 +99,7 @@ class VastAI:
             if not page.get("next_token"):
                 return instances
             query["after_token"] = page["next_token"]
+            time.sleep(PAGE_INTERVAL_S)
 
     def show_instance(self, id: int) -> dict[str, Any] | None:
         """Return one instance, or None if it does not exist."""
@@ -127,9 +136,9 @@ class VastAI:
                 if not left:
                     raise
             else:
-                pause_s = _retry_delay_s(answer, delay_s)
+                pause_s = _retry_delay_s(answer, _refusal_delay_s(answer, f"{method} {path}", delay_s))
                 if not left or pause_s is None:
-                    answer.raise_for_status()
+                    _raise_for_status(answer)
                     return answer.json()
                 delay_s = pause_s
             time.sleep(delay_s)
@@ -178,6 +187,21 @@ def _retry_delay_s(answer: requests.Response, default_s: float) -> float | None:
     except (KeyError, ValueError):
         return default_s
     return wait_s if wait_s <= MAX_RETRY_AFTER_S else None
+
+
+def _raise_for_status(answer: requests.Response) -> None:
+    """Raise requests.HTTPError for a refusal, with the code and the message of Vast's answer."""
+    try:
+        answer.raise_for_status()
+    except requests.HTTPError as e:
+        raise requests.HTTPError(f"{e}: {' '.join(answer.text.split())[:200]}", response=answer) from None
+
+
+def _refusal_delay_s(answer: requests.Response, call: str, default_s: float) -> float:
+    """Return the seconds after which a call that was refused for its rate is accepted again."""
+    if answer.status_code != 429:
+        return default_s
+    return next((seconds for pattern, seconds in INTERVALS_S if re.match(pattern, call)), max(default_s, 1.0))
 
 
 def _account_key() -> str:

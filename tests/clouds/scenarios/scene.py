@@ -101,6 +101,7 @@ class Scene:
         self.hub = await self._stack.enter_async_context(Hub({MODEL: MODEL_FOLDER}))
         machines: Machines = PaperMachines() if self._paper else await NamespaceMachines.open()
         self.clouds = await self._stack.enter_async_context(Clouds(machines))
+        self.clouds.faults.limits.enforced = True
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         self.aws = await self._stack.enter_async_context(Aws(self.clouds.world))
         self.aws.front.on_demand.update(ON_DEMAND)

@@ -35,3 +35,25 @@ class SteppedClock:
             future = heapq.heappop(self._sleepers)[2]
             if not future.done():
                 future.set_result(None)
+
+
+class InstantClock:
+    """Clock whose sleepers wake at once, at the time until which they slept; `slept` has their seconds."""
+
+    def __init__(self) -> None:
+        self._elapsed = 0.0
+        self.slept: list[float] = []
+
+    def now(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self._elapsed)
+
+    def monotonic(self) -> float:
+        return self._elapsed
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.advance(seconds)
+        await asyncio.sleep(0)
+
+    def advance(self, seconds: float) -> None:
+        self._elapsed += seconds

@@ -40,7 +40,7 @@ async def test_the_answer_is_decoded(api: Api) -> None:
     [
         (400, Rejected, "400 why so"),
         (401, Rejected, "make one at https://x"),
-        (403, Rejected, "make one at https://x"),
+        (403, OutcomeUnknown, "403 by a proxy or a CDN, not by Cloud"),
         (404, OutcomeUnknown, "404 why so"),
         (408, OutcomeUnknown, "408"),
         (409, Rejected, "409"),
@@ -91,3 +91,30 @@ async def test_an_unreachable_server_is_reported(api: Api) -> None:
         api.url = f"http://127.0.0.1:{free.getsockname()[1]}"
         with pytest.raises(OutcomeUnknown, match="Cloud: GET /a"):
             await call(api)
+
+
+KEY_HELP = "make one at https://x"
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "kind", "says"),
+    [
+        (403, "<html>Attention Required! | Cloudflare</html>", OutcomeUnknown, "by a proxy or a CDN"),
+        (403, "<!DOCTYPE html><title>Just a moment...</title>", OutcomeUnknown, "by a proxy or a CDN"),
+        (403, "", OutcomeUnknown, "by a proxy or a CDN"),
+        (401, "<html>login</html>", OutcomeUnknown, "by a proxy or a CDN"),
+        (403, '{"error": "forbidden"}', Rejected, KEY_HELP),
+        (404, '{"error": "auth_error", "msg": "Invalid user key"}', Rejected, KEY_HELP),
+        (400, '{"error": {"code": "global/invalid-api-key"}}', Rejected, KEY_HELP),
+        (404, '{"error": "not_found"}', OutcomeUnknown, "404"),
+        (404, "<html>invalid api key</html>", OutcomeUnknown, "404"),
+        (400, '{"error": "invalid_args", "msg": "no such key of the filter"}', Rejected, "400"),
+    ],
+)
+async def test_errors_are_read_by_their_meaning(
+    api: Api, status: int, text: str, kind: type[ProviderError], says: str
+) -> None:
+    api.routes["GET /a"] = lambda body, query: web.Response(status=status, text=text)
+    with pytest.raises(kind, match=says) as e:
+        await call(api)
+    assert e.type is kind

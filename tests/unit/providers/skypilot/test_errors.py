@@ -3,9 +3,11 @@
 import pytest
 
 from broker.domain.errors import ImageRefused, NoCapacity, OutcomeUnknown, ProviderError, Rejected, Throttled
+from broker.lifecycle.account_refusals import account_refusal
 from providers.skypilot.api_client import Failure
 from providers.skypilot.errors import error_for_failure, one_line
 from providers.skypilot.plugin.shared import NOTHING_REQUESTED
+from tests.support.build import offer
 
 NONE_LEFT = "QueryError: There are no longer any instances available with the requested specifications."
 SOLD_OUT = "RuntimeError: Failed to launch instances.; ClientError: An error occurred (InsufficientInstanceCapacity)"
@@ -100,3 +102,48 @@ def test_a_message_is_one_short_line_without_secrets() -> None:
     assert said.endswith("the cause")
     assert len(said) <= 600
     assert "\x1b" not in said
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "ClientError: An error occurred (RequestLimitExceeded) when calling the RunInstances operation (reached max "
+        "retries: 4): Request limit exceeded.",
+        "ClientError: An error occurred (ThrottlingException): Rate exceeded",
+        "HTTPError: 429 Client Error: Too Many Requests for url: https://console.vast.ai/api/v0/asks/123/",
+        "HTTPError: 429 Client Error for url: x/asks/1/: API requests too frequent endpoint threshold=4.5",
+        "LambdaCloudError: global/rate-limited Too many launch requests; rate limit exceeded",
+        "QueryError: Rate limit exceeded",
+    ],
+)
+def test_refusal_for_the_rate_of_calls_is_no_quota(message: str) -> None:
+    error = error_for_failure(Failure(kind="ResourcesUnavailableError", message=message), "aws", [])
+    assert type(error) is Throttled
+    assert account_refusal(offer(), str(error)) is None
+    before = error_for_failure(Failure(kind="RuntimeError", message=NOTHING_REQUESTED + message), "aws", [])
+    assert type(before) is Throttled
+
+
+def test_throttled_create_of_vast_left_nothing_whatever_skypilot_calls_it() -> None:
+    message = "429 Client Error: Too Many Requests for url: https://console.vast.ai/api/v0/asks/123/: too frequent"
+    assert type(error_for_failure(Failure(kind="HTTPError", message=message), "vast", [])) is Throttled
+    listing = message.replace("/v0/asks/123/", "/v1/instances/")
+    assert type(error_for_failure(Failure(kind="HTTPError", message=listing), "vast", [])) is OutcomeUnknown
+
+
+@pytest.mark.parametrize(
+    ("message", "fix"),
+    [
+        ("HTTPError: 400 Client Error for url: x/asks/7/: invalid_args image or template_hash_id is needed", "correct"),
+        ("HTTPError: 402 Client Error: Payment Required for url: x/asks/7/", "pay in"),
+        ("QueryError: Spend limit exceeded: your hourly spend is over $80", "pay in"),
+        ("QueryError: Your balance is too low. Please add credits", "pay in"),
+        ("QueryError: Insufficient funds to rent this pod", "pay in"),
+    ],
+)
+def test_errors_that_another_machine_would_not_mend(message: str, fix: str) -> None:
+    error = error_for_failure(Failure(kind="ResourcesUnavailableError", message=message), "vast", [])
+    assert type(error) is Rejected
+    assert fix in str(error)
+    refusal = account_refusal(offer(), str(error))
+    assert (refusal is not None) == (fix == "pay in")

@@ -18,9 +18,10 @@ from broker.domain.offer import GIB, GpuAsk, Offer
 from providers.common.machine_task import IMAGE_FIX
 from providers.common.market_rules import OfferFilter
 from providers.vast.provider import VastCloud, VastConfig
+from providers.vast.searches import SearchAnswer
 from tests.support.skypilot import run_in_skypilot
 from tests.unit.providers.answers import Api, serving
-from tests.unit.providers.clocks import SteppedClock
+from tests.unit.providers.clocks import InstantClock
 
 INSTALLATION = Installation("abcd")
 NAME = InstanceName("gb-abcd-aaaaaaaaaaaaa")
@@ -52,12 +53,13 @@ class World:
     def __init__(self, api: Api, home: Path) -> None:
         self.api, self.home = api, home
         self.clouds: list[VastCloud] = []
+        self.clock = InstantClock()
 
     def cloud(self, *, key: str = "test-key", **config: Any) -> VastCloud:
         env = {"VAST_API_KEY": key} if key else {}
         cloud = VastCloud(
             VastConfig(endpoint=self.api.url, **config),
-            installation=INSTALLATION, clock=SteppedClock(), env=env, home=self.home,
+            installation=INSTALLATION, clock=self.clock, env=env, home=self.home, pace_clock=self.clock,
         )  # fmt: skip
         self.clouds.append(cloud)
         return cloud
@@ -122,8 +124,11 @@ async def test_an_answer_that_was_cut_off_is_followed_by_searches_for_each_gpu(w
         return {"offers": [row for row in market if name in (None, row["gpu_name"])][:64]}
 
     world.api.routes[BUNDLES] = search
-    offer_filter = OfferFilter(GpuAsk())
-    await world.cloud().rows(offer_filter)
+    cloud = world.cloud()
+    for _ in range(3):
+        offer_filter = OfferFilter(GpuAsk())
+        await cloud.rows(offer_filter)
+        world.clock.advance(30)
     assert {o.accelerator for o in offer_filter.offers} == {"rtx4090", "h100-sxm"}
     assert len({o.id for o in offer_filter.offers}) == len(offer_filter.offers) == 65
     market[:] = market[:63]
@@ -398,7 +403,7 @@ async def test_reading_five_thousand_asks_lets_others_in(world: World) -> None:
             await asyncio.sleep(0)
 
     beside = asyncio.create_task(others())
-    await market.fill(offer_filter, rows)
+    await market.fill(offer_filter, [SearchAnswer(rows=rows, seen_at=world.clock.now(), at_s=0.0)])
     beside.cancel()
     assert len(offer_filter.offers) == 10_000
     assert turns >= 10
