@@ -9,7 +9,7 @@ from broker.domain.errors import OutcomeUnknown, ProviderError, Throttled
 from broker.ports import Clock
 
 KEEP_S = 300.0
-"""Age in seconds up to which an answer stands for a search that cannot be sent now [assumed]."""
+"""Age in seconds up to which an answer is used while its search cannot be sent again [assumed]."""
 
 Query = Mapping[str, Any]
 

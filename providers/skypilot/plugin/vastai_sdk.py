@@ -25,8 +25,8 @@ MAX_RETRY_AFTER_S = 60.0
 INTERVALS_S = ((r"PUT v0/asks/", 12.0), (r"DELETE v0/instances/", 3.0), (r"GET v1/instances/", 1.0))
 """Seconds before a refused call (429 without Retry-After) is repeated, by method and path.
 
-Vast accepts a create every 4.5 s and extends the pause to 12 s after a refusal, a destroy every 3 s, and a page of
-instances every second (vast-ai/docs api-reference/openapi/yaml, read 2026-11-28).
+Vast accepts a create every 4.5 s, or 12 s after a refusal. It accepts a destroy every 3 s, and a page every second
+(vast-ai/docs api-reference/openapi/yaml, read 2026-11-28).
 """
 PAGE_INTERVAL_S = 1.0
 """Seconds between two pages of a listing."""
