@@ -21,7 +21,7 @@ from aiohttp import web
 from broker.api.app import build_app
 from broker.api.core.auth import Authenticator, hashed, mint
 from broker.api.core.stream_limits import StreamLimits
-from broker.api.core.upload_spool import sweep, sweep_halves
+from broker.api.core.upload_spool import sweep, sweep_unfinished
 from broker.api.service.interfaces import DaemonHooks, Settings, nowhere
 from broker.api.service.jobs import Service
 from broker.api.service.quotes import QuoteService
@@ -168,7 +168,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[DaemonComponents]:
         sweep(config.home / SPOOL)
         context, clock, report_only = await _context(stack, config)
         if (folder := folder_of(config.blobs_url)) is not None:
-            sweep_halves(folder / context.installation / "uploads")
+            sweep_unfinished(folder / context.installation / "uploads")
         box = await sealing(context.store, config.home / MASTER_KEY_FILE, os.environ)
         market = await _market(context, config)
         slacks = SlackIntegration(box, context.clock, api_url=config.slack.api_url)

@@ -39,7 +39,7 @@ class Leased:
 
 @dataclass(frozen=True, kw_only=True)
 class Charge:
-    """One charge, which applies only if the attempt is still charged up to `since`."""
+    """One charge, written only if the attempt's `charged_to` still equals `since`."""
 
     attempt_id: AttemptId
     job_id: JobId

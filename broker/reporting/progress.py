@@ -17,7 +17,7 @@ class AttemptProgress(Protocol):
 
 
 def steps(run: AttemptProgress) -> tuple[int | None, int | None]:
-    """Return the (first, last) optimizer step; None: it never trained."""
+    """Return the (first, last) optimizer step; None: the attempt never trained."""
     documents = [document for document in (run.beat, run.final) if document is not None]
     if not documents:
         return None, None

@@ -75,7 +75,7 @@ def landlock_version() -> int:
 
 
 def restrict_special_files(allowed: Iterable[Path]) -> None:
-    """Forbid to create symbolic links, FIFOs, sockets and devices outside the folders `allowed`.
+    """Forbid the creation of symbolic links, FIFOs, sockets and devices outside the folders `allowed`.
 
     The daemon follows links below its blob store, so a job must not be able to place one there. Needs no_new_privs.
     Raises OSError.

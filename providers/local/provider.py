@@ -36,7 +36,7 @@ class LocalConfig(Config):
     usd_per_hour: Annotated[Decimal, Field(ge=0, le=1_000_000)] = Decimal(0)
     """Dollars that jobs are charged for an hour of this machine."""
     boot_s: Annotated[float, Field(ge=0)] = 10.0
-    """Typical time from start to the first beat."""
+    """Typical seconds from start to the first heartbeat."""
     teams: tuple[str, ...] = ()
     """Teams whose jobs may run on this host once the installation has several users; empty: operators only."""
     trusted: bool = False

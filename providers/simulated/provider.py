@@ -93,7 +93,7 @@ class SimulatedProvider:
         if attempt_of(self._installation, name) is None:
             raise Rejected(f"{name} is not a name of installation {self._installation}")
         if boot.nodes != 1:
-            raise Rejected(f"{boot.nodes} nodes: a simulated machine stands alone; ask for 1")
+            raise Rejected(f"{boot.nodes} nodes: simulated machines cannot be joined; ask for 1")
         self._maybe_fail("create", name)
         faults = self._config.faults
         if self._hits(faults.no_capacity, "no capacity", name) or (name not in self._sold and self._full(offer.id)):

@@ -1,8 +1,8 @@
 """Live offers as rows of SkyPilot's catalog, so that SkyPilot finds each quoted machine at its quoted price.
 
 SkyPilot downloads a catalog only if the file is missing or was downloaded before (`.meta/<file>.md5`). It treats the
-files written here as the user's and does not change them. SkyPilot has no other source of prices and needs no network.
-SkyPilot downloads the files that no purchase contains (AWS's images and quota codes).
+files written here as the user's and does not change them. They are SkyPilot's only source of prices. SkyPilot downloads
+only the files that no purchase contains (AWS's images and quota codes).
 """
 
 import asyncio
@@ -41,7 +41,9 @@ class SkyCatalog:
         """Use the catalog folder below `home`, the server's `SKY_RUNTIME_DIR`."""
         self._root = home / ".sky" / "catalogs" / "v8"
         self._held: dict[tuple[str, ...], Row] = {}
+        """Rows that running launches need, by file and key."""
         self._holders: Counter[tuple[str, ...]] = Counter()
+        """Number of launches that need each of these rows."""
         self._change = asyncio.Condition()
 
     @asynccontextmanager

@@ -163,6 +163,7 @@ class SkyLauncher:
 
     @contextmanager
     def _sending(self, name: InstanceName) -> Iterator[None]:
+        """Record the time of a request for the name that ends without an answer of the server."""
         try:
             yield
         except Failure:

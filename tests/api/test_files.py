@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from broker.api.core.problems import StorageFull
-from broker.api.core.upload_spool import KEPT_FREE_BYTES, spooled, sweep, sweep_halves
+from broker.api.core.upload_spool import KEPT_FREE_BYTES, spooled, sweep, sweep_unfinished
 from broker.api.http.context import CONTENT
 from broker.api.service import content
 from broker.api.service.content import MANIFEST_BYTES, UPLOADS_AT_ONCE, UPLOADS_OF_TEAM
@@ -224,7 +224,7 @@ def test_start_removes_partial_writes_of_a_killed_daemon(tmp_path: Path) -> None
     for name, age_s in (("whole", 9e4), ("half#1", 9e4), ("under-way#1", 60)):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (time.time() - age_s,) * 2)
-    sweep_halves(tmp_path)
+    sweep_unfinished(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"whole", "under-way#1"}
 
 

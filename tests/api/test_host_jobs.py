@@ -72,7 +72,7 @@ async def test_placement_excludes_the_host_for_a_later_second_team(store: Store)
 async def test_listed_team_is_admitted_where_jobs_can_be_isolated(
     store: Store, problem: Callable[[], Awaitable[str]]
 ) -> None:
-    """Without `trusted`, the refusal gives the reason why this host cannot isolate jobs."""
+    """The refusal of an untrusted host gives the reason why this host cannot isolate jobs."""
     async with serving(store, memory_blobs()) as running:
         await running.token("local", "read", "submit", "admin")
         ann = await running.token("ann", team="red")

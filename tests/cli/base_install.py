@@ -21,7 +21,7 @@ def normal(name: str) -> str:
 
 
 def installed(requirements: list[str], above: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Yield distributions that the requirements bring along, extras and other platforms' left out."""
+    """Yield the installed distributions that the requirements need, without those of extras."""
     for requirement in requirements:
         text, _, marker = requirement.partition(";")
         name = normal(re.split(r"[\s\[<>=!~(]", text.strip())[0])

@@ -96,7 +96,7 @@ async def test_bad_data_names_the_file(shell: Shell, name: str) -> None:
         ("words.jsonl", '{"word": "a"}\n{', "line 2: not JSON"),
     ],
 )
-async def test_unreadable_json(shell: Shell, name: str, data: str, expected: str) -> None:
+async def test_unreadable_json_names_the_fault(shell: Shell, name: str, data: str, expected: str) -> None:
     (shell.folder / name).write_text(data)
     ran = await to_thread(shell.run, "quote", shell.spec(changed("words.csv", name)))
     assert ran.code == 2
@@ -126,7 +126,7 @@ async def test_bad_input_as_json_is_one_document(shell: Shell) -> None:
         ("secrets=[HF_TOKEN]", "error: --set secrets: secrets.0: HF_TOKEN is not set; run gpubroker secret set"),
     ],
 )
-async def test_bad_setting(shell: Shell, setting: str, expected: str) -> None:
+async def test_a_bad_setting_names_its_path_and_creates_nothing(shell: Shell, setting: str, expected: str) -> None:
     ran = await to_thread(shell.run, "submit", shell.spec(), "--yes", "--detach", "--set", setting)
     assert ran.code == 2
     assert expected in ran.err
@@ -142,7 +142,7 @@ async def test_bad_setting(shell: Shell, setting: str, expected: str) -> None:
         ("25h", "error: --keep-on-failure: must be less than or equal to 86400"),
     ],
 )
-async def test_bad_time_to_keep(shell: Shell, duration: str, expected: str) -> None:
+async def test_a_bad_time_to_keep_names_the_form(shell: Shell, duration: str, expected: str) -> None:
     ran = await to_thread(shell.run, "submit", shell.spec(), "--yes", "--detach", f"--keep-on-failure={duration}")
     assert ran.code == 2
     assert expected in ran.err
@@ -159,13 +159,13 @@ async def test_cap_is_needed_where_nothing_fits(shell: Shell) -> None:
     assert await nothing_created(shell)
 
 
-async def test_absent_spec(shell: Shell) -> None:
+async def test_an_absent_spec_suggests_init(shell: Shell) -> None:
     ran = await to_thread(shell.run, "submit", str(shell.folder / "no.yaml"), "--yes")
     assert ran.code == 2
     assert "gpubroker init" in ran.err
 
 
-async def test_wrong_ending_is_said_before_upload(shell: Shell) -> None:
+async def test_an_unknown_file_ending_is_refused_before_the_upload(shell: Shell) -> None:
     (shell.folder / "words.txt").write_text(WORDS)
     ran = await to_thread(shell.run, "quote", shell.spec(changed("words.csv", "words.txt")))
     assert ran.code == 2

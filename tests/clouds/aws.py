@@ -1,8 +1,8 @@
-"""AWS: moto's EC2, STS, IAM and S3 behind a proxy that has prices, with a real machine for each instance.
+"""AWS: moto's EC2, STS, IAM and S3 behind a proxy that adds prices, with a real machine for each instance.
 
 An instance that moto lists as running has a machine and is billed; a terminated one has no machine. After every call
-that changes instances the two are compared, before the next call is answered. Machines are entered in the same account
-as those of the other clouds, so that one bill covers all.
+that changes instances, machines are booted or killed accordingly before the next call is answered. They belong to the
+same account as those of the other clouds, so that one bill covers all.
 """
 
 import asyncio
@@ -51,10 +51,10 @@ PROXY = Path(__file__).with_name("aws_proxy.py")
 
 
 class Ec2Front(Front):
-    """Tells `changed` the region of every call that may have changed instances.
+    """Proxy that calls `changed` with the region of every call that may have changed instances.
 
-    One call at a time, under `lock`: moto's threads would show a call's half-made instances to another, such as a spot
-    instance as on-demand until its disks are there.
+    `lock` serialises the calls, because moto would otherwise show another call's half-created instances, such as a spot
+    instance as on-demand until it has its disks.
     """
 
     def __init__(self, moto: str, lock: asyncio.Lock, changed: Callable[[str], Awaitable[None]]) -> None:
@@ -104,7 +104,7 @@ class Aws:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Return variables that send AWS clients here; S3 goes to moto itself, as the front reads whole bodies."""
+        """Return variables that send AWS clients here; S3 calls go to moto itself, as the proxy reads whole bodies."""
         return {
             "AWS_ENDPOINT_URL": self.url,
             "AWS_ENDPOINT_URL_S3": self.front.moto,
@@ -130,7 +130,7 @@ class Aws:
     # ---------------------------------------------------------------------------------------------------- the machines
 
     def client(self, region: str, service: str = "ec2") -> Any:
-        """Return a client of moto itself: the test's own hand in the account, past the front."""
+        """Return a client of moto itself, with which a test changes the account without the proxy."""
         key = f"{service} {region}"
         if key not in self._clients:
             self._clients[key] = boto3.client(
@@ -140,9 +140,7 @@ class Aws:
         return self._clients[key]
 
     def _furnish(self, region: str) -> None:
-        """Give the account the resources that every account has: an internet gateway of the default VPC, and an
-        image.
-        """
+        """Create the resources that every account has: an internet gateway of the default VPC, and an image."""
         ec2 = self.client(region)
         if left := [one["InstanceId"] for one in self._described(region)]:  # moto is one for the whole process
             ec2.terminate_instances(InstanceIds=left)

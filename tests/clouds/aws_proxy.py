@@ -1,6 +1,6 @@
 """SkyPilot's `ssh_proxy_command` for emulated AWS: `python aws_proxy.py URL ADDRESS` joins stdin and stdout to sshd.
 
-moto makes up the addresses of machines; the emulator at URL knows where the machine behind one really listens.
+moto invents the addresses of machines. The emulator at URL answers with the address at which the machine listens.
 """
 
 import contextlib

@@ -25,19 +25,19 @@ ENCLOSE = Path(__file__).with_name("enclose.py")
 PROVISION = Path(__file__).with_name("bake_inside.sh")
 SUITE = "bookworm"
 EDITION = 2
-"""Version of this file's output; raise it when the result changes. The other inputs are part of the recipe."""
+"""Version of this file's output. Raise it when the result changes for a reason that is not part of `recipe`."""
 BASE = 2_000_000
 """User id outside of a machine's root."""
 PACKAGES = (
     "ca-certificates", "curl", "hostname", "iproute2", "netcat-openbsd", "openssh-client", "openssh-server",
     "patch", "procps", "python3", "rsync", "sudo", "util-linux",
 )  # fmt: skip
-"""No uv and no python3-venv: Debian's Python is new enough and /srv/venv is there, so setup.sh wants neither."""
+"""Debian packages. uv and python3-venv are absent, because Debian's Python is new enough and /srv/venv exists."""
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 
 
 class NoBake(RuntimeError):
-    """The root file system cannot be built on this machine; says why and what to do."""
+    """Raised if the root file system cannot be built on this machine, with the reason and the fix."""
 
 
 def cache_folder() -> Path:

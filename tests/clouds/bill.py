@@ -1,4 +1,4 @@
-"""The clouds' own bill, from the log of what was created, ran and ended: no price of ours goes into it."""
+"""The clouds' own bill, computed from the log of created, running and ended machines, without our prices."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ class Tariff:
     """Rules by which a cloud counts billed time."""
 
     quantum_s: int
-    """Every run of a machine is rounded up to a multiple of this."""
+    """Seconds to a multiple of which every run of a machine is rounded up."""
     minimum_s: int = 0
-    """The least that a run costs."""
+    """Least billed seconds of a run."""
     billed_from: Literal["created", "running"]
     source: str
 

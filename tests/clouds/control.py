@@ -1,4 +1,4 @@
-"""The control API for tests: the clouds' next behaviour, as methods and as `POST /_ctl/<method>` with a JSON object."""
+"""Control API by which tests set the clouds' behaviour: methods, and `POST /_ctl/<method>` with a JSON object."""
 
 import asyncio
 import inspect
@@ -141,7 +141,7 @@ class Control:
         self._rented(machine_id).status = status
 
     def hold_boots(self) -> None:
-        """Let new machines not boot until `release_boots`."""
+        """Delay the boots of new machines until `release_boots`."""
         self._world.boots.clear()
 
     def release_boots(self) -> None:

@@ -1,4 +1,4 @@
-"""All three clouds on one loopback port: their paths do not meet."""
+"""Lambda, RunPod and Vast on one loopback port; their paths are disjoint."""
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -46,7 +46,7 @@ class Clouds:
 
     @property
     def violations(self) -> list[str]:
-        """Return calls, arguments and fields that the real APIs do not know: none in a test that passes."""
+        """Return calls, arguments and fields that the real APIs lack; a passing test has none."""
         return self.world.violations
 
     def bill(self) -> Bill:

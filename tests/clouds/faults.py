@@ -15,14 +15,14 @@ Trouble = Literal["status", "drop", "hang"]
 
 @dataclass(kw_only=True)
 class Fault:
-    """Fault of a call. `status`: answer with it. `drop`: break the connection. `hang`: wait until released.
+    """Fault of a call. `status`: HTTP status of the answer. `drop`: break the connection. `hang`: wait until released.
 
-    `done`: the call has its effect all the same.
+    `done`: the call has its effect nevertheless.
     """
 
     cloud: CloudName
     call: str = "*"
-    """The call's name as in the schema file; `*` for any."""
+    """Name of the call in the schema file; `*`: any call."""
     trouble: Trouble = "status"
     status: int = 500
     retry_after_s: int | None = None
@@ -31,7 +31,7 @@ class Fault:
 
 
 class Faults:
-    """The armed ones, used up in order."""
+    """Armed faults, in order. Each strikes `times` calls."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -60,7 +60,7 @@ class Faults:
     async def around(
         self, request: web.Request, cloud: CloudName, call: str, act: Callable[[], Awaitable[web.Response]]
     ) -> web.Response:
-        """Carry the call out, or what is armed for it; every call is written down."""
+        """Carry out a call, or the fault that is armed for it, and record the call."""
         fault = self._take(cloud, call)
         if fault is None and not self.limits.accepts(cloud, call, asyncio.get_running_loop().time()):
             self._world.calls.append(Call(at=self._world.now(), cloud=cloud, call=call, status=429))

@@ -1,4 +1,4 @@
-"""Carries bytes between the host and the machines, on a thread of its own so that a busy test does not stop them."""
+"""Forwarding of bytes between host and machines on a separate thread, so that a busy test does not stop it."""
 
 import array
 import asyncio
@@ -15,7 +15,7 @@ PACKET = 1 << 20
 
 
 class Switchboard:
-    """A thread with an event loop."""
+    """Thread with its own event loop."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -62,7 +62,7 @@ async def splice(one: socket.socket, other: socket.socket) -> None:
 
 
 class Link:
-    """The host's end of a machine's control socket: see root/init.py for the messages."""
+    """Host's end of a machine's control socket; see root/init.py for the messages."""
 
     def __init__(
         self, control: socket.socket, arrived: Callable[[Mapping[str, Any], socket.socket | None], None]

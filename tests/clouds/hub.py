@@ -22,7 +22,7 @@ class Hub:
         self._runner: web.AppRunner | None = None
         self.url = ""
         self.requests: list[str] = []
-        """Method and path of everything that was asked for."""
+        """Method and path of every request."""
 
     async def __aenter__(self) -> "Hub":
         app = web.Application()
@@ -138,5 +138,5 @@ def _path(folder: Path, file: Path) -> str:
 
 
 def _not_found(code: str, message: str, headers: Mapping[str, str] | None = None) -> web.HTTPNotFound:
-    """Return a 404 as the hub says it: its clients read the code from a header."""
+    """Return a 404 in the Hub's form, whose clients read the error code from a header."""
     return web.HTTPNotFound(headers={"X-Error-Code": code, "X-Error-Message": message, **(headers or {})}, text=message)

@@ -1,4 +1,4 @@
-"""Proves that a machine cannot see or touch the host, by looking for planted things from inside as its root."""
+"""Proof that a machine cannot see or touch the host: root inside the machine searches for planted objects."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ NAMESPACES = ("mnt", "pid", "net", "uts", "ipc", "user", "cgroup")
 
 
 class NotIsolated(RuntimeError):
-    """A machine can see or touch the host; says what. Nothing is booted after it."""
+    """Raised if a machine can see or touch the host, with the findings. No machine is booted then."""
 
 
 class Inside(Protocol):
@@ -30,7 +30,7 @@ class Inside(Protocol):
 
 @contextmanager
 def planted() -> Iterator[Mapping[str, Any]]:
-    """Yield things of the host that a machine must not find, in the probe's format."""
+    """Yield objects of the host that a machine must not find, in the probe's format."""
     marker = f"marker-of-the-host-{secrets.token_hex(8)}"
     with tempfile.TemporaryDirectory() as folder, socket.socket() as tcp:
         file, path = Path(folder, marker), str(Path(folder, f"{marker}.sock"))
@@ -56,7 +56,7 @@ def planted() -> Iterator[Mapping[str, Any]]:
 
 
 def found_on_host(facts: Mapping[str, Any]) -> list[str]:
-    """Return the probe's findings without isolation from the host; a probe that finds little there proves nothing."""
+    """Return the probe's findings on the host itself, where it must find everything to prove anything."""
     facts = {**facts, "on_host": True, "walk": str(Path(facts["unix"]).parent)}
     done = subprocess.run([sys.executable, "-I", PROBE, json.dumps(facts)], capture_output=True, text=True, check=True)
     found: list[str] = json.loads(done.stdout)

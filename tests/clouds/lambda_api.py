@@ -1,4 +1,4 @@
-"""Lambda's public cloud API: booting, active, terminating, gone. It sells no spot."""
+"""Emulator of Lambda's public cloud API, with the states booting, active, terminating and gone; no spot machines."""
 
 import asyncio
 import uuid
@@ -31,7 +31,7 @@ class LambdaType:
     memory_gib: int
     storage_gib: int
     free: dict[str, int] = field(default_factory=dict)
-    """Machines to be had, by region."""
+    """Number of available machines by region."""
 
 
 def lambda_market() -> list[LambdaType]:

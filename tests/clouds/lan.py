@@ -1,6 +1,6 @@
-"""A network between machines, as a cloud's own: a bridge in a network namespace that is otherwise empty.
+"""Network between machines, like a cloud's own: a bridge in an otherwise empty network namespace.
 
-No route leads from it to this host: the namespace has no interface but the bridge and the machines' cables.
+No route leads from it to this host, because the namespace has only the bridge and the machines' interfaces.
 """
 
 import shutil

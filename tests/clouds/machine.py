@@ -8,14 +8,14 @@ from typing import Literal, Protocol
 
 @dataclass(frozen=True, kw_only=True)
 class MachineSpec:
-    """A machine that a cloud was asked to boot."""
+    """Request to boot a machine."""
 
     id: str
     user: Literal["root", "ubuntu"]
     public_keys: tuple[str, ...]
     """Lines of `authorized_keys`."""
     ip: str
-    """A loopback address (127.x.y.z) of this machine alone."""
+    """Loopback address (127.x.y.z) that no other machine has."""
     ssh_port: int
     startup: str = ""
     """Shell script that the cloud runs inside at boot: RunPod's dockerArgs, decoded; Vast's onstart."""
@@ -24,11 +24,11 @@ class MachineSpec:
     private_ip: str = ""
     """Address at which the other machines of its cloud reach it; empty: `inner_ip` derives one."""
     imds: Mapping[str, str] | None = None
-    """AWS: what the instance metadata service says, by path; None where the cloud has none."""
+    """AWS: contents of the instance metadata service by path; None: the cloud has no such service."""
 
     @property
     def inner_ip(self) -> str:
-        """Return its address in the cloud's own network."""
+        """Return the machine's address in the cloud's own network."""
         return self.private_ip or f"10.{self.ip.partition('.')[2]}"
 
 
@@ -66,7 +66,7 @@ class Machines(Protocol):
 
 
 class PaperMachine:
-    """A machine that exists on paper: ready at once, with nothing in it."""
+    """Machine without processes, which is ready at once."""
 
     root: Path | None = None
 
@@ -83,7 +83,7 @@ class PaperMachine:
 
 
 class PaperMachines:
-    """Backend that boots nothing, for tests that need a cloud's API and no machine."""
+    """Backend of `PaperMachine`s, for tests that need a cloud's API and no real machine."""
 
     def __init__(self) -> None:
         self.booted: list[PaperMachine] = []

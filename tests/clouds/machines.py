@@ -1,6 +1,6 @@
-"""Real machines behind the emulated clouds: sshd in namespaces of its own over the baked root file system.
+"""Real machines behind the emulated clouds: sshd in its own namespaces over the baked root file system.
 
-`NamespaceMachines.open` proves first that a machine sees nothing of this host, and refuses to boot any otherwise.
+`NamespaceMachines.open` first proves that a machine cannot see this host, and boots no machine otherwise.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ EVERYWHERE = {
 WITH_DOCKER = {"/usr/bin/docker": "docker_shim.py"}
 TRAINER = "/srv/venv/lib/python3.11/site-packages/trainer"
 UBUNTU = 1000
-"""User id of `ubuntu`, who may install another trainer over this one, as into a virtual environment of its own."""
+"""User id of `ubuntu`, who may install another trainer into /srv/venv."""
 IMDS = ("169.254.169.254", 80)
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 BOOT_S = 120.0
@@ -291,7 +291,7 @@ class NamespaceMachines:
         self._proven = False
         self._lan: Lan | None = None
         self.no_lan = ""
-        """Why machines cannot reach each other; empty: they can."""
+        """Reason why machines cannot reach each other; empty: they can."""
         try:
             self._lan = Lan()
         except OSError as e:

@@ -1,4 +1,4 @@
-"""A launcher with its server, and agents, on paper: no SkyPilot and no machine, but every call that a cloud sees."""
+"""Stand-ins for launcher, launch server and agents that need no SkyPilot and no machine, but call the cloud's API."""
 
 import asyncio
 from collections import Counter
@@ -23,7 +23,7 @@ from trainer.contract import object_keys as keys
 from trainer.contract.documents import AttemptSpec, CheckpointRef, Desired, Final, Heartbeat, Manifest, Outcome
 
 POLL_S = 5.0
-"""Between two looks of the launch server at a machine that boots."""
+"""Seconds between two polls of a booting machine by the launch server."""
 QUEUE_S = 40.0
 """Seconds that SkyPilot works before its first call to the cloud; longer than a proof of absence takes."""
 BOOT_S = 30.0
@@ -36,7 +36,7 @@ KEY = "ssh-ed25519 AAAA server"
 
 
 class FarBlobs(ObstoreBlobs):
-    """A store in memory that rented machines are said to reach, by credentials of their own."""
+    """Memory store that claims to be reachable by rented machines, with credentials for each attempt."""
 
     local = False
     scopes = True
@@ -66,7 +66,7 @@ class SlowMachines(PaperMachines):
 
 
 class Agents:
-    """Agents on the machines: they write the documents of the trainer's contract as long as the machine runs."""
+    """Agents of the machines, which write the documents of the trainer's contract while their machine runs."""
 
     def __init__(self, blobs: FarBlobs) -> None:
         self._blobs = blobs
@@ -185,7 +185,7 @@ class Server:
         return await buy(name, purchase)
 
     async def _call(self, method: str, path: str, body: Any = None, *, point: str = "") -> Any:
-        """Call the cloud. `point`: passed after the cloud executed the call and before the answer is read."""
+        """Call the cloud. `point`: kill point after the cloud executed the call and before the answer is read."""
         self.life.check()
         with held():
             async with self._http.request(method, self._clouds.url + path, json=body) as answer:

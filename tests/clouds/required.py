@@ -6,7 +6,7 @@ from typing import NoReturn
 import pytest
 
 REQUIRED = "GPUBROKER_CLOUDS_REQUIRED"
-"""Set, as the gate does: such a test fails, instead of being passed over unseen."""
+"""Environment variable that the provider gate sets: such a test then fails instead of being skipped."""
 
 
 def cannot(why: Exception) -> NoReturn:

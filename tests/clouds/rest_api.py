@@ -15,7 +15,7 @@ from tests.clouds.state import CloudName, World
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """A call that the schema allows."""
+    """Call that conforms to the schema."""
 
     query: Mapping[str, Any] = field(default_factory=dict)
     body: Any = None
@@ -23,7 +23,7 @@ class Ask:
 
 
 class Refusal(Exception):
-    """The API answers with an error."""
+    """Raised to answer a call with an error."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ Act = Callable[[Ask], Awaitable[Any]]
 
 
 class JsonApi(ABC):
-    """A cloud's calls by name; the subclass has the behaviour."""
+    """Server of a cloud's calls by name; a subclass implements their behaviour."""
 
     def __init__(self, cloud: CloudName, world: World, faults: Faults) -> None:
         self.cloud: CloudName = cloud
@@ -93,7 +93,7 @@ class JsonApi(ABC):
 
 
 def _value(text: str) -> Any:
-    """Query values are JSON where they can be read so."""
+    """Return a query value parsed as JSON, or the text itself."""
     try:
         return json.loads(text)
     except ValueError:

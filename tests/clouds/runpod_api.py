@@ -1,4 +1,4 @@
-"""RunPod's GraphQL API: a real parser over the published fields, pods that go from CREATED to RUNNING to EXITED."""
+"""Emulator of RunPod's GraphQL API: a real parser over the published fields, and pods with RunPod's states."""
 
 import base64
 import re
@@ -40,7 +40,7 @@ class RunPodApi:
         self.world, self.faults = world, faults
         self.schema = build_schema(SDL.read_text(encoding="utf-8"))
         self._documents: dict[str, DocumentNode] = {}
-        """Queries that have been found right."""
+        """Valid queries, parsed, by text."""
         self.gpus = {gpu.id: gpu for gpu in GPUS}
         self.pools = runpod_market()
         self.pub_key = ""

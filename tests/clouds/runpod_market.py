@@ -21,7 +21,7 @@ class Pool:
     gpu: str
     country: str
     data_center: str | None
-    """None: community hosts, which are in no data centre."""
+    """Data centre; None: community hosts, which are in none."""
     price: float
     floor: float | None
     """Lowest accepted bid; None: no spot here."""

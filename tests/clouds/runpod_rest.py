@@ -1,4 +1,4 @@
-"""RunPod's REST API v2 over the same account as its GraphQL API, and the retirement of either API at a given time."""
+"""Emulator of RunPod's REST API v2 over the account of the GraphQL API, and of either API's retirement."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The emulated clouds by hand: `python -m tests.clouds.serve [--machines paper|real] [--port N] [--model FOLDER]`.
+"""Serves the emulated clouds: `python -m tests.clouds.serve [--machines paper|real] [--port N] [--model FOLDER]`.
 
 Prints the endpoints, the variables that send SDKs and the daemon there, and a configuration to begin with.
 """

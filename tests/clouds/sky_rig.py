@@ -1,4 +1,4 @@
-"""SkyPilot's own API server against the emulated clouds: launchers, purchases and tasks as the daemon makes them."""
+"""SkyPilot's own API server against the emulated clouds, with the daemon's launchers, purchases and tasks."""
 
 import os
 import shutil
@@ -38,7 +38,7 @@ PLAIN = MachineTask(setup=TASK.setup, run=TASK.run, env=TASK.env, secrets=TASK.s
 
 
 class NoRsync(RuntimeError):
-    """SkyPilot copies by rsync, and this machine has none."""
+    """Raised if this machine lacks rsync, which SkyPilot needs."""
 
 
 def rsync(folder: Path) -> str:

@@ -19,9 +19,7 @@ Kind = Literal["created", "running", "price", "evicted", "stopped", "resumed", "
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """A change of rates: after `at` the machine costs `usd_per_hour` for computing and `storage_usd_per_hour` for its
-    disk.
-    """
+    """Change of a machine's rates: from `at` on, `usd_per_hour` for computing and `storage_usd_per_hour` for the disk."""
 
     at: datetime
     cloud: CloudName
@@ -34,7 +32,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One call of an API, as it came in."""
+    """Received call of an API."""
 
     at: datetime
     cloud: CloudName
@@ -50,32 +48,32 @@ class Rented:
     cloud: CloudName
     name: str
     gpu: str
-    """The GPU that was sold, in the cloud's words."""
+    """Sold GPU in the cloud's terms."""
     gpus: int
     spot: bool
     usd_per_hour: Decimal
-    """While it computes, as its cloud shows it."""
+    """Price while the machine computes, as its cloud lists it."""
     disk_usd_per_hour: Decimal = Decimal(0)
     """Price of the disk while the machine computes, in addition to the listed price."""
     storage_usd_per_hour: Decimal = Decimal(0)
-    """While it exists, computing or not."""
+    """Price of storage while the machine exists, computing or not."""
     status: str
     """Status in the cloud's own terms."""
     created_at: datetime
     spec: MachineSpec
     machine: Machine | None = None
     gone_at: datetime | None = None
-    """When it was destroyed; it may be listed for a while longer."""
+    """Time of the destruction; listings may show the machine for a while longer."""
     request: Mapping[str, Any]
     """The whole create request, which tests search for secrets."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Further properties that the cloud reports of the machine."""
     turn: int = 0
-    """Counts stops, resumes and the end: a boot that finishes in another turn than it began comes too late."""
+    """Number of stops, resumes and ends. A boot that ends with another number than it began with is ignored."""
 
 
 class World:
-    """The account with all clouds; every change of state goes through here, so that the bill misses nothing."""
+    """Account with all clouds. Every change of state goes through this class, so that the bill is complete."""
 
     def __init__(
         self, machines: Machines, *, api_key: str = "test-key", now: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -93,7 +91,7 @@ class World:
         self.teardown_s: Counter[str] = Counter()
         """Seconds during which a destroyed machine is listed as being terminated, by cloud."""
         self.boots = asyncio.Event()
-        """Cleared: machines stay as the cloud creates them, and none comes up."""
+        """Event that boots wait for; while it is cleared, no machine comes up."""
         self.boots.set()
         self._changed = asyncio.Event()
         self._before_sale: dict[str, list[Callable[[], None]]] = {}

@@ -1,4 +1,4 @@
-"""Emulated AWS: what EC2's API says and what the machines behind it do are one."""
+"""Emulated AWS: EC2's API and the machines behind it agree."""
 
 import asyncio
 import json
@@ -203,7 +203,7 @@ async def test_instances_in_state_running_are_billed_before_their_machine_is_up(
 
 
 async def test_an_instance_in_creation_is_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """moto knows a spot instance for one once its disks are there."""
+    """moto marks an instance as spot only after it has created the disks."""
     being_made, answered, add_disk = threading.Event(), threading.Event(), Instance.add_block_device
 
     def slowly(*args: Any, **more: Any) -> None:

@@ -1,4 +1,4 @@
-"""Wrong keys, broken clouds and impossible wishes: one line names cloud, cause and fix, and the other clouds go on."""
+"""Wrong keys, broken clouds and impossible requests: one line names cloud, cause and fix; other clouds continue."""
 
 import asyncio
 import io

@@ -68,7 +68,7 @@ async def test_no_machine_boots_unproven(machine: NamespaceMachine) -> None:
 
 
 async def test_root_inside_has_no_rights_outside(machine: NamespaceMachine) -> None:
-    """Neither files that it makes nor processes that it starts belong to the host's root."""
+    """Neither files nor processes of root inside belong to the host's root."""
     assert machine.root is not None
     assert (await machine.run("sh", "-c", "echo x > /made-inside; chmod 4755 /made-inside"))[0] == 0
     assert (machine.root / "made-inside").stat().st_uid > 65536

@@ -1,4 +1,4 @@
-"""Broker, launch server or both are killed at twenty points of a launch: one machine, no orphan, an honest ledger.
+"""Kills of broker, launch server or both at twenty points of a launch leave one machine, no orphan and a true ledger.
 
 The controllers, the native halves of the clouds and their HTTP APIs are real; the server behind the launcher creates
 machines by the calls that SkyPilot makes.
@@ -78,7 +78,7 @@ PRECISION = Decimal("0.0001")
 AWAY_S = 12.0
 """Seconds from the death of a broker to the start of the next one."""
 SOON_S = 12.0
-"""Looks at an attempt."""
+"""Seconds between two polls of an attempt."""
 
 
 class WatchedStore(Mortal):
@@ -131,7 +131,7 @@ def _written(change: Change) -> str | None:
 
 
 class Story:
-    """One job at one cloud, with one killing."""
+    """One job at one cloud, with one kill."""
 
     def __init__(self, clouds: Clouds, cloud: str, point: str, killed: str, home: Path) -> None:
         self.clouds, self._cloud, self._killed, self._home = clouds, cloud, killed, home
@@ -241,7 +241,7 @@ def test_a_kill_while_listings_are_empty_leaves_no_orphan(cloud: str, killed: st
 
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_a_create_whose_reply_is_lost(cloud: str, tmp_path: Path) -> None:
-    """The server gives up, or asks again and gets the answer "sold"; in both cases its machine is given back."""
+    """The server gives up, or repeats the create and is refused as sold out. Its machine is given back either way."""
     run_in_virtual_time(_reply_lost(cloud, tmp_path))
 
 

@@ -1,4 +1,4 @@
-"""The parts of `python -m tests.live --max-usd` that guard money, against the emulators."""
+"""Spending guards of `python -m tests.live --max-usd`, against the emulators."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace

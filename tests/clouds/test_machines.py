@@ -1,4 +1,4 @@
-"""Machines as a cloud's customer meets them: ssh, their disk, what they reach, and their sudden end."""
+"""Machines as customers of a cloud use them: ssh, disk, network and sudden end."""
 
 import asyncio
 import os
@@ -202,7 +202,6 @@ async def docked(fleet: Fleet) -> NamespaceMachine:
 
 
 async def test_docker_runs_the_command_as_the_user_with_only_the_given_env(fleet: Fleet) -> None:
-    """Docker runs the command as the user with the given environment only."""
     machine = await docked(fleet)
     program = "import os, trainer.contract; print(os.getuid(), os.getpid(), os.getcwd(), sorted(os.environ)); " \
               "print(os.environ['A'], os.listdir('/home'), open('left', 'w').write('x'))"  # fmt: skip

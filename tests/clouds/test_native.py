@@ -1,4 +1,4 @@
-"""RunPod's and Vast's native halves against the emulators: quoted, bought, read back, taken away, destroyed, billed."""
+"""Native halves of RunPod and Vast against the emulators, from the quote to the bill."""
 
 import asyncio
 import json

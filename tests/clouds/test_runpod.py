@@ -1,4 +1,4 @@
-"""RunPod's emulator, by its own SDK and by SkyPilot's own words."""
+"""RunPod's emulator, called by RunPod's SDK and with SkyPilot's queries."""
 
 import asyncio
 import base64

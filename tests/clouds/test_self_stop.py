@@ -1,4 +1,4 @@
-"""A machine ends itself by the key that its cloud laid into it, and can end no other one."""
+"""A machine ends itself with the key that its cloud gave it, and can end no other machine."""
 
 import socket
 from collections.abc import AsyncIterator

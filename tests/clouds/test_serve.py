@@ -1,4 +1,4 @@
-"""The emulators by hand, as a process."""
+"""The command that serves the emulators."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""A key that was exchanged is what SkyPilot's next request calls with, in a worker that has used the old one."""
+"""SkyPilot's next request uses an exchanged key, even in a worker that has used the old one."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""SkyPilot's calls to each cloud for the daemon: refusals, bids, keys, and launches that are cut short.
+"""SkyPilot's calls to each cloud for the daemon: refusals, bids, keys, and interrupted launches.
 
 No machine comes up here; see `test_sky_machines.py`.
 """
@@ -222,7 +222,6 @@ async def test_vast_sells_the_very_ask_for_the_bid_and_gets_no_key(sky: SkyLaunc
 async def test_launch_past_its_deadline_is_cancelled_and_left_to_the_sweep(
     sky: SkyLauncher, clouds: Clouds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A launch past its deadline is cancelled and its machine left to the sweep."""
     config, limit_s, names = sky._config, 12, iter("hqr")
     clouds.control.hold_boots()
     while True:  # a busy machine needs longer until one is created
@@ -249,7 +248,7 @@ async def test_a_launch_continues_without_its_caller_until_it_is_cancelled(sky: 
 
 
 async def test_a_launch_to_whose_machine_no_way_leads_is_cancelled_at_once(sky: SkyLauncher, clouds: Clouds) -> None:
-    """Machines on paper have no SSH: theirs would be waited for."""
+    """Paper machines have no SSH server, for which SkyPilot would wait."""
     mine = name("p")
     launch = asyncio.create_task(sky.launch(mine, of_runpod(), TASK))
     await until(partial(created, clouds, mine, launch))

@@ -98,7 +98,7 @@ async def test_a_launch_runs_the_task_and_brings_no_key(
 async def test_a_machine_with_another_host_key_is_not_spoken_to(
     sky_clouds: tuple[Clouds, Aws, SkyLauncher],
 ) -> None:
-    """The first contact pins the key: what answers with another one gets no command and is reported."""
+    """The first contact pins the host key. A machine with another key gets no command and is reported."""
     clouds, _, sky = sky_clouds
     mine = name("k")
     await sky.launch(mine, of_lambda(), PLAIN)

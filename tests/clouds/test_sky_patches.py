@@ -39,7 +39,7 @@ async def aws() -> AsyncIterator[tuple[Front, str]]:
 
 
 async def bootstrapped(home: Path, url: str, *clusters: str) -> list[str]:
-    """Return the placement groups that the machines of those clusters would be asked for in, in order."""
+    """Return the placement groups in which the clusters' machines would be requested, in order."""
     env = {
         "HOME": str(home), "PATH": os.environ["PATH"],
         "AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "emulated", "AWS_SECRET_ACCESS_KEY": "emulated",
@@ -54,7 +54,6 @@ async def bootstrapped(home: Path, url: str, *clusters: str) -> list[str]:
 
 
 async def test_launch_keeps_the_empty_placement_group_of_another_launch(aws: tuple[Front, str], tmp_path: Path) -> None:
-    """A launch leaves the placement group of another that is still empty."""
     made, url = aws
     one, two, again = await bootstrapped(tmp_path, url, ONE, TWO, TWO)
     assert one.startswith(ONE)

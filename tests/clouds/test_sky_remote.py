@@ -1,4 +1,4 @@
-"""A team's SkyPilot server: another home, credentials and catalogs of its own, reached by its address alone."""
+"""A team's SkyPilot server with its own home, credentials and catalogs, of which the daemon has only the address."""
 
 import asyncio
 import os
@@ -36,7 +36,7 @@ CATALOG = """InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price
 
 
 class Team:
-    """The server's home, and how it is reached."""
+    """Server of a team, with its home and address."""
 
     def __init__(self, home: Path, clouds: Clouds, *, plugin: bool) -> None:
         catalogs, plugins = home / ".sky/catalogs/v8", home / "plugins.yaml"

@@ -75,7 +75,7 @@ async def test_a_spot_pod(clouds: Clouds, home: Path) -> None:
 
 
 async def test_vasts_first_of_the_offers_asked_for(clouds: Clouds, home: Path) -> None:
-    """Vast's own SDK lost every filter of this search; ours keeps them."""
+    """Vast's own SDK drops every filter of this search; our client keeps them."""
     said = await skypilot(clouds, home, "vast", VAST)
     [machine] = clouds.world.named("gb-x")
     assert (said["id"], said["host"], said["port"]) == (machine.id, machine.spec.ip, machine.spec.ssh_port)

@@ -1,4 +1,4 @@
-"""The clouds' APIs and real machines: what is created answers by ssh, and what is taken away is dead."""
+"""The clouds' APIs and real machines: a created machine answers by ssh, and a preempted one is dead."""
 
 import asyncio
 import base64

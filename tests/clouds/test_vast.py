@@ -1,4 +1,4 @@
-"""Vast's emulator and our client of Vast for SkyPilot, by each other."""
+"""Vast's emulator, tested with our Vast client for SkyPilot, and the client with the emulator."""
 
 import asyncio
 from collections.abc import Callable
@@ -103,7 +103,7 @@ async def test_a_search_filters_orders_and_is_capped(sdk: VastAI, clouds: Clouds
 
 
 async def test_skypilots_search_finds_what_it_asks_for(sdk: VastAI, clouds: Clouds) -> None:
-    """Vast's own SDK reads it up to the first quotation mark, so that nothing filters."""
+    """Vast's own SDK reads the query only up to the first quotation mark, so that no filter applies."""
     found = await call(sdk.search_offers, query=SKYPILOTS)
     assert found
     assert {(row["gpu_name"], row["num_gpus"]) for row in found} == {("L40S", 1)}

@@ -1,4 +1,4 @@
-"""Vast's API: loading, running, stopped when outbid; ours, and its disk billed, until it is destroyed."""
+"""Emulator of Vast's API: an outbid instance stops, stays ours, and pays for its disk until it is destroyed."""
 
 from collections.abc import Sequence
 from datetime import timedelta

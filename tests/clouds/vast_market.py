@@ -32,7 +32,7 @@ COUNTRIES = (
 
 @dataclass(kw_only=True)
 class VastOffer:
-    """One machine for rent. Money in dollars an hour for the machine, sizes as the API has them."""
+    """Machine for rent. Prices are dollars an hour for the whole machine; sizes have the API's units."""
 
     id: int
     gpu: str
@@ -53,7 +53,7 @@ class VastOffer:
     nvlink: float = 0.0
     rented: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
-    """Fields said otherwise than they are, for rows that cannot be true."""
+    """Fields that override the true ones, for rows that cannot be true."""
 
     def shown(self, *, bid: bool, allocated_gb: float) -> dict[str, Any]:
         """Return the row of an answer, priced with so much disk."""
@@ -111,7 +111,7 @@ def vast_market() -> list[VastOffer]:
 
 
 def impossible_rows() -> list[VastOffer]:
-    """Return rows as markets do show them now and then, and that cannot be true."""
+    """Return rows that cannot be true, as real markets sometimes list them."""
     return [
         _row(79010, "RTX 4090", dph_base=0.0, min_bid=0.0),
         _row(79020, "L40S", min_bid=0.90),

@@ -1,4 +1,4 @@
-"""Waiting for what happens in other processes, and so can only be looked at."""
+"""Polling for events of other processes."""
 
 import asyncio
 from collections.abc import Callable

@@ -37,7 +37,7 @@ class _Warp(selectors.DefaultSelector):
 
 
 class WarpLoop(asyncio.SelectorEventLoop):
-    """An event loop in whose time nothing but waiting takes any."""
+    """Event loop with simulated time, in which only waiting takes time."""
 
     def __init__(self) -> None:
         self._warp = _Warp()
@@ -91,7 +91,7 @@ class Life:
 
 
 class Mortal:
-    """A port as one process has it: once that is dead, calls do nothing and answers are never read."""
+    """Port of one process. After the process's death, calls do nothing and answers are never read."""
 
     def __init__(self, port: Any, life: Life) -> None:
         self._port, self._life = port, life
@@ -126,7 +126,7 @@ class MortalCloud(Mortal):
 
 
 class Point:
-    """The point of the story at which a process is killed, once."""
+    """Point at which a process is killed, once."""
 
     def __init__(self, name: str, kill: Callable[[], None]) -> None:
         self._name, self._kill = name, kill

@@ -267,7 +267,7 @@ async def test_another_team_raises_no_cap(store: Store) -> None:
     assert (entry.actor, entry.usd) == ("ann", 10)
 
 
-async def test_ledger_and_budgets_use_the_trusted_time_instead_of_the_databases_clock(store: Store) -> None:
+async def test_ledger_and_budgets_use_trusted_time_not_the_databases_clock(store: Store) -> None:
     """A clock that is set a day ahead books nothing on the wrong day and opens no new day's budget."""
     await store.put_policy(policy(budgets=[{"limit_usd": "20", "per": "day"}]))
     _, job = await running(store)

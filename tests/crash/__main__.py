@@ -1,4 +1,4 @@
-"""Kills real daemons, their database and their connections, and counts what is lost.
+"""Kills real daemons, their database and their connections, and counts the violations.
 
     .venv/bin/python -m tests.crash --ci                            # what every change has to pass
     .venv/bin/python -m tests.crash --points all --random 100
@@ -17,17 +17,17 @@ from tests.crash.plan import Plan, carry_out
 from tests.crash.scenes import commit
 
 SAMPLE = 8
-"""One point of so many is in a sample."""
+"""A sample holds one point in this number."""
 POINTS = {"none": None, "sample": SAMPLE, "all": 1}
 LIVES = 6
-"""The same in `--ci`, of the lives that are not plain."""
+"""The same for all lives but the plain one with `--ci`."""
 CI = {
     "points": "all", "lives": LIVES, "random": 30, "postgres": 5, "fights": 10, "cuts": 5, "checkpoints": 20,
     "homes": 14, "migrations": 2, "terms": 4, "freezes": 4, "disks": 4, "births": 3, "lanes": 3,
 }  # fmt: skip
-"""Counts for the check of every change; its commit is the seed."""
+"""Counts for the check of every change. The commit is the seed."""
 CI_SAMPLE = {"points": 2, "lives": 2 * LIVES}
-"""Every second point instead of all: with `--ci --sample`, as `.ci/run` does."""
+"""Counts with `--ci --sample`, which `.ci/run` uses: every second point instead of all."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

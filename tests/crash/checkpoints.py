@@ -1,4 +1,4 @@
-"""Machines that are killed while they save, restore or prune; the next one must find exactly what was committed."""
+"""Kills machines while they save, restore or prune. The next machine must find exactly the committed checkpoints."""
 
 import asyncio
 import fcntl
@@ -36,11 +36,11 @@ RANDOM_SAVES = 1_000
 PASSAGES = 3
 """Number of passages of each step that are points."""
 RANDOM_S = 0.3
-"""Within which a life is ended that is ended at some time; about ten saves in a folder, two in an S3."""
+"""Longest time until a random kill: about ten saves in a folder, two in an S3."""
 ROUND = 10
 """Kills of one job."""
 LIFE_S = 300.0
-"""Far more than one takes."""
+"""Timeout of a life, far above its duration."""
 LOOK_S = 0.002
 
 
@@ -51,7 +51,7 @@ class Kill:
     point: Point | None = None
     after_s: float = 0.0
     worker_only: bool = False
-    """True: the worker dies, and its agent saves what is complete. False: both die, as with a machine."""
+    """True: the worker dies, and its agent uploads the complete snapshots. False: both die, as with a machine."""
 
     def __str__(self) -> str:
         who = "the worker" if self.worker_only else "the machine"
@@ -64,13 +64,13 @@ class CrashCounts:
 
     kills: int = 0
     torn_loads: int = 0
-    """Restored states that were not, bit for bit, those of their step."""
+    """Restored states that differ from the state of their step."""
     torn_commits: int = 0
     """Committed checkpoints that a restore could not use."""
     without_a_good_one: int = 0
-    """Restores that found no checkpoint as new as the last one that was committed and reported."""
+    """Restores that found only checkpoints older than the last reported commit."""
     missed: list[str] = field(default_factory=list)
-    """Points that did not come by."""
+    """Points that no life reached."""
     broken: list[str] = field(default_factory=list)
 
 
@@ -96,7 +96,7 @@ async def bench() -> AsyncIterator[Bench]:
 
 
 class Saved:
-    """One job's checkpoints in a store of its own, and the machines that train it, one after the other."""
+    """Checkpoints of one job in its own store, and the job's successive machines."""
 
     def __init__(self, bench: Bench, store: StoreKind, found: CrashCounts) -> None:
         bench.jobs += 1
@@ -243,8 +243,11 @@ async def _free(lock: Path) -> None:
 
 
 async def enumerate_points(bench: Bench, store: StoreKind) -> list[Kill]:
-    """Every step of two lives, of which the second restores, before and after. In an S3 these are the requests that it
-    sees; in a folder those of the trainer's own functions, for the machine and for the worker alone."""
+    """Return the points before and after every step of two lives, of which the second one restores.
+
+    In an S3 the steps are its requests. In a folder they are calls of the trainer's functions, each once with a kill of
+    the machine and once with a kill of the worker alone.
+    """
     found = CrashCounts()
     saved = Saved(bench, store, found)
     reports = [one for _ in range(2) for one in await saved.life(None)]
@@ -257,8 +260,10 @@ async def enumerate_points(bench: Bench, store: StoreKind) -> list[Kill]:
 
 
 async def killed_at(bench: Bench, store: StoreKind, kills: Sequence[Kill], seed: int, found: CrashCounts) -> None:
-    """One job that outlives all of them. Each machine restores what the last one left; every third is the same attempt
-    again. Kills at any time are those of machines in a hurry."""
+    """Run one job through all kills. Each machine restores the previous one's checkpoint.
+
+    Every third machine belongs to the previous attempt. Machines that are killed at a random time save without pauses.
+    """
     draw = random.Random(f"checkpoints/{seed}")
     saved = Saved(bench, store, found)
     await saved.life(None)
@@ -269,7 +274,7 @@ async def killed_at(bench: Bench, store: StoreKind, kills: Sequence[Kill], seed:
 
 
 def drawn(points: Sequence[Kill], count: int, seed: int) -> list[Kill]:
-    """Draw kills that alternate between a point and a random time. Every point comes once before any comes twice."""
+    """Draw kills that alternate between a point and a random time. Each point is drawn once before any is repeated."""
     draw = random.Random(f"kills/{seed}")
     order: list[Kill] = []
     while 2 * len(order) < count:
@@ -279,7 +284,7 @@ def drawn(points: Sequence[Kill], count: int, seed: int) -> list[Kill]:
 
 
 async def carry_out(count: int, seed: int, say: Callable[[str], None]) -> CrashCounts:
-    """Carry out `count` kills, alternately in either store."""
+    """Carry out `count` kills, alternately in a folder and in an S3."""
     found = CrashCounts()
     async with bench() as shared:
         points = {store: await enumerate_points(shared, store) for store in STORES}

@@ -1,4 +1,4 @@
-"""A real daemon in a process of its own, with a simulated market over real processes, to be killed."""
+"""Real daemon in its own process, with a simulated market whose machines are processes; tests kill it."""
 
 import asyncio
 import io
@@ -112,8 +112,10 @@ class Daemon:
 
 
 def counting(to: int) -> tuple[bytes, dict[str, Any]]:
-    """Return (code archive, spec without `code`) of a program that counts and resumes from its checkpoint. With `to` 0
-    it counts until it is ended, and ends at once after a resume."""
+    """Return (code archive, spec without `code`) of a program that counts and resumes from its checkpoint.
+
+    With `to` 0 the program counts until it is ended, and ends at once after a resume.
+    """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         entry = tarfile.TarInfo("count.py")

@@ -1,7 +1,7 @@
 """One installation of real daemons: a database, daemons that are restarted whenever they end, and jobs.
 
-For tests of what is left after SIGKILL, SIGTERM, SIGSTOP, broken connections and full disks. A test of decisions that
-needs no process uses `tests.support.rig`, which is a hundred times faster.
+Used by tests of SIGKILL, SIGTERM, SIGSTOP, broken connections and full disks. Tests of decisions that need no process
+use `tests.support.rig`, which is a hundred times faster.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from tests.crash.supervised_daemon import LOOK_S, SETTLE_S, SupervisedDaemon
 from tests.crash.waits import Within
 
 CLOCK_S = 0.25
-"""Allowed error of a broker's reading of the database's clock, in seconds."""
+"""Seconds by which a broker's reading of the database's clock may be wrong."""
 SWEEP_S = 300.0
 """Seconds within which a machine without an owner must be gone."""
 LASTED = """
@@ -45,7 +45,7 @@ class Verdict:
 
     lost_jobs: list[str] = field(default_factory=list)
     double_jobs: list[str] = field(default_factory=list)
-    """Jobs of a submission that was sent again because the first one was not answered."""
+    """Second jobs of a submission that was repeated because its first reply was lost."""
     double_live: list[str] = field(default_factory=list)
     orphans: list[str] = field(default_factory=list)
     underbilled: list[str] = field(default_factory=list)
@@ -138,7 +138,7 @@ class DaemonRig:
                 await asyncio.sleep(LOOK_S)
 
     async def rests(self, job: str) -> bool:
-        """Return True if all jobs are terminal; False also while the database does not answer."""
+        """Return True if the job is terminal; False also while the database does not answer."""
         try:
             found = await self.ask(f"SELECT 1 FROM jobs WHERE id = '{job}' AND state IN {RESTING}")
         except NO_ANSWER:
@@ -146,7 +146,7 @@ class DaemonRig:
         return bool(found)
 
     async def settle(self) -> Verdict:
-        """Wait until every job is terminal, and check what is left."""
+        """Wait until every job is terminal, then audit the installation."""
         verdict = Verdict()
         if self._new:
             await self.daemon.serves()
@@ -185,7 +185,7 @@ class DaemonRig:
         return dict(await self.ask(summed))
 
     async def audited(self, verdict: Verdict | None = None) -> Verdict:
-        """Return the cloud's own log against the ledger."""
+        """Compare the cloud's own log with the ledger."""
         verdict = verdict or Verdict()
         machines = self.services.cloud.of(self.installation)
         job_of = dict(await self.ask("SELECT id, job_id FROM attempts"))

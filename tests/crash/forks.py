@@ -1,7 +1,7 @@
-"""A process that has imported the modules that others need, and forks one at each order: their starts take no imports.
+"""Process that has imported all modules and forks a child for each order, so that a child's start takes no imports.
 
-It reads one order per line, as JSON, forks a process that carries it out, and answers with its number. It reaps its
-children, and ends all of them when its orders end.
+It reads one order per line, as JSON, forks a child that carries out the order, and answers with the child's PID. It
+reaps its children, and kills all of them at the end of its input.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
-"""The gate that every effect of a daemon passes on its way out, where the test decides about each passage.
+"""Gate between a daemon and its database, cloud and blob store, at which a test can kill, hold or break each call.
 
-A passage is named by its visible effect (`commit:apply(planned)`, `cloud:create`, `blob:put spec.json`). Its number
-counts the passages of that name since the first start of the daemon: `cloud:create#1`. In a life with a part of its
-own, the part prefixes the name: `preempted/cloud:create#1`.
+A passage is one call through the gate, named by its effect (`commit:apply(planned)`, `cloud:create`,
+`blob:put spec.json`). Its number counts the passages of that name since the daemon's first start: `cloud:create#1`. A
+life with its own part adds the part as a prefix: `preempted/cloud:create#1`.
 """
 
 import random
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Moment = Literal["before", "after"]
-"""`before` it is forwarded; `after` it was answered, before the answer is handed on."""
+"""`before` the call is forwarded, or `after` its answer came and before the answer is forwarded."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -38,26 +38,26 @@ def bare(name: str) -> str:
 
 @dataclass(kw_only=True)
 class Gate:
-    """The gate of one daemon. A refused passage is broken off: its connection ends without an answer."""
+    """Gate of one daemon. The connection of a refused passage is closed without an answer."""
 
     end: Callable[[], None] = lambda: None
-    """Ends the daemon: nothing of it runs when this returns."""
+    """Kills the daemon. No process of the daemon runs when the call returns."""
     kill_at: Point | None = None
     """Point at which the daemon is ended, once."""
     hold_at: Point | None = None
     """Point at which a passage waits for `hold`, once, and then continues."""
     hold: Callable[[], Awaitable[bool | None]] = _nothing
-    """False: what waited is broken off."""
+    """Coroutine function that `hold_at` awaits; if it returns False, the passage is refused."""
     held: int = 0
     part: str = ""
     """Name of the life's current part; empty: a part without a name."""
     opens: dict[str, str] = field(default_factory=dict)
-    """Parts, by the passage that each begins with."""
+    """Name of each part by the passage that begins it."""
     cuts: float = 0.0
-    """Share of the passages that are broken off, while the daemon goes on."""
+    """Share of the passages that are refused at random, without a kill."""
     draw: random.Random = field(default_factory=random.Random)
     passages: list[Point] = field(default_factory=list)
-    """Every passage in its order, by its moment before."""
+    """Every passage in order, each as its point `before`."""
     killed: int = 0
     cut: int = 0
     _numbers: Counter[str] = field(default_factory=Counter)
@@ -78,7 +78,7 @@ class Gate:
         return self._numbers[name]
 
     def status_message(self) -> str:
-        """Return a message on the orders' outcome and the last passages."""
+        """Return a message with the state of the kill and hold orders, and with the last passages."""
         waits = " ".join(f"({point})" for point in (self.kill_at, self.hold_at) if point is not None)
         passed = ", ".join(f"{point.name}#{point.number}" for point in self.passages[-3:])
         done = f"{self.killed} killed, {self.held} held, {self.cut} cut"
@@ -94,7 +94,7 @@ class Gate:
         return self.passes(name, number, moment)
 
     def passes(self, name: str, number: int, moment: Moment) -> bool:
-        """Return False if the passage must be broken off."""
+        """Return False if the passage is refused."""
         if self.kill_at == Point(name=name, number=number, moment=moment):
             self.kill_at = None
             self.killed += 1

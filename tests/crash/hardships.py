@@ -1,4 +1,4 @@
-"""Other ends than a kill at a passage: at a file of the home, in a migration, politely, frozen, on a full disk."""
+"""Interruptions other than kills at a passage: kills at a file or in a migration, SIGTERM, a freeze, a full disk."""
 
 import asyncio
 import random
@@ -35,7 +35,7 @@ async def home_effects(services: SharedServices) -> list[str]:
 
 
 async def killed_at_file(services: SharedServices, effect: int, totals: Totals) -> None:
-    """Run one life in a new home that is killed just before that effect of its first start."""
+    """Run one life in a new home, and kill its first start just before the effect with this number."""
     async with DaemonRig(services, new=True) as rig:
         rig.daemon.orders["die_at"] = effect
         rig.daemon.start()
@@ -58,7 +58,7 @@ async def migrations(services: SharedServices) -> list[Point]:
 
 
 async def killed_in_migration(services: SharedServices, point: Point, totals: Totals) -> None:
-    """Kill during a migration. The next start continues, and still treats the database as new: it only reports."""
+    """Kill the daemon during a migration. The next start still treats the database as new, and destroys no orphan."""
     async with DaemonRig(services, template=None) as rig:
         rig.daemon.gate.kill_at = point
         rig.daemon.start()
@@ -72,7 +72,7 @@ async def killed_in_migration(services: SharedServices, point: Point, totals: To
 
 
 async def ended_at(services: SharedServices, point: Point, totals: Totals) -> None:
-    """Send SIGTERM during that passage, which is neither interrupted nor awaited."""
+    """Send SIGTERM during a passage, which then continues."""
     async with DaemonRig(services) as rig:
         gate, daemon = rig.daemon.gate, rig.daemon
 
@@ -87,8 +87,10 @@ async def ended_at(services: SharedServices, point: Point, totals: Totals) -> No
 
 
 async def born_late(services: SharedServices, again: Moment | None, totals: Totals) -> None:
-    """Killed while its create is on the way, which arrives only when the job rests: a machine of an attempt that has
-    ended, and its money settled. `again`: killed once more, when that machine is destroyed."""
+    """Kill the daemon during a create that reaches the cloud only after the job has ended and its ledger is closed.
+
+    `again`: moment of a second kill, at the destroy of the late machine; None: no second kill.
+    """
     async with DaemonRig(services) as rig:
         gate, daemon, come, settled = rig.daemon.gate, rig.daemon, asyncio.Event(), dict[str, Decimal]()
 
@@ -121,8 +123,10 @@ async def born_late(services: SharedServices, again: Moment | None, totals: Tota
 
 
 async def frozen_at(services: SharedServices, point: Point, totals: Totals) -> None:
-    """Two brokers; whichever comes to that point first is frozen there until its leases are the other's. What it had
-    sent arrives only then, and it goes on as if nothing had been."""
+    """Freeze the first of two brokers that reaches the point, until the other broker holds its leases.
+
+    The frozen broker's call arrives only then, and the broker continues.
+    """
     async with DaemonRig(services, daemons=2) as rig:
         for daemon in rig.daemons:
             daemon.gate.hold_at = point

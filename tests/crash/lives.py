@@ -1,7 +1,7 @@
-"""The lives that a daemon is killed in: one that nothing disturbs, and those in which people or the cloud do something.
+"""Lives in which a daemon is killed: an undisturbed plain life, and lives in which users or the cloud act.
 
-Each is carried out over the HTTP API, as people do it, and by what the cloud does. From the moment at which it leaves
-the plain one its passages are named by it (`RateLimitedProvider.part`): `preempted/commit:apply(launching)#1`.
+Users act over the HTTP API. From the moment at which a life differs from the plain one, its name prefixes its passages:
+`preempted/commit:apply(launching)#1`.
 """
 
 import asyncio
@@ -21,24 +21,24 @@ CREATE = "cloud:create"
 SUBMIT = "commit:submit+write_audit+write_events"
 RAISE = "commit:raise_cap+write_audit+write_events"
 LOW_USD, HIGH_USD = "0.012", Decimal(5)
-"""The first one lasts for the 9.15 s of a drain and all that follows it (`billing.drain_lead_s`), and some more."""
+"""Caps. `LOW_USD` pays for a drain and what follows it, 9.15 s (`billing.drain_lead_s`), and little more."""
 SOON = AgentKind(config=ENDLESS.model_copy(update={"run_s": AGENT.run_s}))
-"""Goes on from where an endless one came to, and is through."""
+"""Agent that resumes from an endless agent's checkpoint and completes."""
 GOES_ON = "commit:apply(booting)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Life:
     act: Callable[[DaemonRig], Awaitable[None]]
-    """Up to where nothing is left to be done but to wait for the jobs to rest."""
+    """Actions of users and the cloud, after which the life only waits until all jobs are terminal."""
     attempts: tuple[str, ...] = ("completed",)
     """Reasons for which the attempts end in an undisturbed life, in order."""
     passes: tuple[str, ...] = ()
-    """Passages for which the life exists: it comes by all of these, in its own part."""
+    """Passages that the life exists to reach, in its own part."""
     until: str = ""
-    """The passage after which it is like the plain one again."""
+    """Passage after which the life equals the plain one again; empty: none."""
     leaves: str = ""
-    """Asked for at its end, wherever it was killed, this has a row."""
+    """Query that returns a row at the life's end, wherever the daemon was killed; empty: no query."""
 
 
 async def _plain(rig: DaemonRig) -> None:
@@ -187,12 +187,12 @@ async def _raise(rig: DaemonRig, job: str) -> None:
 
 
 def life_of(point: Point) -> str:
-    """Return its name."""
+    """Return the name of the point's life."""
     return point.name.rpartition("/")[0]
 
 
 async def deviations(rig: DaemonRig, name: str) -> list[str]:
-    """Return messages on the passages and ends that an undisturbed life should have had and did not."""
+    """Return messages about passages and attempt ends that a life without a kill lacked."""
     life, passed = LIVES[name], {bare(one.name) for one in rig.daemon.gate.passages if life_of(one) == name}
     rows = await rig.ask("SELECT a.reason FROM attempts a JOIN jobs j ON j.id = a.job_id ORDER BY j.created_at, number")
     ended = tuple(reason for (reason,) in rows)

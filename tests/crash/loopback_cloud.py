@@ -1,7 +1,8 @@
-"""A cloud behind HTTP on loopback with a log and a bill of its own, and the provider by which a daemon uses it.
+"""Cloud behind HTTP on loopback with its own log and bill, and the provider through which a daemon uses it.
 
-It runs outside the daemons because it must outlive them; `tests.support.rig.simulated_cloud` is the one in process.
-A name that is bought twice is two machines, listings are late both ways, and show all machines of the account.
+The cloud runs outside the daemons because it must outlive them; `tests.support.rig.simulated_cloud` runs in process. A
+name that is bought twice is two machines. Listings miss new machines and show destroyed ones for up to `LAG_S`, and
+show all machines of the account.
 """
 
 import contextlib
@@ -41,7 +42,7 @@ LAG_S = 0.5
 CALL_S = 5.0
 AGENT = VirtualConfig(run_s=0.4, steps=10, boot_s=0.05, beat_s=0.1, tick_s=0.02)
 ENDLESS = AGENT.model_copy(update={"run_s": 1000.0, "steps": 100_000})
-"""Trains for longer than any test waits, at a hundred steps a second."""
+"""Agent that trains for longer than any test waits, at a hundred steps a second."""
 
 # --------------------------------------------------------------------------------------------------------------- truth
 
@@ -127,7 +128,7 @@ class SoldMachine:
         return now < self.ended
 
     def usd(self, now: float) -> Decimal:
-        """Return the charge of the cloud: whole seconds from the create to the end."""
+        """Return the cloud's charge for the whole seconds from the create to the end."""
         return usd_for(min(now, self.ended) - self.born)
 
 

@@ -1,7 +1,6 @@
 """Forks daemons; an order is `{"home": …, "cloud": …}`, and for some `full`, `die_at` or a second cloud, `busy`.
 
-The daemon is the product's own; only where its machines come from and how long rows are leased are
-given to it here.
+The daemon is the product's own, with the test's clouds and a shorter lease of rows.
 """
 
 import asyncio
@@ -49,8 +48,10 @@ def serve(order: dict[str, Any]) -> None:
 
 
 def _furnish(clouds: dict[str, str]) -> None:
-    """The clouds by their addresses, leases that the dead hold for a moment only, and early looks at what was launched.
-    Several clouds have gates, as rented ones have."""
+    """Replace the providers by the clouds at these addresses, and shorten leases and the polls of launches.
+
+    With several clouds each has a rate limiter, as rented clouds have.
+    """
     intervals_of = broker.daemon.app.intervals_of
 
     def build(*_: Any, installation: Installation, state: Path, **__: Any) -> dict[str, LoopbackProvider]:
@@ -95,7 +96,7 @@ class Watch:
 
 
 EFFECTS = {"open": 0, "os.rename": 1, "os.link": 1, "os.remove": 0, "os.mkdir": 0, "os.chmod": 0, "os.truncate": 0}
-"""Python's audit events, and which argument is the file."""
+"""Audit events of Python, and the index of the argument that is the file."""
 
 
 def watched(home: Path) -> Path:

@@ -1,4 +1,4 @@
-"""A run: how many of which scene, in lanes side by side, and what they have come to."""
+"""Plan of a run: the number of each scene. The scenes run in parallel lanes, and their counts are added up."""
 
 import asyncio
 import random
@@ -27,16 +27,19 @@ from tests.crash.services import SharedServices, open_services
 from tests.crash.waits import during
 
 AGAIN: Sequence[Moment | None] = (None, "before", "after")
-"""When the daemon is killed as well, at the destruction of a machine that came late."""
+"""Moments of a second kill at the destroy of a late machine; None: no second kill."""
 
 BUSY_INSTALLATIONS = 2
-"""Installations with several jobs, some with two daemons, that two cores run at a time."""
+"""Number of installations with several jobs, some with two daemons, that run at a time on two cores."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Number of kills of each kind. `points` are those of the plain life, `lives` those of the other lives. None means
-    none, 1 all, and n every n-th, offset by the commit."""
+    """Number of kills of each kind.
+
+    `points` selects points of the plain life, and `lives` those of the other lives: None selects none, 1 all, and n
+    every n-th, with an offset that depends on the commit.
+    """
 
     points: int | None = None
     lives: int | None = None
@@ -53,9 +56,9 @@ class Plan:
     births: int = 0
     seed: int = 0
     lanes: int = 2
-    """Installations at a time, where they do not share what is killed."""
+    """Number of installations that run at a time, if no kill affects several."""
     preempts: float = 0.1
-    """Share of the machines that the cloud takes away while kills come at random."""
+    """Share of the machines that the cloud preempts during random kills."""
 
 
 async def carry_out(plan: Plan, say: Say = lambda line: None) -> Totals:
@@ -90,7 +93,7 @@ async def carry_out(plan: Plan, say: Say = lambda line: None) -> Totals:
 
 
 async def _at_points(plan: Plan, services: SharedServices, totals: Totals, say: Say) -> None:
-    """Run the scenes that happen at a known place, each in an installation of its own."""
+    """Run the scenes at known points, each in its own installation."""
     found = await enumerate_points(services)
     chosen = _some(found, plan.points, plan)
     if plan.points:
@@ -152,7 +155,7 @@ async def _in_lanes(
     plan: Plan, items: Sequence[Any], act: Callable[[Any], Awaitable[None]], totals: Totals, say: Say, *,
     lanes: int | None = None, name: str = "",
 ) -> None:  # fmt: skip
-    """Run each item once, a fixed number at a time; print one line for each."""
+    """Run each item once, a fixed number at a time, and print one line for each."""
     waiting, clock = list(reversed(items)), SystemClock()
 
     async def lane() -> None:

@@ -55,7 +55,7 @@ class _Wire:
     written: dict[str, set[str]] = field(default_factory=dict)
     """Statements of the current transaction, each with the states that it writes."""
     awaited: tuple[str, int] | None = None
-    """The passage whose answer has not come."""
+    """Passage whose answer has not arrived; None: none."""
 
     async def forward(self) -> None:
         """Forward the client's messages, until the gate breaks the connection off or one side closes it."""
@@ -203,10 +203,10 @@ READS = ("GET", "HEAD")
 
 
 class HttpProxy:
-    """Listens on loopback for one daemon: paths below /cloud/ are the cloud's, all others the blob store's.
+    """Proxy on loopback for one daemon: paths below /cloud/ go to the cloud, all others to the blob store.
 
-    `turn`: the blob store is asked by one at a time. moto's threads fall over each other, and a put that must be the
-    first one is two steps there.
+    `turn`: lock that serialises calls of the blob store, because moto is not thread-safe and its put-if-absent has two
+    steps.
     """
 
     def __init__(self, gate: Gate, cloud: str, blobs: str, turn: asyncio.Lock) -> None:
@@ -244,8 +244,10 @@ class HttpProxy:
         return web.Response(status=499)  # aiohttp requires a response; the caller has no connection left to read it
 
     async def _forward(self, request: web.Request, body: bytes) -> web.Response | None:
-        """None: who asked has left before its turn at the blob store, and reads change nothing. To answer them all the
-        same would keep those waiting who ask again, and they would leave too."""
+        """Return the answer, or None for a read whose caller has disconnected while it waited for the blob store.
+
+        Such reads are skipped, because they would delay the repeated calls until these are abandoned as well.
+        """
         assert self._client is not None
         headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP}
         async with contextlib.AsyncExitStack() as turn:

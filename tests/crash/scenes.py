@@ -1,4 +1,4 @@
-"""Scenes in which daemons, their database and their connections end; the installation must survive each."""
+"""Scenes that kill daemons, their database or their connections. The installation must survive each scene."""
 
 import asyncio
 import random
@@ -17,17 +17,17 @@ from tests.crash.services import SharedServices
 from tests.crash.supervised_daemon import LOOK_S
 
 OFTEN = ("commit:claim_", "commit:forget", "blob:get", "blob:list", "blob:head", "cloud:list", "cloud:offers")
-"""Passages that repeat all the time and whose loss changes no state: only the first passage of each is a point."""
+"""Passages that repeat all the time and whose loss changes no state. Only the first of each name is a point."""
 ALIKE = ("commit:drop_deliveries", "blob:put broker", "blob:delete")
-"""Passages of every life that do not depend on its events: points of the plain life only."""
+"""Passages that are the same in every life, and therefore points of the plain life only."""
 TRIES = 5
-"""Tries of an undisturbed life: on a machine that pauses for seconds, a life may take another course."""
+"""Maximum number of tries of an undisturbed life, which may take another course if the host pauses for seconds."""
 PASSAGES = 3
-"""Number of passages of any other name that are points of a life."""
+"""Number of passages of each other name that are points of a life."""
 ROUND = 10
 """Kills in one installation before it is audited."""
 JOBS = 3
-"""Under way at a time where kills come at random."""
+"""Number of concurrent jobs during random kills."""
 
 Say = Callable[[str], None]
 
@@ -47,7 +47,7 @@ class Totals:
     torn_commits: int = 0
     without_a_good_one: int = 0
     missed: int = 0
-    """Points that the life in which they were waited for did not come by."""
+    """Number of points that their life did not reach."""
     jobs: int = 0
     broken: list[str] = field(default_factory=list)
     passed_by: list[str] = field(default_factory=list)
@@ -132,13 +132,12 @@ async def kill_at(services: SharedServices, point: Point, totals: Totals) -> Non
 
 
 def sampled(points: Sequence[Point], commit: str, share: int, seed: int = 0) -> list[Point]:
-    """Every `share`-th point, beginning where the commit says, or as far after it as the seed: over the commits, or the
-    seeds, all of them."""
+    """Return every `share`-th point. Commit and seed choose the first one, so that many commits cover all points."""
     return list(points[(int(commit, 16) + seed) % share :: share])
 
 
 def commit() -> str:
-    """Return the hash of what is checked out; 0 without a repository."""
+    """Return the hash of the commit that is checked out; 0 without a repository."""
     head = subprocess.run(["git", "rev-parse", "--short=7", "HEAD"], capture_output=True, text=True, check=False)
     return head.stdout.strip() or "0"
 
@@ -172,7 +171,7 @@ class Flow:
 async def killed_at_random(
     services: SharedServices, kills: int, seed: int, totals: Totals, *, cuts: float = 0.0
 ) -> None:
-    """Kill at random times, also during a start. `cuts`: share of passages that are also interrupted."""
+    """Kill the daemon at random times, also during a start. `cuts`: share of passages that are refused meanwhile."""
     draw = random.Random(f"random/{seed}")
     async with DaemonRig(services) as rig:
         daemon = rig.daemon
@@ -192,7 +191,7 @@ async def killed_at_random(
 
 
 async def cut_at_random(services: SharedServices, rounds: int, seed: int, totals: Totals) -> None:
-    """Break connections at random times, also half-way through a commit, without a kill."""
+    """Break connections at random times, also in the middle of a commit, without a kill."""
     draw = random.Random(f"cuts/{seed}")
     async with DaemonRig(services) as rig:
         daemon = rig.daemon
@@ -210,7 +209,7 @@ async def cut_at_random(services: SharedServices, rounds: int, seed: int, totals
 
 
 async def postgres_killed(services: SharedServices, kills: int, seed: int, totals: Totals) -> None:
-    """Kill the postmaster and its backends with SIGKILL; their clients recover by themselves."""
+    """Kill the postmaster and its backends with SIGKILL. The daemon must recover by itself."""
     draw = random.Random(f"postgres/{seed}")
     async with DaemonRig(services) as rig:
         rig.daemon.start()
@@ -227,8 +226,10 @@ async def postgres_killed(services: SharedServices, kills: int, seed: int, total
 
 
 async def fought(services: SharedServices, fights: int, seed: int, totals: Totals) -> None:
-    """Two brokers on one database. One is frozen until all that it leased is the other's, and then goes on; the other
-    is killed meanwhile in every third fight."""
+    """Freeze one of two brokers until the other one holds all its leases, then let it continue.
+
+    In every third round the other broker is killed meanwhile.
+    """
     draw = random.Random(f"fights/{seed}")
     async with DaemonRig(services, daemons=2) as rig:
         for daemon in rig.daemons:

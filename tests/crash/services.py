@@ -34,14 +34,14 @@ BUCKET = "crash"
 ENDPOINT = "aws_endpoint"
 KEYS = {"aws_region": "us-east-1", "aws_access_key_id": "operator", "aws_secret_access_key": "loopback-only"}
 NO_ANSWER = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-"""Errors of asyncpg when a server dies; the last one occurs while it connects."""
+"""Errors that asyncpg raises when a server dies; the last one occurs during a connect."""
 RESTART_S = (0.1, 0.1)
-"""Back-off before PostgreSQL's restart, constant, because a growing one would distort kills that follow each other."""
+"""Back-off before PostgreSQL's restart. It is constant, because a growing one would distort successive kills."""
 
 
 @dataclass(kw_only=True)
 class Nursery:
-    """Client of the process that forks others, one at a time (`tests.crash.forks`)."""
+    """Client of a forking process (`tests.crash.forks`), which handles one order at a time."""
 
     process: asyncio.subprocess.Process
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -157,7 +157,7 @@ async def blob_store() -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def nursery_of(module: str) -> AsyncIterator[Nursery]:
-    """Yield a nursery whose processes see no proxy and no account of this machine."""
+    """Yield a nursery whose processes inherit neither proxy settings nor cloud credentials."""
     inherited = {"PATH", "LANG", "HOME", "PYTHONPATH"}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", module, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,

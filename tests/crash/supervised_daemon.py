@@ -1,4 +1,4 @@
-"""A daemon that is started again whenever it ends."""
+"""Daemon that is restarted whenever it ends."""
 
 import asyncio
 import base64
@@ -32,7 +32,7 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 LOOK_S = 0.03
 SETTLE_S = 300.0
-"""Within which all jobs must have ended; far more than it takes."""
+"""Seconds within which all jobs must end; far above their usual duration."""
 
 
 class SupervisedDaemon:
@@ -45,7 +45,7 @@ class SupervisedDaemon:
         self.http = HttpProxy(self.gate, services.cloud.url, services.moto, services.turn)
         self.starts = 0
         self.orders: dict[str, Any] = {}
-        """More for the nursery, at every start; `die_at` at the next one only."""
+        """Further fields of the order to the nursery at every start; `die_at` applies to the next start only."""
         self._pidfd: int | None = None
         self._number = 0
         self._keeper: asyncio.Task[None] | None = None
@@ -100,7 +100,7 @@ class SupervisedDaemon:
             loop.remove_reader(pidfd)
 
     def signal(self, number: signal.Signals) -> bool:
-        """Send a signal; return False if no daemon runs now."""
+        """Send a signal to the daemon; return False if none runs."""
         if self._pidfd is None:
             return False
         with contextlib.suppress(ProcessLookupError):
@@ -109,8 +109,10 @@ class SupervisedDaemon:
         return False
 
     def disk(self, *, full: bool) -> None:
-        """A file of the daemon's can grow no longer, from now on and over its starts, or again. As an error of the
-        operating system it is another one than that of a full disk, and comes at the same places."""
+        """Forbid the daemon's files to grow (`full`), or allow it again. The setting survives restarts of the daemon.
+
+        The error differs from that of a full disk, but occurs at the same calls.
+        """
         self.orders["full"] = full
         if self._pidfd is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -154,6 +156,6 @@ class SupervisedDaemon:
         return file.read_text()[-3000:] if file.exists() else ""
 
     def status_message(self) -> str:
-        """Return a message on the current process, and its last log lines."""
+        """Return a message with the state of the current process and its last log lines."""
         sits = "nobody sits here" if self._pidfd is None else f"process {self._number} sits here"
         return f"{self.starts} starts, {sits}; {self.gate.status_message()}\n{self.log()}"

@@ -1,4 +1,4 @@
-"""A machine that is killed while it saves: the next one finds exactly what was committed."""
+"""After a kill of a machine during a save, the next machine finds exactly the committed checkpoints."""
 
 from collections.abc import AsyncIterator
 
@@ -29,7 +29,7 @@ STEPS = (
     "blob:put manifest.json",
     "blob:post adapter_model.safetensors",
 )
-"""Some of them: a shard, a whole snapshot, a commit, a prune, and in an S3 a commit and a part."""
+"""Steps that must be among the points: a shard, a snapshot, a commit, a prune, and in an S3 a commit and a part."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ async def test_machines_killed_at_steps_of_a_save_and_at_any_time(machines: Benc
 
 
 async def test_a_checkpoint_that_lacks_bytes_is_seen(machines: Bench) -> None:
-    """The instrument: bytes that are not those of their step, and a manifest whose files are not what it says."""
+    """The audit finds a checkpoint with another step's bytes, and a manifest that its files contradict."""
     found = CrashCounts()
     saved = Saved(machines, "folder", found)
     await saved.life(None)

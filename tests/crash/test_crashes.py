@@ -1,4 +1,4 @@
-"""Nothing is lost, doubled, left over or unpaid, wherever real processes end: a sample of `python -m tests.crash`."""
+"""Sample of `python -m tests.crash`: kills of real processes lose or double no job and leave no machine or debt."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ from tests.crash.services import SharedServices, nursery_of, open_services
 from tests.crash.waits import Within
 
 TESTS = 10
-"""Each kills at one point of the sample."""
+"""Number of points in the sample, each with its own test."""
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +88,7 @@ async def test_a_killed_postgres_loses_nothing(services: SharedServices) -> None
 
 @pytest.mark.parametrize(("moment", "rows"), [("before", 0), ("after", 1)])
 async def test_a_commit_is_interrupted_at_the_given_point(services: SharedServices, moment: Moment, rows: int) -> None:
-    """`before`: the server has not received the commit. `after`: the commit is done, and the client does not know
-    it.
-    """
+    """`before`: the server has not received the commit. `after`: the commit is done, but the client got no answer."""
     name = f"proxied_{moment}"
     ended: list[str] = []
     gate = Gate(end=lambda: ended.append(name), kill_at=Point(name="commit:insert into t", number=1, moment=moment))
@@ -118,7 +116,7 @@ async def test_the_points_of_a_life_are_its_effects_and_commits(services: Shared
 
 
 async def test_interrupted_start_leaves_no_process_and_frees_its_number() -> None:
-    """A start that is broken off leaves no process and no number to the next one."""
+    """A cancelled fork leaves neither a process nor an unread PID to the next order."""
     async with nursery_of("tests.crash.forks") as nursery:
         first = asyncio.create_task(nursery.fork(seconds=600))
         await asyncio.sleep(0)  # it has asked
@@ -136,7 +134,7 @@ async def test_a_timeout_names_the_pending_step() -> None:
 
 
 async def test_overlapping_machines_of_one_job_are_reported(services: SharedServices) -> None:
-    """Two machines of one job at once are found, one after the other are not."""
+    """Simultaneous machines of one job are reported, successive ones are not."""
     first = SoldMachine(id="a", name=None, attempt="one", born=0.0, destroyed=2.0)  # type: ignore[arg-type]
     second = SoldMachine(id="b", name=None, attempt="two", born=1.5)  # type: ignore[arg-type]
     assert overlapping([first, second], {"one": "job", "two": "job"}) == ["a and b of job job"]
@@ -153,7 +151,7 @@ async def test_a_machine_without_an_owner_is_reported(services: SharedServices) 
 
 
 async def test_charges_beyond_the_proof_of_absence_are_reported(services: SharedServices) -> None:
-    """A quarter too much, of what is charged in whole seconds by the rows themselves."""
+    """The ledger gets an additional charge of a quarter."""
     async with DaemonRig(services) as rig:
         rig.daemon.start()
         await rig.submit()
@@ -168,7 +166,7 @@ async def test_charges_beyond_the_proof_of_absence_are_reported(services: Shared
 
 
 def test_a_machine_is_due_until_one_process_could_know_that_it_is_gone() -> None:
-    """Listings that still show it do not count, nor two of different processes."""
+    """Listings that still show the machine do not count, nor do two listings of different processes."""
     installation, name = Installation("aaaaaaaa"), InstanceName("gb-aaaaaaaa-bbbbbbbbbbbbb")
     cloud = LoopbackCloud({}, "")
     cloud.sold["a"] = SoldMachine(id="a", name=name, attempt="one", born=0.0, destroyed=2.0)

@@ -1,4 +1,4 @@
-"""The daemon is killed, again and again; its jobs end as if nothing had happened."""
+"""Jobs of a daemon that is killed repeatedly end as those of an undisturbed daemon."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ async def start_daemon() -> AsyncIterator[DaemonStarter]:
 
 
 async def watch(daemon: Daemon, job: str, until: Callable[[JobDetail], bool], within_s: float = 300) -> JobDetail:
-    """Poll the job; at every look there is at most one live attempt."""
+    """Poll the job, and check at each poll that it has at most one live attempt."""
     detail = None
     async with Within(within_s, f"job {job}", lambda: f"{detail}\n{daemon.log()}"), daemon.client() as client:
         while True:
@@ -57,7 +57,7 @@ def rests(detail: JobDetail) -> bool:
 async def test_upload_left_by_a_killed_daemon_is_removed_by_the_next_one(
     start_daemon: DaemonStarter,
 ) -> None:
-    """An upload that a killed daemon left is removed by the next and by no other."""
+    """The next daemon on the same home removes the upload; a daemon on another home does not."""
     daemon = await start_daemon()
     at = json.loads((daemon.home / "client.json").read_text())
     headers = {"Authorization": f"Bearer {at['token']}", "Content-Type": "application/octet-stream"}
@@ -94,7 +94,7 @@ async def test_upload_left_by_a_killed_daemon_is_removed_by_the_next_one(
 async def test_jobs_outlive_a_daemon_that_is_killed_at_random_moments(
     start_daemon: DaemonStarter,
 ) -> None:
-    """kill -9 from submit to end, with a preemption among it: one attempt after the other, and all succeed."""
+    """The daemon gets SIGKILL from the submit to the end, and one machine is preempted. All jobs succeed."""
     daemon = await start_daemon(lifetimes_s=(4, 100_000, 6))
     moments = random.Random(20)
     async with daemon.client() as client:
@@ -144,9 +144,7 @@ async def test_a_cancelled_job_leaves_no_process(start_daemon: DaemonStarter) ->
 async def test_a_job_outlives_a_broker_that_stays_away_at_no_retry(
     postgres_dsn: str, start_daemon: DaemonStarter
 ) -> None:
-    """Its program is saved and ended after the lease has not been renewed for long, and resumes with the next
-    broker.
-    """
+    """The dead-man's switch saves and ends the program, which resumes with the next broker."""
     daemon = await start_daemon(limits={"deadman_s": 15}, database_url=postgres_dsn, boot_s=0.1)
     async with daemon.client() as client:
         job = await submit(client, 0)
@@ -181,7 +179,7 @@ async def test_a_second_daemon_on_one_home_is_refused_in_one_line(start_daemon: 
 async def test_on_a_new_database_under_an_old_home_orphans_are_only_reported(
     start_daemon: DaemonStarter,
 ) -> None:
-    """The machines of the lost database stay, also after a restart, until a person has looked."""
+    """Machines of the lost database stay, also after a restart, until an operator acts."""
     daemon = await start_daemon()
     async with daemon.client() as client:
         job = await submit(client, 10_000)

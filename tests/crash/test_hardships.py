@@ -1,4 +1,4 @@
-"""Other ends than a kill at a passage, and nothing is lost, doubled, left over or unpaid: a sample."""
+"""Sample of interruptions other than kills at a passage: no job is lost or doubled, no machine left over or unpaid."""
 
 from collections.abc import AsyncIterator
 
@@ -26,7 +26,7 @@ async def services() -> AsyncIterator[SharedServices]:
 
 
 async def test_a_daemon_killed_while_its_home_is_made(services: SharedServices) -> None:
-    """The kill comes before the key is in its place; `python -m tests.crash --ci` covers the other effects."""
+    """Kill the daemon before the master key has its name; `python -m tests.crash --ci` covers the other effects."""
     effects, totals = await home_effects(services), Totals()
     (link,) = (number for number, effect in enumerate(effects) if effect == "os.link master.key")
     await killed_at_file(services, link, totals)
@@ -36,7 +36,6 @@ async def test_a_daemon_killed_while_its_home_is_made(services: SharedServices) 
 
 
 async def test_daemon_killed_between_migrations_still_knows_a_new_database(services: SharedServices) -> None:
-    """A daemon killed between migrations still knows that the database is new."""
     totals, points = Totals(), await migrations(services)
     await killed_in_migration(services, points[1], totals)
     assert points[1] == Point(name="commit:insert into schema_migrations", number=1, moment="after")
@@ -52,7 +51,7 @@ async def test_a_daemon_asked_to_end_in_the_middle_of_a_create(services: SharedS
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 async def test_a_broker_frozen_in_the_middle_of_a_create(services: SharedServices, moment: Moment) -> None:
-    """Its create arrives, or its answer, when the row is another broker's."""
+    """The create, or its answer, arrives when another broker leases the row."""
     totals = Totals()
     await frozen_at(services, Point(name="cloud:create", number=1, moment=moment), totals)
     assert (totals.broken, totals.kills) == ([], 1)
@@ -65,7 +64,7 @@ async def test_a_home_on_a_full_disk(services: SharedServices) -> None:
 
 
 async def test_machine_arriving_after_its_attempts_end_is_destroyed_and_paid(services: SharedServices) -> None:
-    """Also by a daemon that is killed as soon as the cloud has destroyed it."""
+    """The daemon is killed again as soon as the cloud has destroyed the late machine."""
     totals = Totals()
     await born_late(services, "after", totals)
     assert (totals.broken, totals.kills) == ([], 2)

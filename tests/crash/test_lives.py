@@ -1,4 +1,4 @@
-"""Every life that a daemon is killed in is the one that its name says, and a kill in some of them: a sample."""
+"""Each life reaches the passages and ends that its name promises, and a sample of kills within the lives."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -18,7 +18,7 @@ DEEDS = [
     for passage in LIVES[name].passes
     for moment in ("before", "after")
 ]
-"""Passages for which the other lives exist."""
+"""Passages that the lives other than the plain one exist to reach."""
 TESTS = 4
 
 
@@ -29,14 +29,14 @@ async def services() -> AsyncIterator[SharedServices]:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-async def test_a_life_comes_by_what_it_is_for(services: SharedServices, name: str) -> None:
+async def test_a_life_reaches_its_passages_and_ends(services: SharedServices, name: str) -> None:
     """Each life has the passages and the attempts' ends that it names, or `enumerate_points` raises."""
     points = await enumerate_points(services, name)
     assert {life_of(point) for point in points} == {name}
 
 
 async def test_crash_points_are_named_and_held_calls_can_be_aborted() -> None:
-    """A passage is named by its part, and a held passage may be broken off."""
+    """The current part prefixes a passage's name, and a held passage may be refused."""
 
     async def refuse() -> bool:
         return False
@@ -58,7 +58,7 @@ async def test_a_life_that_becomes_another_one_is_reported(
 
 
 async def test_a_create_whose_reply_is_lost_is_adopted(services: SharedServices) -> None:
-    """One create and one machine, also where the daemon is killed before it can write that it knows nothing."""
+    """There is one create and one machine, even if the daemon is killed before it records the unknown outcome."""
     for moment in ("before", "after"):
         totals = Totals()
         await kill_at(services, Point(name="unheard/commit:apply(launching)", number=1, moment=moment), totals)

@@ -78,7 +78,6 @@ async def working(rig: DaemonRig) -> SoldMachine:
 
 
 async def test_orphan_is_reported_and_swept_and_lookalikes_are_spared(services: SharedServices) -> None:
-    """An orphan is reported and swept, and machines with similar names are left alone."""
     async with DaemonRig(services) as rig:
         mine, home = f"gb-{rig.installation}-{STRAY}", rig.daemon.home
         twisted = [f"{mine}-copy", mine.upper(), f"{mine}b", mine[:-1], f"my{mine}", mine.replace("-", "_")]
@@ -97,7 +96,6 @@ async def test_orphan_is_reported_and_swept_and_lookalikes_are_spared(services: 
 
 
 async def test_restored_database_only_reports_orphans_until_a_person_acts(services: SharedServices) -> None:
-    """After a restore of the database, orphans are only reported until a person ends them."""
     async with DaemonRig(services) as rig:
         machine, home = await working(rig), rig.daemon.home
         await rig.daemon.leave()
@@ -119,7 +117,7 @@ async def test_restored_database_only_reports_orphans_until_a_person_acts(servic
 
 
 async def test_offline_sweep_acts_only_when_no_broker_lives(services: SharedServices, tmp_path: Path) -> None:
-    """The sweep needs the clouds' keys and the blob store alone: another home, and no database."""
+    """The sweep needs only the clouds' keys and the blob store. It runs with another home and without a database."""
     blobs = {"blobs": f"s3://{BUCKET}", "blob_options": KEYS | {ENDPOINT: services.moto}}
     (tmp_path / "gpubroker.yaml").write_text(yaml.safe_dump({"providers": {"local": None}, **blobs}))
     async with DaemonRig(services) as rig:

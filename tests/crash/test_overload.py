@@ -1,4 +1,4 @@
-"""A daemon with a cloud that refuses every call, asked by more connections than it answers at once."""
+"""Daemon with a cloud that refuses every call, and with more connections than it answers at once."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ PAUSE_S = 300
 
 
 class Refusing:
-    """A cloud that answers 429 to everything."""
+    """Cloud that answers every call with 429."""
 
     def __init__(self) -> None:
         self.asked = Counter[str]()
@@ -46,7 +46,6 @@ class Refusing:
 
 
 async def test_refusing_cloud_slows_no_other_and_excess_callers_must_retry() -> None:
-    """A refusing cloud slows no other cloud, and excess callers receive a Retry-After."""
     async with open_services() as services, Refusing().serves() as busy, DaemonRig(services) as rig:
         rig.daemon.orders["busy"] = busy.url
         rig.daemon.start()

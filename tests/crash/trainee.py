@@ -1,8 +1,8 @@
-"""A machine that saves: the trainer's own agent half (restore, commit, prune) and worker half (snapshots).
+"""Machine that saves with the trainer's own agent (restore, commit, prune) and worker (snapshots).
 
-Both are real processes as on a rented machine, forked from one that has torch. They are killed at a named step, or by
-the process that started them. Only the training is not real: weights and moments are a function of the step. A restore
-can therefore check that they are exactly the saved ones. The machine reports line by line in a file, which outlives it.
+Both are real processes, forked from a process that has imported torch. They are killed at a named step, or by the
+process that started them. Only the training is not real: weights and moments are a function of the step, so that a
+restore can be checked bit for bit. The machine writes its reports to a file, which outlives it.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class Order:
     """Order for one life of a machine."""
 
     folder: str
-    """Its disk."""
+    """Path of the machine's disk."""
     blobs: str
     options: dict[str, str]
     installation: str
@@ -66,21 +66,21 @@ class Order:
     attempt: str
     resume_from: tuple[str, ...]
     saves: int
-    """Checkpoints until it is done."""
+    """Number of checkpoints until the machine is done."""
     hurry: bool = False
     """True: the next save begins at once, and may overtake the last one. False: it waits until the last one is
     committed.
     """
     large: bool = False
-    """The results are sent in parts."""
+    """True: results are so large that they are uploaded in parts."""
     kill: tuple[str, int, str] | None = None
     """Name, number and moment of the step at which it dies."""
     worker_only: bool = False
-    """There the worker dies; its agent saves what is whole."""
+    """True: only the worker dies at `kill`, and its agent uploads the complete snapshots."""
 
 
 class Told:
-    """Lines of JSON that other processes read, also after this one's death."""
+    """Log of JSON lines, which other processes read even after this process has died."""
 
     def __init__(self, folder: Path) -> None:
         self._file = os.open(folder / TOLD, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -96,7 +96,7 @@ _OWN_NUMBER = re.compile(r"\.\d+$")
 
 
 def named(path: Any) -> str:
-    """Return a file by its name, a hidden one or a numbered folder by its kind."""
+    """Return a file's name, or the kind of a hidden file or numbered folder."""
     name = _OWN_NUMBER.sub("", Path(path).name).lstrip(".")
     return "snapshot" if name.split("-")[0].isdigit() else name
 
@@ -114,7 +114,7 @@ AGENT_STEPS: tuple[tuple[Any, str, str, int], ...] = (
     (Path, "rename", "rename", 0),
     (Path, "unlink", "unlink", 0),
 )
-"""(owner, function, what it is called, which argument names its object)"""
+"""(owner, function, name of the step, index of the argument that names the object)"""
 WORKER_STEPS: tuple[tuple[Any, str, str, int], ...] = (
     (snapshot, "StoredSnapshot", "load", 0),
     (snapshot, "_to_host", "copy", NAMELESS),
@@ -126,7 +126,7 @@ WORKER_STEPS: tuple[tuple[Any, str, str, int], ...] = (
 
 
 def stand_at(gate: Gate, steps: tuple[tuple[Any, str, str, int], ...], role: str) -> None:
-    """Let every call of these pass the gate from now on."""
+    """Route every later call of these functions through the gate."""
     for owner, name, what, which in steps:
         setattr(owner, name, _passing(gate, getattr(owner, name), f"{role}:{what}", which))
 
@@ -160,7 +160,7 @@ def _passing(gate: Gate, function: Callable[..., Any], what: str, which: int) ->
 
 
 def tensors_of(step: int) -> dict[str, Tensors]:
-    """Return the weights, moments and gradients after so many steps; a function of the step alone."""
+    """Return the weights, moments and gradients after `step` steps."""
     draw = torch.Generator().manual_seed(step)
 
     def drawn(count: int) -> torch.Tensor:
@@ -319,7 +319,7 @@ def live(asked: dict[str, Any]) -> None:
 
 
 class _Telling(Gate):
-    """Gate that reports each passage, and where it killed."""
+    """Gate that reports each passage, and the point of its kill."""
 
     def __init__(self, *, told: Told, **what: Any) -> None:
         super().__init__(**what)

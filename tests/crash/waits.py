@@ -1,4 +1,4 @@
-"""Waiting in a harness: what takes too long says what it was, and what there is to tell of it."""
+"""Timeouts of the harness, whose errors name the pending step and the current state."""
 
 import asyncio
 import contextlib
@@ -7,8 +7,10 @@ from types import TracebackType
 
 
 class Within:
-    """`async with Within(60, "it serves", log):` raises TimeoutError in words, with what there is to tell, where the
-    block takes longer, or itself runs into a time-out."""
+    """`async with Within(60, "it serves", log):` raises TimeoutError if the block takes longer or itself times out.
+
+    The message names the step and ends with the text that `log` returns.
+    """
 
     def __init__(self, seconds: float, what: str, details: Callable[[], str] = lambda: "") -> None:
         self._seconds, self._what, self._details = seconds, what, details

@@ -1,4 +1,4 @@
-"""Raw answers of one cloud: kept for comparison, and handed on so that it shows which fields our code reads."""
+"""Raw answers of one cloud, stored for comparison and wrapped so that they record which fields our code reads."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from tests.live.shapes import Difference, Shape, of_query
 
 OURS = Installation("live")
 ANY_MACHINE = f"{name_prefix(OURS)}{'a' * ID_LENGTH}-{'0' * 8}-head"
-"""Providers read the machines of one installation only; here every machine of the account passes for one."""
+"""Name given to every machine of the account, because providers read the machines of one installation only."""
 NAMES = frozenset({"instances.data[].name", "instances.instances[].label", "listPods.pods[].name"})
 """Fields that contain a machine's name, over all clouds."""
 _VAST = {"/api/v0/bundles/": "bundles", "/api/v1/instances/": "instances", "/api/v0/users/current/": "user"}
@@ -31,7 +31,7 @@ GRAPHQL = "/graphql"
 
 
 class Watched(dict[str, Any]):
-    """An object of an answer that remembers which of its fields were asked for."""
+    """Object of an answer that records which of its fields were read."""
 
     def __init__(self, value: Mapping[str, Any], paths: Mapping[str, str], read: set[str]) -> None:
         """Prepare. `paths`: paths of fields by name; other fields may be queried too."""
@@ -143,7 +143,7 @@ class Answers:
 
 
 def _call(schema: Mapping[str, Any]) -> str:
-    """Return a short name of a RunPod query, after what it asks for."""
+    """Return a short name of a RunPod query: its first field."""
     root = schema["data"]
     if "myself" in root:
         return "balance"

@@ -1,7 +1,7 @@
-"""Nothing but the calls that are listed here leaves this process: it cannot buy, change or destroy anything.
+"""Guard that lets only the listed read calls leave this process, so that nothing can be bought, changed or destroyed.
 
-The guard sits where all requests go through: aiohttp's sessions (RunPod, Vast, Lambda) and botocore's endpoints (AWS).
-What the clouds answer is handed to `Tap` on its way to the providers.
+The guard patches aiohttp's sessions (RunPod, Vast, Lambda) and botocore's endpoints (AWS), which all requests use. It
+passes each answer to `Tap` before the provider gets it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -49,11 +49,11 @@ AWS_LOGINS = frozenset(
         ("sso-oidc", "CreateToken"), ("signin", "CreateOAuth2Token"),
     }
 )  # fmt: skip
-"""Calls by which botocore's chain gets and renews short-lived credentials by itself."""
+"""Calls with which botocore obtains and renews short-lived credentials."""
 
 
 class Forbidden(BaseException):
-    """A call that is not a read. No handler of the providers' swallows it."""
+    """Raised for a call that is not a read. As a BaseException it passes all handlers of the providers."""
 
 
 class Tap(Protocol):

@@ -1,4 +1,4 @@
-"""A daemon of its own for a run that costs money, and the end of everything that it rented."""
+"""Separate daemon for a run that costs money, and the destruction of everything that it rented."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ START_S, END_S, SWEEP_S = 180.0, 900.0, 1200.0
 
 
 class LiveInstallation:
-    """The home of one run. It is not deleted, because it identifies the run's machines."""
+    """Home of one run. It is not deleted, because it identifies the run's machines."""
 
     def __init__(self, home: Path, clouds: list[str], given: Mapping[str, Any]) -> None:
         """Prepare. `given`: path of a gpubroker.yaml whose blob store is a bucket."""

@@ -23,10 +23,10 @@ from graphql import (
 from tests.live.shapes import DRIVERS, Difference
 
 ROOTS_ARE_LARGE = frozenset({"Query", "Mutation"})
-"""Nobody needs to hear of the calls that we do not know."""
+"""Root types, of which unknown calls are not reported."""
 _SAME = {"ID": "String", "Void": "Boolean"}
 SENT = DRIVERS | {"sdk"}
-"""Sources of what SkyPilot sends: it takes its calls over from RunPod's SDK."""
+"""Sources of the calls that SkyPilot sends, some of them through RunPod's SDK."""
 
 
 class _Used(Visitor):
@@ -112,7 +112,7 @@ def _plain(name: str) -> str:
 
 
 def _values(name: str, ours: GraphQLEnumType, theirs: GraphQLEnumType) -> Iterator[Difference]:
-    """A status that we do not know is `unknown` to us, so only what is gone can hurt, and that is never sent."""
+    """Yield the values that are gone. New values are not reported, because our code reads them as `unknown`."""
     for value in ours.values.keys() - theirs.values.keys():
         yield Difference(field=f"{name}.{value}", what="gone", needed=False)
     for value in theirs.values.keys() - ours.values.keys():

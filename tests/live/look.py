@@ -1,4 +1,4 @@
-"""`--read-only`: what each cloud sells and shows, by our own providers, and whether its answers have changed."""
+"""`--read-only`: offers and machines of each cloud by our own providers, and changes in the cloud's answers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ from tests.live.shapes import Difference
 NAMES = tuple(CLOUD_CLASSES)
 UNREADABLE = "unreadable"
 _ALL = {"runpod": {"community": True}, "vast": {"verified": False}}
-"""Settings with which a cloud shows as much as it has."""
+"""Settings with which a cloud shows all its offers."""
 
 
 @dataclass(kw_only=True)
@@ -34,7 +34,7 @@ class CloudFindings:
 
     cloud: str
     skipped: str = ""
-    """Why it was not asked, and how to get a key."""
+    """Reason why the cloud was not queried, and how to get a key; empty: it was queried."""
     error: str = ""
     calls: int = 0
     offers: int = 0

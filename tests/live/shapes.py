@@ -1,4 +1,4 @@
-"""Differences between a cloud's answers and its emulator's schema file: missing, of another type, null, or new."""
+"""Differences between a cloud's answers and its emulator's schema file: missing, mistyped, null or new fields."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -20,7 +20,7 @@ from graphql import (
 from tests.clouds.schema import Field, field_of
 
 DRIVERS = frozenset({"sky"})
-"""Sources whose fields SkyPilot reads, through which we buy: we depend on them though no code of ours reads them."""
+"""Sources whose fields SkyPilot reads. Purchases depend on these fields, although our own code does not read them."""
 _FITS: Mapping[str, Set[str]] = {
     "string": {"string"}, "int": {"int"}, "number": {"int", "number"}, "bool": {"bool"}, "map": {"object"},
     "any": {"string", "int", "number", "bool", "object", "list"}, "list": {"list"},
@@ -31,13 +31,13 @@ MARKS = ("_", "*")
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One field that is not as the schema file says."""
+    """Difference of one field from the schema file."""
 
     field: str
     """`<call>.<path>`; `[]` is any element, `*` any key."""
     what: str
     needed: bool
-    """Our code, or SkyPilot's, depends on it."""
+    """True: our code or SkyPilot's depends on the field."""
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Shape:
 
     @property
     def unseen(self) -> int:
-        """Return fields of which nothing can be said, since what they belong to was not in any answer."""
+        """Return the number of fields that cannot be judged, because no answer contained their parent."""
         return sum(1 for seen in self._fields.values() if not seen.objects)
 
     def _wrong(self, seen: _Seen) -> Iterator[str]:

@@ -154,7 +154,7 @@ def begin(clouds: list[str], max_usd: Decimal, config: Path, scenarios: list[str
 
 
 def refusal(clouds: list[str], max_usd: Decimal, config: Path, scenarios: list[str]) -> str:
-    """Return why a run would make no sense; empty: it may begin."""
+    """Return the reason why a run cannot begin; empty: it may begin."""
     if unknown := [name for name in scenarios if name not in SCENARIOS]:
         return f"there is no scenario {unknown[0]}; one of {', '.join(SCENARIOS)}"
     if (cap := share(max_usd, clouds, scenarios)) < LEAST_CAP:

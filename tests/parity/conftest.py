@@ -1,4 +1,4 @@
-"""One installation over PostgreSQL, entered by either transport."""
+"""Fixtures: one installation over PostgreSQL, called over HTTP or gRPC."""
 
 from collections.abc import AsyncIterator
 

@@ -102,7 +102,7 @@ def _many(method: F) -> F:
 
 @contextmanager
 def _ending(call: Any) -> Iterator[Any]:
-    """Yield a call, and cancel it when no caller reads any more."""
+    """Yield a call, and cancel it at the end of the block."""
     try:
         yield call
     finally:

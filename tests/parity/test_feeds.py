@@ -1,4 +1,4 @@
-"""Events and logs through either transport: nothing missing, nothing twice, an end, and the caller's deadline."""
+"""Events and logs over either transport: complete, without repeats, with an end and the caller's deadline."""
 
 from contextlib import suppress
 

@@ -1,4 +1,4 @@
-"""Jobs through either transport: the same steps, the same answers, the same refusals."""
+"""Jobs over either transport have the same answers and refusals."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta

@@ -30,7 +30,7 @@ from trainer.contract import object_keys as keys
 GUARD_S = 300
 """Seconds after which a wait is a hang, for a busy machine."""
 BIG = 48 * 1024**2
-"""More than two sockets hold for a client that does not read."""
+"""Bytes, more than the buffers of two sockets hold while the client does not read."""
 
 
 @asynccontextmanager
@@ -176,7 +176,7 @@ async def hanging(*_: Any) -> Any:
 async def test_follower_ends_at_token_expiry_while_the_database_is_down(
     kind: Kind, database: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A silent follower ends when its token expires though the database is away."""
+    """The follower is idle, and the database cannot be reached."""
     clock = ManualClock()
     monkeypatch.setattr("broker.api.core.stream_limits.ANSWER_S", 0.05)
     async with narrow(kind, LIMITS, clock=clock) as (servers, job):

@@ -1,4 +1,4 @@
-"""One API through two transports: the calls that a test can make over either of them."""
+"""Interface of the two transports, with the calls that a test can make over either."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ PATIENCE_S = 300.0
 
 @dataclass
 class Refused(Exception):
-    """An error, in words that both transports share."""
+    """Error in terms that both transports share."""
 
     kind: Kind
     text: str

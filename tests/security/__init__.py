@@ -1,1 +1,1 @@
-"""Teams are held apart: by the database, and through every call."""
+"""Tests that teams are isolated by the database and by every call."""

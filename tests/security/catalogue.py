@@ -25,7 +25,7 @@ TEAM_OF = {
 
 
 async def as_red(connection: Connection, statement: str) -> None:
-    """One statement by the API's role for the team red, and back."""
+    """Run a statement in a transaction as the API's role with the team red."""
     async with connection.transaction():
         await connection.execute(f"SET LOCAL ROLE {API_ROLE}")
         await connection.execute("SELECT set_config('gpubroker.team', 'red', true)")
@@ -44,7 +44,7 @@ def team_of(table: asyncpg.Record) -> str | None:
 
 
 async def unprotected(connection: Connection) -> list[str]:
-    """Tables with rows of teams, or that the API can touch, that row-level security does not hold for everybody."""
+    """Return tables with team rows, or tables that the API can reach, without row-level security for every role."""
     wrong = []
     for table in await tables(connection):
         if (team_of(table) is not None or table["granted"]) and not table["forced"]:
@@ -53,7 +53,7 @@ async def unprotected(connection: Connection) -> list[str]:
 
 
 async def shown(connection: Connection, team: str | None, *, operator: bool = False) -> dict[str, int]:
-    """Rows by table that the API's role counts in a transaction of this team; None: the setting is missing."""
+    """Return the number of rows by table that the API's role sees as this team; None: without the team setting."""
     found = {}
     readable = [table["name"] for table in await tables(connection) if table["readable"]]
     async with connection.transaction():
@@ -81,7 +81,7 @@ async def owned(connection: Connection, team: str | None = None) -> dict[str, in
 
 
 async def faults(connection: Connection, teams: tuple[str, ...]) -> list[str]:
-    """Every table that shows a team more, or less, than its own rows."""
+    """Return a message for every table that shows a team other rows than its own."""
     wrong = []
     for team in teams:
         seen, own = await shown(connection, team), await owned(connection, team)

@@ -7,7 +7,7 @@ from tests.security.world import World
 
 
 class Ask(Protocol):
-    """One call as one caller. `label` is unique and holds no ID, so that it is the same in every world."""
+    """Call by one caller. `label` is unique and contains no id, so that it is the same in every world."""
 
     @property
     def label(self) -> str: ...
@@ -18,17 +18,17 @@ class Driver(Protocol):
     def name(self) -> str: ...
 
     def asks(self, world: World) -> Sequence[Any]:
-        """Every call with every filter: the same labels in the same order in every world. Raises Unplayed."""
+        """Return every call with every filter. Labels and order are the same in every world. Raises Unplayed."""
         ...
 
     async def answer(self, world: World, ask: Any) -> str:
-        """All that the caller learns, as text. Raises ServerFault for what no call may ever answer."""
+        """Return everything that the caller learns, as text. Raises ServerFault for a failure of the server."""
         ...
 
 
 class Unplayed(Exception):
-    """Something that the API takes has no values to try: give it some, or what it leaks is not found."""
+    """Raised for a parameter without values to try. Give it some; otherwise its leaks are not found."""
 
 
 class ServerFault(Exception):
-    """The server failed, which compares equal to another failure and proves nothing."""
+    """Raised when the server fails: two failures compare equal, which proves nothing."""

@@ -1,4 +1,4 @@
-"""gRPC, asked by its descriptors. A field that this file does not know raises Unplayed."""
+"""Driver of gRPC, which derives the calls from the descriptors. An unknown field raises Unplayed."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ TIMEOUT_S = 300.0
 DESTRUCTIVE_METHODS = ("CancelJob", "RefuseJob", "DeleteJobData")
 READING = ("Get", "List", "Watch", "Follow", "Download")
 TARGETS = ("job_id", "path")
-"""Fields that say what a call is about: every one is asked with every other."""
+"""Fields that name the object of a call; all combinations of their values are tried."""
 REQUIRED: Mapping[str, Mapping[str, Any]] = {
     "WatchEvents": {"follow": False},
     "FollowLogs": {"follow": False},
@@ -39,7 +39,7 @@ REQUIRED: Mapping[str, Mapping[str, Any]] = {
 class GrpcAsk:
     label: str
     method: Any
-    """Its descriptor."""
+    """Descriptor of the method."""
     requests: Sequence[Any]
     token: str | None
 
@@ -82,7 +82,7 @@ class GrpcDriver:
 
 
 def _refusal(error: grpc.aio.AioRpcError) -> str:
-    """Raises ServerFault for one that no call may give."""
+    """Return the refusal as text. Raises ServerFault for a status that no call may return."""
     code = error.code()
     if code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED):
         raise ServerFault(f"{code.name} {error.details()}")
@@ -117,7 +117,7 @@ def _of(world: World, method: Any) -> Iterator[GrpcAsk]:
 
 
 def _uploads(world: World, method: Any, token: str) -> Iterator[GrpcAsk]:
-    """The only call that takes a stream: of both data sets, promised as either."""
+    """Yield uploads, the only client stream: both data sets, each with red's hash, blue's hash and no hash."""
     request = GetMessageClass(method.input_type)
     hashes = {"own": world.own.ref.removeprefix("upload:"), "other": world.other.ref.removeprefix("upload:"), "": None}
     for mark, (promised, sha256) in itertools.product(("red's own", "blue's own"), hashes.items()):

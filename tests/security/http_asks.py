@@ -49,7 +49,7 @@ def http_asks(world: World) -> list[HttpAsk]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Variation:
-    """One parameter that is given."""
+    """One parameter with its value."""
 
     what: str = ""
     query: Mapping[str, str] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class _Variation:
 def _of(
     world: World, values: ParameterValues, method: str, path: str, operation: Mapping[str, Any]
 ) -> Iterator[HttpAsk]:
-    """Every target with each of the bodies, then with each value of each parameter."""
+    """Return calls of every target with each body, then with each value of each parameter."""
     name, plain = operation["operationId"], _Variation()
     targets = list(_targets(values, path, operation))
     needed = {one["name"]: str(values.of(one["name"], operation)[0][1]) for one in _queries(operation, needed=True)}
@@ -81,7 +81,7 @@ def _of(
 
 
 def _targets(values: ParameterValues, path: str, operation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(what the path names, the path)."""
+    """Yield (label of the path's object, path)."""
     names = [one["name"] for one in operation["parameters"] if one["in"] == "path"]
     for chosen in itertools.product(*(values.of(name, operation) for name in names)):
         about, filled = "", path

@@ -1,4 +1,4 @@
-"""HTTP, asked by the OpenAPI document."""
+"""Driver of HTTP, which derives the calls from the OpenAPI document."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Two teams with a row in every table that the API can read. A new table is seeded here, or test_rls.py is red."""
+"""Two teams with a row in every table that the API can read. Seed new tables here; otherwise test_rls.py fails."""
 
 from dataclasses import replace
 from decimal import Decimal
@@ -17,7 +17,7 @@ RED, BLUE = "red", "blue"
 
 
 async def seed(dsn: str) -> None:
-    """Red and blue, alike in everything but their jobs' ids."""
+    """Write rows of the teams red and blue, which differ in their jobs' ids only."""
     store = await PostgresStore.connect(dsn)
     try:
         operator = store.as_tenant(OPERATOR)
@@ -55,7 +55,7 @@ async def _rest(store: PostgresStore, team: str, number: int) -> None:
 
 
 async def _raw(dsn: str, team: str, job: Job) -> None:
-    """Write rows that only the daemon writes, and rarely."""
+    """Write rows that only the daemon writes, which no call of the API creates."""
     connection = await asyncpg.connect(dsn)
     try:
         await connection.execute("INSERT INTO drops (channel_id, reason, n) VALUES ($1, 'old', 1)", f"channel-{team}")

@@ -1,7 +1,7 @@
-"""`python -m tests.security.tenancy`: does red see anything of blue, by any call? The last line is JSON.
+"""`python -m tests.security.tenancy`: checks that no call shows team red anything of team blue. The last line is JSON.
 
-Every call is made in two worlds: one with both teams, one in which blue never was. What red learns must be the same in
-both, but for what is random in itself: ids and times are replaced by their order of appearance.
+Every call is made in two worlds: one with both teams, one without blue. Red's answers must be the same in both. Random
+ids and times are replaced by their order of appearance.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from tests.security.http_driver import HttpDriver
 from tests.security.world import World, world
 
 STIR_EVERY = 4
-"""Calls between two acts of blue."""
+"""Number of calls between two actions of blue."""
 CURSOR = re.compile(r'(?:(?<="next":")|(?<="next": "))[\w-]+(?=")')
 RANDOM = re.compile(
     r"gb_[a-z2-7]{8}_[a-z2-7]{32}"  # tokens
@@ -44,7 +44,7 @@ RANDOM = re.compile(
 
 
 class Plain:
-    """Makes the answers of one world comparable with those of another."""
+    """Normaliser that makes the answers of one world comparable with those of another."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
@@ -59,7 +59,7 @@ class Plain:
 
 
 def _opened(found: re.Match[str]) -> str:
-    """A cursor is read, so that what it gives away is seen."""
+    """Return the decoded content of a cursor, so that its content is compared as well."""
     try:
         return base64.urlsafe_b64decode(found[0] + "=" * (-len(found[0]) % 4)).decode()
     except (binascii.Error, UnicodeDecodeError):
@@ -73,7 +73,7 @@ class Verdict:
 
 
 async def compare(driver: Driver, both: World, alone: World) -> Verdict:
-    """A failure of the server counts as a leak: it proves nothing. Raises Unplayed."""
+    """Compare the answers of two worlds. A failure of the server counts as a leak. Raises Unplayed."""
     asked, again = driver.asks(both), driver.asks(alone)
     assert [ask.label for ask in asked] == [ask.label for ask in again]
     verdict = Verdict()

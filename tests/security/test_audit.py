@@ -1,4 +1,4 @@
-"""Every operation that writes leaves an entry in the audit, and no call that was refused does."""
+"""Every write leaves an audit entry, and no refused call does."""
 
 from broker.domain.tenancy import Tenant
 from broker.ports import AuditFilter

@@ -1,4 +1,4 @@
-"""Parsers of strangers' data answer or refuse any bytes: a sample of `python -m tests.security.fuzz`."""
+"""Sample of `python -m tests.security.fuzz`: parsers of untrusted data accept or refuse any bytes."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ def test_a_file_without_changes_is_accepted(name: str) -> None:
 
 
 def test_changed_files_crash_and_stall_no_parser(tmp_path: Path) -> None:
-    """The commit chooses the cases."""
+    """The seed of the cases is the commit."""
     seed = int(tiers.commit() or "0", 16) % 2**32
     command = [sys.executable, "-m", "tests.security.fuzz", "--cases", "1300", "--seed", str(seed), "--kept", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True)

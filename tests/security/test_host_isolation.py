@@ -69,7 +69,7 @@ async def finished(daemon: Daemon, client: AsyncClient, job: str) -> JobDetail:
 
 
 async def test_attacks_of_a_second_team_fail(daemon: Daemon, red: AsyncClient) -> None:
-    """The same script finds nothing of the daemon, which lives, and leaves no mount on the host."""
+    """The attacks find nothing of the daemon. The daemon survives, and no mount stays on the host."""
     assert daemon.process is not None
     async with daemon.client() as admin:
         own = await run_script(admin, b"print(1)")

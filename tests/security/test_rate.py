@@ -1,4 +1,4 @@
-"""One token has one rate, over HTTP and gRPC together."""
+"""HTTP and gRPC calls of a token share one rate limit."""
 
 import grpc
 import pytest

@@ -1,4 +1,4 @@
-"""Row-level security on a real PostgreSQL: what the API's connections can see, and that each of its parts is needed."""
+"""Row-level security on a real PostgreSQL: the rows that the API's connections see, and the need for each policy."""
 
 import asyncio
 import shutil
@@ -186,7 +186,7 @@ async def test_databases_of_one_cluster_migrate_at_once(cluster: str) -> None:
 
 
 async def test_external_servers_user_needs_two_administrator_statements(cluster: str) -> None:
-    """The user owns its database and may make no role: the message has what to run, and then all is held as well."""
+    """The user owns its database and may create no role. The error names two statements that make isolation work."""
     await run(cluster, "CREATE ROLE broker LOGIN", "CREATE DATABASE broker OWNER broker")
     parts = urlsplit(cluster)
     dsn = urlunsplit(parts._replace(netloc=parts.netloc.replace("postgres@", "broker@"), path="/broker"))

@@ -1,4 +1,4 @@
-"""Nothing of one team is visible to another by any call; and if it were, it would be found."""
+"""No call shows one team's data to another team, and the check detects planted leaks."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -40,7 +40,7 @@ async def test_postgres_gives_nothing_away(transport: str, stores: list[Postgres
 
 
 class Some(HttpDriver):
-    """A few of the calls."""
+    """Driver that makes only a few of the calls."""
 
     def __init__(self, operations: set[str]) -> None:
         self._operations = operations

@@ -12,7 +12,7 @@ from tests.security.drivers import Unplayed
 from tests.security.world import BLUE, PERSON, RED, World, data_set
 
 Tries = Sequence[tuple[str, Any]]
-"""(what it is, the value): the first is part of the label, the second differs from world to world."""
+"""(description, value) pairs. The description is part of the label; the value differs between worlds."""
 
 
 class ParameterValues:

@@ -1,8 +1,8 @@
-"""A served installation with the team red, and, unless it is the world without it, the team blue.
+"""Served installation with the team red and, in one of two worlds, the team blue.
 
 Both teams use the same names, so that a look-up by name alone finds the wrong team's row. In the world without blue,
-all values of blue are invented: of the same form, and unused. Only its uploads are the same in both worlds, because
-their content is their name.
+all values of blue are unused values of the same form. Only blue's uploads are the same in both worlds, because their
+name is their hash.
 """
 
 import base64
@@ -47,14 +47,14 @@ class Side:
 
     headers: Headers
     jobs: dict[str, str]
-    """running, resting, queued"""
+    """Job ids by the keys running, resting and queued."""
     attempt: str
     token: str
     ref: str
     archive: str
     channel: str
     moment: str
-    """Time at which the team's first job was made, ISO 8601."""
+    """Creation time of the team's first job, ISO 8601."""
 
 
 @dataclass
@@ -69,12 +69,12 @@ class World:
     acts: int = 0
 
     def cursor(self, entry: str) -> str:
-        """A page that begins a moment after red's first job was made, at `entry`."""
+        """Return the cursor of a page that begins at `entry`, a moment after red's first job was created."""
         then = datetime.fromisoformat(self.own.moment) + timedelta(microseconds=1)
         return base64.urlsafe_b64encode(f"{then.isoformat()} {entry}".encode()).decode().rstrip("=")
 
     async def stir(self) -> None:
-        """Blue does something, so that what red sees would change if it could."""
+        """Let blue act, so that red's answers would change if red saw anything of blue."""
         if not self.blue:
             return
         self.acts += 1
@@ -104,7 +104,7 @@ class World:
 @asynccontextmanager
 async def world(store: Store, *, blue: bool) -> AsyncIterator[World]:
     async with serving(store, memory_blobs(), settings=SETTINGS) as api, AsyncExitStack() as stack:
-        # What the market taught the daemon is everybody's, but not in the words of the launch that taught it.
+        # All teams see which offers are unavailable, but not the message of the launch that found it out.
         words = "blue's machine gb-test-1 never came" if blue else "somebody's"
         await store.block_offer(api.market.items[0].id, words, for_s=HOUR)
         other = await _peopled(api, BLUE, "blue's own") if blue else _made_up(api)
@@ -166,7 +166,7 @@ async def _claimed(store: Store, job: JobId) -> Job:
 
 
 async def _run(api: Running, job: JobId, mark: str) -> str:
-    """Trains, with a charge, a log and a checkpoint."""
+    """Let a job train with a charge, a log and a checkpoint."""
     store, blobs = api.service.store, api.service.blobs
     row = await _claimed(store, job)
     change = replace(admission(row), decision=packed(quoted([offer(id=mark)])))
@@ -214,7 +214,7 @@ def _tar(mark: str) -> bytes:
 
 
 async def read(response: aiohttp.ClientResponse) -> str:
-    """The body; of a stream what came up to its first sign that nothing is new."""
+    """Return the body; of a stream only the part before its first keep-alive."""
     if response.content_type != "text/event-stream":
         return (await response.read()).decode(errors="replace")
     text = ""

@@ -29,9 +29,9 @@ from tests.sim.run import quiet, simulate
 
 PROGRESS_S = 10.0
 MANY = 1_000
-"""Number of lifetimes in which every kind of fault must strike."""
+"""Number of lifetimes within which every kind of fault must have struck."""
 SPACE = 10_000
-"""A commit's seeds begin at one of these, and are as many."""
+"""Number of seeds of one commit; they begin at a multiple of it."""
 
 
 def run_seeds(seeds: range, *, lifetimes: int | None, hints: bool, processes: int | None) -> int:

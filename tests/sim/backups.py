@@ -1,4 +1,4 @@
-"""A backup of the database is restored: what was written since is lost, and the world is ahead of its rows."""
+"""Restore of a database backup: later writes are lost, so machines and objects exist that no row records."""
 
 import asyncio
 import copy
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 DOWN_S = 30.0
 """Least seconds from the end of the last broker to the start of the first one on the restored copy."""
 LOOK_S = 60.0
-"""Between two looks of people for machines that no row knows."""
+"""Seconds between two checks of users for machines without a row."""
 PATIENCE_S = 900.0
-"""After this they end such machines also where these still train."""
+"""Seconds after which users end such machines even if these still train."""
 OF_SERVER = frozenset({"clock", "hints"})
 """Columns of the store that a backup does not contain."""
 
@@ -43,8 +43,10 @@ class Backups:
         return self.jobs.get(own) if row is None else row.value
 
     async def restore(self, fault: Fault) -> None:
-        """The backup is made now. Every broker is stopped before it is restored, as docs/guide/operating.md asks for,
-        and so are their launchers."""
+        """Make a backup now, and restore it at the end of the fault.
+
+        All brokers and their launchers are stopped before the restore, as docs/guide/operating.md requires.
+        """
         world, made_at = self._world, self._world.loop.time()
         backup = copied(vars(world.state))
         await asyncio.sleep(max(0.0, fault.for_s - DOWN_S))

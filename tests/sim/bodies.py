@@ -33,12 +33,12 @@ FAILURES = (Outcome.USER_ERROR, Outcome.DATA, Outcome.OOM, Outcome.INFRASTRUCTUR
 
 @dataclass(kw_only=True)
 class Trainee:
-    """An agent's state of one attempt. `began_with`: weights as restored, of step `first`."""
+    """State of one attempt's agent. `began_with`: restored weights of step `first`."""
 
     origin: Origin
     objects: Objects
     disk: Any
-    """A `Folder`: what is saved next."""
+    """`Folder` with the files of the next save."""
     began_with: bytes
     first: int
     deadman: DeadMan
@@ -51,7 +51,7 @@ class Body(VirtualBackend):
     world: "World"
     silent: set[str]
     stopped: dict[str, float]
-    """Machines that do nothing any more and bill until they are destroyed, and from when on listings say so."""
+    """Stopped machines, which bill until they are destroyed, with the time since which listings show the stop."""
     returned: dict[str, float]
     """Machines that were stopped and run again, with the time of their restart."""
 
@@ -59,7 +59,7 @@ class Body(VirtualBackend):
         super().__init__(*args, **kwargs)
         self.silent, self.stopped, self.returned = set(), {}, {}
         self._finished: set[str] = set()
-        """Machines whose agents have said their last word: they bill until they are destroyed, or end themselves."""
+        """Machines whose agents have written the final report. They bill until they are destroyed or end themselves."""
         self._self_stop_s: dict[str, float] = {}
         self._unstarted: set[str] = set()
         """Machines whose launchers have not started an agent yet."""

@@ -1,4 +1,4 @@
-"""The cloud of the simulation, and each broker's connection to it: calls get lost, late, doubled and refused."""
+"""Simulated cloud, and each broker's connection to it, which loses, delays, doubles and refuses calls."""
 
 import asyncio
 import math
@@ -30,10 +30,12 @@ T = TypeVar("T")
 FOREIGN = ("gb-other-aaaaaaaaaaaaa", "gb-test-aaaa", "gb-test-aaaaaaaaaaaaa-2", "xgb-test-aaaaaaaaaaaaa", "gb-test")
 """Names of other owners' machines that look like ours."""
 AGENT_START_S = 40.0
-"""Seconds to the first heartbeat where launchers start the agents, as SkyPilot does by SSH: with every second seed."""
+"""Seconds to the first heartbeat if launchers start the agents, as SkyPilot does by SSH; so it is with every second
+seed.
+"""
 EARLY = (AttemptState.PLANNED, AttemptState.LAUNCHING)
 SWEEPS: ContextVar[bool] = ContextVar("sweeps", default=False)
-"""Set in the sweep's own task, and so in each destroy that it begins."""
+"""True in the sweep's task and in each destroy that the sweep begins."""
 
 
 @dataclass(kw_only=True)
@@ -55,9 +57,9 @@ class DrawnCloud(SimulatedCloud):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.terminated: dict[str, Observed] = {}
-        """Every second cloud lists what was destroyed for an hour."""
+        """Destroyed machines, which every second cloud lists for an hour."""
         self.surplus: set[str] = set()
-        """Surplus machines: those that a create made in excess of the purchase because it was carried out twice."""
+        """Surplus machines, which exist because the cloud carried out a create twice."""
         self._right = self._config
         starts = unit(self._config.seed, "launchers start agents") < 0.5
         self._caps = replace(
@@ -65,7 +67,7 @@ class DrawnCloud(SimulatedCloud):
             agent_start_s=AGENT_START_S if starts else None,
         )  # fmt: skip
         self._sells: tuple[int, Sequence[Offer]] = (-1, ())
-        """Prices and stock stand still within a bucket of time."""
+        """Bucket of time and its offers; prices and stock are constant within a bucket."""
         self._lists_creation_time = unit(self._config.seed, "dates") >= 0.5
         """True: listings state the creation time of machines."""
         self._foreign = [
@@ -183,12 +185,12 @@ class DrawnCloud(SimulatedCloud):
 
 @dataclass(kw_only=True, eq=False)
 class Launch:
-    """A create that is under way at the cloud, independent of its caller's fate."""
+    """Create in progress at the cloud, which may outlive its caller."""
 
     name: InstanceName
     launched_by: str
     outlives: bool
-    """It goes on when its client dies."""
+    """True: the create continues when its caller dies."""
     unwanted: bool = False
     work: asyncio.Task[Sequence[Handle]] | None = None
 

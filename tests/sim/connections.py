@@ -1,4 +1,4 @@
-"""Each broker's own connections to the database and to the blob store; calls fail before or after their effect."""
+"""Connections of each broker to the database and the blob store, whose calls fail before or after their effect."""
 
 import inspect
 from bisect import bisect_left, insort
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 LAST = chr(0x10FFFF)
-"""Sorts behind every character of a key."""
+"""Character that sorts after every character of a key."""
 
 
 class Objects:
@@ -27,7 +27,7 @@ class Objects:
     def __init__(self) -> None:
         self.data: dict[str, tuple[bytes, int]] = {}
         self.modified: dict[str, float] = {}
-        """When each was last written, by the store's own clock, in virtual seconds."""
+        """Time of each object's last write by the store's clock, in virtual seconds."""
         self.writes = 0
         self._keys: list[str] = []
         """Keys in order."""
@@ -50,8 +50,10 @@ class Objects:
 
 
 class BlobConnection:
-    """`ports.Blobs` of one broker, or with `broker` None of the machines. No port reports the date of a listed object;
-    a mutant asks `modified`."""
+    """`ports.Blobs` of one broker; `broker` None: of the machines.
+
+    `ports.Blobs` reports no dates of objects; a mutant reads them from `modified`.
+    """
 
     local = True
     scopes = False
@@ -124,14 +126,14 @@ class BlobConnection:
 
 
 class NoHints(Hints):
-    """Every hint is lost: no NOTIFY comes through."""
+    """Hints that are all lost, as if no NOTIFY arrived."""
 
     def hint(self, topic: str) -> None:
         """Wake no waiting call."""
 
 
 class StoreConnection:
-    """The memory store as one process sees it; every method of `ports.Store` and `ports.TenantStore`."""
+    """Memory store as one process reaches it, with every method of `ports.Store` and `ports.TenantStore`."""
 
     def __init__(self, world: "World", process: Process, broker: int, inner: Any) -> None:
         self._world = world

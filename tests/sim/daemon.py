@@ -1,4 +1,4 @@
-"""A broker's process: what the daemon runs, and what it calls a bug of its own."""
+"""Broker's process: the daemon's controllers, and the errors that count as bugs of gpubroker."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from broker.runtime.control_loop import run_forever
 
 
 async def daemon(clock: DatabaseClock, market: MarketPoller, fleet: Fleet) -> None:
-    """Start the daemon again until it runs."""
+    """Start the daemon repeatedly until it runs."""
     started = False
     while not started:
         try:

@@ -1,5 +1,6 @@
-"""A machine's way to the blob store: the calls of obstore that the trainer's own checkpoint code makes, without
-threads or chance. `trainers` puts them in place while a simulation runs."""
+"""Deterministic replacement, without threads, of the obstore calls and disks that the trainer's checkpoint code uses.
+
+`trainers` installs the replacement while a simulation runs."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,16 +20,16 @@ WEIGHTS = "weights"
 
 
 class Died(Exception):
-    """The machine is gone; nothing of it goes on."""
+    """Raised in an agent whose machine is gone."""
 
 
 def weights(job: str, step: int) -> bytes:
-    """Return the weights of a job after `step` steps, each made once and in order."""
+    """Return the weights of a job after `step` steps, each taken once and in order."""
     return f"{job}:{step}".encode()
 
 
 def trained(before: bytes, job: str, since: int, to: int) -> bytes:
-    """Return weights after the steps in between; those that are not this job's at `since` never become so again."""
+    """Return the weights after the steps from `since` to `to`. Wrong weights at `since` give wrong weights."""
     return weights(job, to) if before == weights(job, since) else before + f" and {job}:{since}..{to}".encode()
 
 

@@ -1,4 +1,4 @@
-"""Faults drawn from the seed: a list that can be shrunk one by one, and the weather that the faults cause."""
+"""Faults drawn from the seed: the plan, which can be shrunk fault by fault, and the faults active at a moment."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -9,9 +9,9 @@ from providers.simulated.market import rng, unit
 from tests.sim.strikes import Strikes
 
 CALM_S = 1500.0
-"""After this no fault begins; by then all are over, but for an absence of all brokers."""
+"""Virtual second after which no fault begins. All faults have ended by then, except an absence of all brokers."""
 TAIL_S = 150.0
-"""Back-offs and leases that a fault leaves behind."""
+"""Seconds for which back-offs and leases last after a fault."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ SHARES: Mapping[str, tuple[float, float]] = {
     "blobs.error": (0.05, 0.5),
     "blobs.down_for_all": (1.0, 1.0),
 }
-"""Kinds that last, with the share of calls that they hit."""
+"""Kinds of faults with a duration, each with the range of the share of calls that it hits."""
 WITH: Mapping[str, Sequence[tuple[str, float]]] = {
     "cloud.deaf": (("people.stop_launch", 0.5), ("cloud.slow_create", 0.7)),
     "launcher.unknown": (("cloud.lost_reply", 0.5),),
@@ -71,7 +71,7 @@ RARE = (
     "cloud.short_life", "cloud.twice", "cloud.wrong_machine", "kill.launching", "launcher.unknown",
     "machine.torn_save", "store.down", "store.error",
 )  # fmt: skip
-"""They strike a create, a save, a destroy or one broker's calls only, and so are drawn more often than the others."""
+"""Kinds that strike only a create, a save, a destroy or one broker's calls, and are therefore drawn more often."""
 AIMED = ("people.stop_launch", "people.stop_birth")
 """Kinds for plans that aim, drawn only together with others: a user stops a job as its machine is launched or starts to
 run."""
@@ -84,7 +84,7 @@ OF_JOBS = (
     "preempt", "preempt", "preempt", "preempt_with_notice", "lose_node", "silence", "zombie_trainer", "stop",
     "raise_cap", "late_machine", "rot", "host_stops",
 )  # fmt: skip
-"""One of these is drawn for each job, in addition to what befalls the installation."""
+"""Kinds of which one is drawn for each job, in addition to the faults of the installation."""
 JOBS = (1, 2, 4, 8, 12, 16)
 BENIGN = frozenset({
     "preempt", "preempt_with_notice", "lose_node", "silence", "zombie_trainer", "stop", "raise_cap", "cloud.prices",
@@ -92,21 +92,21 @@ BENIGN = frozenset({
     "cloud.partial", "cloud.twice", "machine.torn_save", "rot", "late_machine", "clock", "host_stops",
     "cloud.list_stopped", "cloud.price_moves", "trainer_fails", "node_stops", *AIMED,
 })  # fmt: skip
-"""They excuse nothing: neither delay nor overspending."""
+"""Kinds that excuse neither delay nor overspending."""
 OF_BROKERS = frozenset({
     "kill", "freeze", "cloud.cut", "store.down", "store.error", "store.unknown_commit", "blobs.down",
 })  # fmt: skip
 AWAY_S = (450.0, 700.0, 1500.0, 3000.0, 4000.0)
-"""Seconds for which all brokers are away. In the first of these trainers stop; after the last they have certainly
-stopped.
-"""
+"""Seconds for which all brokers are away. Trainers may stop during the shortest, and have stopped after the longest."""
 LOST_S = (60.0, 200.0, 600.0)
 """Seconds of the database's history that a restore of a backup loses."""
 KINDS = (
     *SHARES, "people.stop_launch", "people.init_from", *dict.fromkeys(INSTANTS), "away", "restored", "trainer_fails",
     "node_stops",
 )  # fmt: skip
-"""All that a seed draws; `people.init_from` with a job, not with the plan: it starts from another's checkpoint."""
+"""All kinds that a seed draws. `people.init_from` (a start from another job's checkpoint) is drawn with a job, not in
+the plan.
+"""
 
 
 def jobs_of(seed: int) -> int:
@@ -160,7 +160,7 @@ def _instant(draw: random.Random, kinds: Sequence[str], at: float) -> Fault:
 
 @dataclass
 class Weather:
-    """The faults that last at this moment. A draw for one purpose does not depend on draws for others."""
+    """Faults that are active at this moment. A draw for one purpose does not depend on draws for others."""
 
     seed: int
     strikes: Strikes
@@ -196,7 +196,7 @@ class Weather:
 
 
 def at_work(plan: Sequence[Fault], since: float, until: float) -> int:
-    """Return how many faults of the installation happened, or lasted, in a span.
+    """Return the number of the installation's faults that happened or were active in a span.
 
     Faults of one job are counted where they strike.
     """

@@ -9,13 +9,16 @@ from tests.sim.many import pool
 from tests.sim.mutants import MUTANTS, Hunt, Mutant, hunt
 
 CAUGHT = Path(__file__).with_name("caught.json")
-"""The seed and the invariant that caught each mutant, by the mutant's name. Whatever the product does otherwise makes
-another simulation of a seed: so these are only where to look first."""
+"""File with the seed and the invariant that caught each mutant. Every change of the product changes the simulation of a
+seed, so these seeds are only tried first.
+"""
 
 
 def mutants(seeds: Sequence[int], only: str | None, *, known: bool, note: bool) -> int:
-    """Each must be caught by an invariant that is named for it. `known`: the seeds that caught them before come first;
-    `note`: those that catch them now are written down."""
+    """Plant mutants and report those that no seed catches by an invariant named for them.
+
+    `known`: try the seeds of `CAUGHT` first. `note`: write the seeds that caught a mutant to `CAUGHT`.
+    """
     known_by = json.loads(CAUGHT.read_text())
     needed: list[int] = []
     chosen = [mutant for mutant in MUTANTS if only is None or only in mutant.name]

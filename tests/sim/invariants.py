@@ -62,11 +62,11 @@ class Watch:
         self._furthest: dict[JobId, int] = {}
         self._told_since, self._held = dict[AttemptId, float](), dict[AttemptId, float]()
         self.stands, self.born_at = list[MachineRecord](), dict[str, float]()
-        """`born_at`: each machine, by its id: when it last came to stand."""
+        """`born_at`: time of each machine's creation or latest restart, by the machine's id."""
         self.measures = Measures()
         self.keeping, self.budgets, self.orphans = Keeping(world), MoneyChecks(world), Orphans(world)
         self._acknowledged: dict[str, JobId] = {}
-        """Jobs that were answered, by their key."""
+        """Jobs whose submission was answered, by idempotency key."""
 
     # ----------------------------------------------------------------------------------------------------- the people
 
@@ -230,7 +230,7 @@ class Watch:
             self._fail("no_false_death", f"{to.name} works, and was taken for hung")
 
     def _returned(self) -> set[str]:
-        """Return machines that run again, though a look may have been made before."""
+        """Return machines that run again, although a broker may have polled them while they were stopped."""
         look_s = self._world.cloud.caps.list_lag_s + 60.0
         return {name for name, at in self._world.body.returned.items() if self.calm_s(at) < look_s}
 
@@ -322,7 +322,7 @@ class Watch:
             self.measures.wanted(own, self._world.cloud.surplus)  # a surplus machine is then the only one to adopt
 
     def able(self) -> None:
-        """Record a change in which brokers can observe a death or destroy a machine."""
+        """Record which brokers can now observe a death or destroy a machine."""
         world, down = self._world, self._world.weather.lasts
         running = [s.number for s in world.slots if not (s.process.dead or s.process.frozen)]
         cut = (down("store.down", number) or down("cloud.cut", number) for number in running)
@@ -347,7 +347,7 @@ class Watch:
     # --------------------------------------------------------------------------------------------- now and then, at end
 
     def tick(self) -> None:
-        """Check durations, without the time of disturbances."""
+        """Check durations, from which the time of disturbances is subtracted."""
         world, now = self._world, self._world.loop.time()
         self.keeping.tick()
         self.orphans.tick()
@@ -376,9 +376,7 @@ class Watch:
                 self._fail("live_state_ends", f"{one.id} is {one.state} for {calm:.0f} s: {one.detail}")
 
     def _kept_s(self, one: Attempt) -> float:
-        """Return the seconds for which the machine of a failed attempt is kept for its user, who may end that by a
-        stop.
-        """
+        """Return the seconds for which the machine of a failed attempt is kept; a stop by the user ends them."""
         job = self._world.state.jobs[one.job_id].value
         failed = one.state is AttemptState.TERMINATING and one.final is not None and one.final.outcome in FAILURES
         return job.spec.keep_on_failure if failed and not (job.stop_requested or one.signal) else 0.0

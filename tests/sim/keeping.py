@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SLACK_S = 60.0
 """Allowed seconds for a heartbeat, a poll and the last save, in addition to the time of a drain."""
 ENOUGH = 2
-"""Commits of a later attempt after which an ended one's are not gone back to any more."""
+"""Commits of a later attempt after which no resume uses the checkpoints of an ended one."""
 
 
 def _attempt(key: str) -> str:
@@ -30,10 +30,10 @@ class Keeping:
     def __init__(self, world: "World") -> None:
         self._world = world
         self.rotten: set[JobId] = set()
-        """Jobs of which something that they saved was damaged."""
+        """Jobs with a damaged checkpoint."""
 
     def saved(self, job_id: JobId, but: str = "") -> int:
-        """Return the furthest step; a trainer that goes on after its end may have saved it twice."""
+        """Return the furthest saved step. `but`: key to ignore, because a surviving trainer may save a step twice."""
         found = furthest_first([key for key in self._world.objects.below(keys.checkpoints(job_id)) if key != but])
         return step_of(found[0]) if found else 0
 
@@ -89,7 +89,7 @@ class Keeping:
             self._world.fail("good_checkpoint_kept", f"{key} was deleted, and {heir} starts from it")
 
     def _named_by(self, job_id: JobId, key: str) -> JobId | None:
-        """Return a job that lives, starts from this one, and has named this checkpoint."""
+        """Return a live job that starts from this job's checkpoint `key`, or None."""
         state = self._world.state
         for own in self._world.jobs:
             job = state.jobs[own].value
@@ -114,7 +114,7 @@ class Keeping:
         return any(beyond.count(one) >= ENOUGH for one in later)
 
     def tick(self) -> None:
-        """Check that machines that saw no lease renewed for too long, in a readable store, have saved and stopped."""
+        """Check that machines which read an unchanged lease for too long have saved and stopped."""
         world, now = self._world, self._world.loop.time()
         limit_s = world.limits.deadman_s + world.limits.drain_s + SLACK_S
         if now - world.touched_at <= limit_s:

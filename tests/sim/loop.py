@@ -1,7 +1,7 @@
-"""A seeded event loop with virtual time: nothing sleeps, what is ready runs in an order drawn from the seed.
+"""Seeded event loop with virtual time: it never sleeps, and ready callbacks run in an order drawn from the seed.
 
-Each callback belongs to the process (a broker's incarnation) in whose context it was made. A killed process never runs
-again, not even its `finally`; a frozen one runs nothing until it is thawed, and then all that became due meanwhile.
+Each callback belongs to the process (one start of a broker) in whose context it was created. A killed process never
+runs again, not even its `finally`. A frozen process runs nothing until it is thawed, and then all due callbacks.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import Any
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 FEW = 64
-"""Tasks that are over and yet kept are no more than this and those that are not."""
+"""Finished tasks are dropped when there are more tasks than twice the unfinished ones plus this number."""
 LIVELOCK = 200_000
 """Number of callbacks within one virtual instant that counts as an endless loop."""
 
@@ -38,10 +38,10 @@ class Process:
     frozen: bool = False
     steps: int = 0
     kill_at: int | None = None
-    """It dies instead of running this callback."""
+    """Number of the callback instead of which the process dies; None: it is not killed."""
     held: "list[Due]" = field(default_factory=list)
     kept: list[asyncio.Task[Any]] = field(default_factory=list)
-    """A killed one's tasks: they are not collected, since that would run their `finally`."""
+    """Tasks of a killed process, which stay referenced because garbage collection would run their `finally`."""
 
 
 WHO: ContextVar[Process | None] = ContextVar("process", default=None)
@@ -71,9 +71,9 @@ class _Task(asyncio.Task[Any]):
 
 
 class Due(float):
-    """A callback that waits for its turn, or for its time, which it is: so a heap compares it as quickly as a number.
+    """Callback that is ready or waits for its time. It is a float (its time), so that a heap compares it quickly.
 
-    What `asyncio` asks of a handle, and no more.
+    It has only those methods of a handle that `asyncio` calls.
     """
 
     __slots__ = ("args", "callback", "context")
@@ -92,7 +92,7 @@ class Due(float):
 
 
 class Sleep:
-    """A span of virtual time. When it is over the task goes on at once: a future would take a second callback."""
+    """Awaitable span of virtual time. The task continues in the same callback, which a future would not allow."""
 
     __slots__ = ("_asyncio_future_blocking", "_cancelled", "_due", "_loop", "_wake", "_when")
     _wake: Callable[["Sleep"], None]
@@ -135,7 +135,7 @@ class SimLoop(base_events.BaseEventLoop):
         self._waiting: list[Due] = []
         self._later: list[Due] = []
         self._most = LIVELOCK
-        """Callbacks that may have run when this moment ends."""
+        """Number of callbacks above which the current moment counts as a livelock."""
         self._ended = False
         self.tasks: list[asyncio.Task[Any]] = []
         self._many = FEW

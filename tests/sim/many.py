@@ -16,7 +16,7 @@ CHUNK = 4
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationResult:
-    """Result of one seed. `story`: of a broken invariant, with the fewest faults that still break it; or empty."""
+    """Result of one seed. `story`: text about a broken invariant and the fewest faults that break it; empty: none."""
 
     outcome: Outcome
     story: str

@@ -1,4 +1,4 @@
-"""Durations in virtual seconds: no invariants, but figures for the last line of a run."""
+"""Durations in virtual seconds, reported in the last line of a run; they are no invariants."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ def attempt_of_machine(machine_id: str) -> AttemptId:
 
 @dataclass
 class Helpless:
-    """Spans in which no broker could do a thing; the first one begins at the start."""
+    """Spans in which no broker could act; the first one begins at the start."""
 
     _over: list[tuple[float, float]] = field(default_factory=list)
     _since: float | None = 0.0
@@ -41,13 +41,13 @@ class Measures:
     leak_ages: list[float] = field(default_factory=list)
     """Seconds of each leak in which a broker could act."""
     leak_ages_raw: list[float] = field(default_factory=list)
-    """All of it."""
+    """Seconds of each leak."""
     detects: list[float] = field(default_factory=list)
     """Seconds from a death without notice until its attempt was terminating, limited to the time in which a broker
     could see the death.
     """
     detects_raw: list[float] = field(default_factory=list)
-    """All of it."""
+    """Seconds from a death without notice until its attempt was terminating."""
     _unwanted: dict[str, float] = field(default_factory=dict)
     _lost: dict[AttemptId, float] = field(default_factory=dict)
     _idle: Helpless = field(default_factory=Helpless)

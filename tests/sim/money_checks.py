@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 SPENT = (LedgerKind.CHARGE, LedgerKind.ADJUSTMENT)
 TOLD_S = 60.0
-"""Within this a broker has written what it was shown."""
+"""Seconds within which a broker has written what a listing showed."""
 FRESH_S = 0.1
-"""A listing that is this much younger than what counts as young enough is for certain."""
+"""Seconds by which a listing must be younger than the limit to be certainly young enough."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """A listing as one broker was given it; virtual seconds."""
+    """Listing that one broker received; virtual seconds."""
 
     begun: float
     answered: float
@@ -44,7 +44,7 @@ class Listed:
 
 
 def highest(offer: Offer) -> Decimal:
-    """Return dollars an hour that a machine may come to cost."""
+    """Return the highest dollars an hour that a machine may cost."""
     return max(offer.usd_per_hour, offer.on_demand_usd_per_hour or ZERO) if offer.price_moves else offer.usd_per_hour
 
 
@@ -58,7 +58,7 @@ class MoneyChecks:
         self._surplus_seen: dict[AttemptId, dict[str, float]] = {}
         """Processes that received a listing with more machines than were bought, with the first time, by attempt."""
         self._sent: dict[AttemptId, float] = {}
-        """When the row of each said that its create may be sent."""
+        """Time at which each attempt's row recorded that its create may be sent."""
         self._lost_since: dict[str, float] = {}
         """Times of the restored backup, by processes that ended before the restore: it lacks their later writes."""
         self._asked: dict[tuple[str, AttemptId], Charged] = {}
@@ -136,8 +136,10 @@ class MoneyChecks:
         self._sent[attempt.id] = min(at, self._sent.get(attempt.id, at))
 
     def _unseen(self, process: Process, name: InstanceName, since: float) -> float:
-        """When it had been given two listings in a row without the machine, and none with it any more; or when it could
-        charge nothing any more."""
+        """Return the time at which a process knew that a machine was gone.
+
+        It is the second consecutive listing without the machine after the last one with it, or the process's end.
+        """
         without: list[float] = []
         for one in self._listed.get(process.id, ()):
             if one.begun >= since:
@@ -302,7 +304,7 @@ class MoneyChecks:
         if self._moves(attempt):
             spans = self._world.prices.spans(offer, self._charges.get(attempt.id, []), begun, until)
             one = dearest([*spans], offer.billing_quantum_s)
-        # A machine too many is charged until a broker is shown that it is gone: at the most for all of the time.
+        # An extra machine is charged until a listing without it reaches a broker: for the whole time at most.
         machines = attempt.line.nodes + sum(stand.id in self._world.cloud.surplus for stand in stands)
         most = one * machines / 3600
         charged = attempt.charged_usd - attempt.traffic_usd

@@ -1,8 +1,8 @@
 """Moves of running attempts in a share of the installations, and what holds of each move.
 
-Simulated jobs are scripts, whose duration is unknown, so the product would move none. In these installations a decision
-of this module stands in its place: it moves an attempt that has saved to any spot offer on sale. All that follows from
-a move is the product's own.
+Simulated jobs are scripts, whose duration is unknown, so the product would move none. In these installations this
+module replaces the product's decision: it moves an attempt that has saved to any spot offer on sale. Everything that
+follows from a move is the product's own.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ INSTALLATIONS, ATTEMPTS = 0.3, 0.6
 """Share of installations with moves, and of the attempts on demand in them that move."""
 STAY_S = 60.0
 SOLD_OUT_BUCKETS = 5
-"""Number of buckets of time for which spot is sold out, and for as many then on sale."""
+"""Number of buckets of time for which spot is sold out; it is then on sale for the same number."""
 
 
 class Moves:

@@ -1,4 +1,4 @@
-"""Planted mutants: one rule or function of the product replaced each. Each must break an invariant *by its name*."""
+"""Planted mutants: each replaces one rule or function of the product, and must break an invariant named for it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ class Mutant:
     caught_by: tuple[str, ...]
     patches: Patches
     aim: tuple[Fault, ...] | None = None
-    """The faults that lead to what it breaks, instead of those that a seed draws."""
+    """Faults that lead to the broken rule, in place of those that a seed draws; None: the seed's faults."""
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -70,7 +70,7 @@ ROT_AND_DEATH = tuple(
 LONG_AWAY = (Fault(kind="away", at=300.0, for_s=6000.0),)
 BACK_TO_TRAINING = (*(Fault(kind="preempt", at=at, target=n) for n, at in enumerate((150.0, 180.0, 210.0, 240.0))),
                     Fault(kind="restored", at=100.0, for_s=400.0))  # fmt: skip
-"""A backup of a moment after which machines were lost, and others bought."""
+"""Faults that restore a backup after which machines were lost and others bought."""
 BACK_TO_INTENT = (Fault(kind="restored", at=3.0, for_s=150.0),)
 BACK_TO_LAUNCH = (Fault(kind="preempt", at=15.0), Fault(kind="restored", at=5.5, for_s=200.0))
 PROVISIONING = "broker.controllers.provisioning"
@@ -333,7 +333,7 @@ MUTANTS = (
     ),
     _mutant(
         "heirs are not asked about", "good_checkpoint_kept",
-        ("tests.support.memory_store.job_data.MemoryGlobalJobData.unfinished_dependent", wrong.nobody),
+        ("tests.support.memory_store.job_data.MemoryGlobalJobData.unfinished_dependent", wrong.no_protected_job),
         aim=_now_and_then("preempt"),
     ),
     _mutant(

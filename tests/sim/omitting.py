@@ -1,4 +1,4 @@
-"""The gate of a simulated broker, whose listings omit a running machine or list it as stopped."""
+"""Rate limiter of a simulated broker, whose listings omit a running machine or list it as stopped."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 LATE_S = 2.0
-"""A beat may come so much later than it is due."""
+"""Seconds by which a heartbeat may be late."""
 
 
 class OmittingGate(RateLimitedProvider):

@@ -1,4 +1,4 @@
-"""Machines without an owner: none runs for long, and the sweep leaves alone the ones that it must spare."""
+"""Checks that no machine without an owner runs for long, and that the sweep spares the machines that it must."""
 
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ class Orphans:
         self._since = {one: self._since.get(one, now) for one in orphans}
         for one, since in self._since.items():
             if world.watch.calm_s(since) > longest_s:
-                world.fail("no_leak", f"{one} stands for {now - since:.0f} s, and nobody answers for it")
+                world.fail("no_leak", f"{one} stands for {now - since:.0f} s, and has no owner")
 
     def _has_an_owner(self, machine_id: str) -> bool:
         """Return True if the machine has an owner. A user ends machines whose rows a restored backup has lost."""

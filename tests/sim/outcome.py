@@ -12,7 +12,9 @@ from tests.sim.measures import percentile
 LEAK_GOAL_S = 180.0
 """Seconds for which a machine without an owner may run at most, counted while a broker could act."""
 LEAK_LIMIT_S = 300.0
-"""One that does fails a run. Where half of all calls fail for minutes, one in 15,000 lifetimes passes the goal."""
+"""Seconds above which a leak fails the run. It exceeds the goal, because one in 15,000 lifetimes passes that goal while
+half of all calls fail for minutes.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,7 @@ class Outcome:
     detects_raw: tuple[float, ...] = ()
     """Virtual seconds: see `Measures`."""
     strikes: Mapping[str, int] = field(default_factory=dict)
-    """Jobs that reached their end, by the kind of fault that truly struck them."""
+    """Number of finished jobs by the kind of fault that struck them."""
 
     @property
     def hash(self) -> str:
@@ -54,7 +56,7 @@ class Outcome:
 
     @property
     def lifetimes(self) -> int:
-        """Return jobs that reached their end and met a fault."""
+        """Return the number of finished jobs that met a fault."""
         return sum(met > 0 for met in self.lives)
 
     def without_trace(self) -> "Outcome":
@@ -94,7 +96,7 @@ def summary(done: Sequence[Outcome], seconds: float) -> dict[str, Any]:
 
 def too_long(outcome: Outcome) -> list[str]:
     """Return one line for each leak above the goal."""
-    what = "a machine that nobody wanted stood for"
+    what = "a machine without an owner ran for"
     return [f"seed {outcome.seed}: leak_age: {what} {age:.1f} s while somebody could act" for age in outcome.long_leaks]
 
 

@@ -1,4 +1,4 @@
-"""Users: they submit, and again if no answer came; they stop jobs, raise caps, and give up after a while."""
+"""Simulated users, who submit jobs, repeat unanswered submissions, stop jobs, raise caps, and give up after a while."""
 
 import asyncio
 import random
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PEOPLE = Tenant(team=DEFAULT_TEAM, owner="me")
 HEIRS = 0.15
-"""Share of jobs that begin with another one's checkpoint, where there is any."""
+"""Share of jobs that start from another job's checkpoint, if there is one."""
 WAIT_S = 1200.0
 """Seconds after the last fault until users give up jobs that wait for a reported reason. Unsuitable hosts are avoided
 for hours. Users return after the same time: a job that ran meanwhile may have spent its cap."""
@@ -72,7 +72,7 @@ class People:
         world.note("people", f"submitted {submitted.id}: {what}, {limits}")
 
     def _origin(self, draw: random.Random) -> JobId | None:
-        """Return a job that has committed something, as the daemon asks for, whether it still runs or not."""
+        """Return a job with a committed checkpoint, which `init_from` requires; the job may still run."""
         may = [own for own in self._world.jobs if self._world.watch.keeping.saved(own)]
         return draw.choice(may) if may else None
 

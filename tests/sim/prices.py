@@ -19,14 +19,18 @@ STEP_S = (5.0, 60.0)
 BARE = Decimal("0.9")
 """Listed share of a fixed price: the listing omits the disk, which is billed as well."""
 CLOCK_S = 2.0
-"""The database's clock is read over a way of up to a second, and what is charged is decided before it is written."""
+"""Seconds by which a charge's time may be off: a read of the database's clock takes up to a second, and a charge is
+written after its decision.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Charged:
-    """A charge that was written, up to `to`. `asked`: when its broker decided it. `begun`, `price`: of the listing that
-    it had then, if that was young enough and showed the price of every machine.
-    `partly`: of the last one that did, where that one showed some."""
+    """Written charge up to `to`. `asked`: time of its broker's decision.
+
+    `begun` and `price` are those of the listing that the broker had then, if that listing was young enough and showed
+    the price of every machine. `partly`: the last such listing, if the broker's listing showed only some prices.
+    """
 
     to: float
     asked: float

@@ -1,4 +1,4 @@
-"""Records of rows while they are watched."""
+"""Records of rows and leases, with which the invariants compare later writes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from broker.domain.job import Attempt, Job
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """A lease as it was given; `until` in virtual seconds of the database's clock."""
+    """Lease as granted; `until` in virtual seconds of the database's clock."""
 
     owner: str
     epoch: int

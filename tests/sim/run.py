@@ -11,7 +11,7 @@ from tests.sim.outcome import Outcome
 from tests.sim.world import World
 
 MOST_TRIES = 60
-"""Runs that a failing seed is shrunk by."""
+"""Maximum number of runs in which a failing seed is shrunk."""
 
 
 def simulate(seed: int, plan: Sequence[Fault] | None = None, *, hints: bool = True) -> Outcome:

@@ -1,4 +1,4 @@
-"""The event loop of the simulation does what asyncio's does, in virtual time, and kills and freezes processes."""
+"""The simulation's event loop behaves like asyncio's in virtual time, and kills and freezes processes."""
 
 import asyncio
 from collections.abc import Coroutine

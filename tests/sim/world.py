@@ -1,5 +1,5 @@
-"""An installation in virtual time: one to three brokers with the production wiring on one store, cloud and blob store,
-and people who submit, stop and pay more. Everything follows from the seed and the plan of faults."""
+"""Installation in virtual time: one to three brokers with the production wiring, one store, cloud and blob store, and
+users. Everything follows from the seed and the plan of faults."""
 
 import asyncio
 import logging
@@ -46,13 +46,13 @@ from trainer.contract import object_keys as keys
 from trainer.contract.documents import Limits
 
 DRAIN_S = 6000.0
-"""After the last fault everything is over by then."""
+"""Seconds after the last fault within which all jobs must end."""
 TICK_S = 10.0
 
 
 @dataclass(kw_only=True)
 class Slot:
-    """A place where a broker runs; its clock is the machine's."""
+    """Host of a broker, with the host's clock."""
 
     number: int
     skew_s: float
@@ -90,15 +90,15 @@ class World:
         self.jobs: list[JobId] = []
         self.submitted: dict[JobId, float] = {}
         self.own: dict[JobId, int] = {}
-        """Number of faults that concerned one job alone: of its machines, or of users' requests about it."""
+        """Number of faults of one job's machines or of users' requests about the job, by job."""
         self.blinks = self._draw.choice((0.0, 0.08))
-        """Share of machines that a listing leaves out, never twice in a row."""
+        """Share of machines that a listing omits, never twice in a row."""
         self.asked, self.expected = 0, jobs_of(seed)
         self.late: set[InstanceName] = set()
-        """Machines of attempts that had ended: their launchers were called dead, and were not."""
+        """Machines created after the end of their attempts, by launchers that the cloud wrongly reported as dead."""
         self._pinged: dict[str, float] = {}
         self.touched_at = 0.0
-        """When the brokers' lease was written last."""
+        """Time of the last write of the brokers' lease."""
         self._processes: dict[str, Process] = {}
         self.folder = Path(tempfile.mkdtemp(prefix="gb-sim-"))
         clock = SimClock(self.loop)
@@ -134,9 +134,9 @@ class World:
         )  # fmt: skip
 
     def _slot(self, number: int, skew_s: float) -> Slot:
-        nobody = Process(f"b{number}.0", dead=True)
+        unstarted = Process(f"b{number}.0", dead=True)
         clock = SimClock(self.loop, skew_s=skew_s)
-        return Slot(number=number, skew_s=skew_s, clock=clock, process=nobody)
+        return Slot(number=number, skew_s=skew_s, clock=clock, process=unstarted)
 
     # --- what is recorded
 

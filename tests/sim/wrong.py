@@ -1,4 +1,4 @@
-"""Wrong rules and functions, each in the place of one of the product. `mutants.py` says which invariant names it."""
+"""Wrong rules and functions, each in place of one of the product; `mutants.py` names the invariants that they break."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -341,7 +341,7 @@ def one_is_enough(job: Job, *seen: Any) -> tuple[str, ...]:
     return superseded(replace(job, spec=job.spec.model_copy(update={"checkpoint": checkpoint})), *seen)
 
 
-async def nobody(self: Any, job_id: JobId) -> None:
+async def no_protected_job(self: Any, job_id: JobId) -> None:
     """Return no protected job, as if no job started from this one."""
 
 
@@ -371,7 +371,7 @@ async def unverified(self: blobs.Objects, key: str, path: Any, *, size: int, sha
 
 
 async def first_listed(objects: Any, candidates: Sequence[str], folder: Any, **more: Any) -> Any:
-    """Return the files of the one that verified, and the step of the one that should have."""
+    """Return the files of the checkpoint that verified with the step of the first candidate."""
     found = await _RESTORE(objects, candidates, folder, **more)
     return found and (found[0], found[1].model_copy(update={"step": step_of(candidates[0])}))
 

@@ -1,4 +1,4 @@
-"""Wrong rules of how attempts end, each in the place of one of the product; see `mutants.py`."""
+"""Wrong rules for the ends of attempts, each in place of one of the product; see `mutants.py`."""
 
 from datetime import datetime, timedelta
 
@@ -15,7 +15,7 @@ no_drain = {
         next=AttemptState.TERMINATING, effects=(Effect.DESTROY,), reason=Reason.MOVED
     ),
 }
-"""Ends a moving attempt at once, as a hung one."""
+"""Change of rules that ends a moving attempt at once, as a hung one."""
 
 
 def kept_for_a_day(attempt: Attempt, job: Job) -> datetime | None:

@@ -1,4 +1,4 @@
-"""Wrong rules of what is charged, each in the place of one of the product; see `mutants.py`."""
+"""Wrong rules of charging, each in place of one of the product; see `mutants.py`."""
 
 from collections.abc import Sequence
 from dataclasses import replace

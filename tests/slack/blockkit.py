@@ -1,4 +1,4 @@
-"""Block Kit as Slack documents it: what is wrong with the blocks of a message, as `invalid_blocks` would say."""
+"""Validator of Block Kit by Slack's documentation: the faults for which Slack would answer `invalid_blocks`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ Block = Mapping[str, Any]
 
 
 def faults(blocks: object) -> list[str]:
-    """Return everything that Slack would refuse; empty: it would be shown."""
+    """Return the faults of the blocks; empty: Slack would accept them."""
     if not isinstance(blocks, Sequence) or isinstance(blocks, str):
         return ["blocks must be an array"]
     problems = [] if len(blocks) <= MAX_BLOCKS else [f"no more than {MAX_BLOCKS} items allowed"]

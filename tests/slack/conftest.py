@@ -23,7 +23,7 @@ LIVELY = POST_BURST
 
 
 class Clock(ManualClock):
-    """Sleeping is passing time."""
+    """Manual clock whose sleeps advance the time at once."""
 
     async def sleep(self, seconds: float) -> None:
         self.time += timedelta(seconds=seconds)
@@ -39,7 +39,7 @@ def channel(token: str = BOT_TOKEN, conversation: str = "C0JOBS", **changes: Any
 
 @dataclass
 class Desk:
-    """The outbox's side of one stream: gives deliveries, keeps the state."""
+    """Stand-in for the outbox of one stream, which passes deliveries to the notifier and stores its state."""
 
     slack: Slack
     clock: Clock

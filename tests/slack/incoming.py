@@ -1,4 +1,4 @@
-"""A desk at which Slack's people press and type, signed as Slack signs, against the real API over a store."""
+"""Clicks and commands of Slack users, signed as Slack signs them, against the real API over a store."""
 
 import hashlib
 import hmac

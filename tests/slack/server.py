@@ -25,7 +25,7 @@ BOT_USER = "U0BOT"
 TEXT_MAX = 4000
 METADATA_MAX = 8 * 1024
 RESPONSES_MAX = 5
-"""A response_url works so often."""
+"""Number of answers that a response_url accepts."""
 ALL_SCOPES = frozenset(
     {"chat:write", "chat:write.public", "channels:history", "groups:history", "files:write", "users:read", "commands"}
 )
@@ -40,7 +40,7 @@ SCOPES = {
     "files.getUploadURLExternal": ("files:write",),
     "users.info": ("users:read",),
 }
-"""Any of them suffices."""
+"""Scopes by method; any one of a method's scopes suffices."""
 
 Args = Mapping[str, Any]
 
@@ -65,7 +65,7 @@ class Channel:
 
 @dataclass
 class Slack:
-    """The state of a workspace, and switches for what goes wrong."""
+    """State of a workspace, with switches for its faults."""
 
     now: Callable[[], float] = time.monotonic
     scopes: frozenset[str] = ALL_SCOPES
@@ -75,11 +75,11 @@ class Slack:
     down: str = ""
     """`500`: Slack answers with a page of HTML; `reset`: connections are cut; `hang`: no answer comes."""
     lose: set[str] = field(default_factory=set)
-    """Methods whose next call is carried out, and its answer lost."""
+    """Methods whose next call is carried out without an answer: the connection is cut."""
     stall: str = ""
     """Method whose next call is carried out and never answered; `stalled` is set then."""
     refuse: dict[str, str] = field(default_factory=dict)
-    """Method -> the error of every call."""
+    """Error of every call by method."""
 
     def __post_init__(self) -> None:
         self.limits = Limits(self.now)

@@ -1,4 +1,4 @@
-"""Any text of users, clouds and machines: Slack takes the message, and the text mentions and links no user."""
+"""Slack accepts messages with any text of users, clouds and machines, and the text mentions or links no one."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The loopback Slack itself, driven by slack_sdk: what it refuses is what Slack's documentation says it refuses."""
+"""The loopback Slack, driven by slack_sdk, refuses what Slack's documentation says."""
 
 from collections.abc import AsyncIterator
 

@@ -27,7 +27,7 @@ WORK = Workload(
     sequence=2048, tokens_per_row=900.0, steps=500, eval_rows=100,
 )  # fmt: skip
 LONG = replace(WORK, sequence=16_384, tokens_per_row=16_000.0)
-"""Rows that keep a GPU busy for longer than a host launches them."""
+"""Workload with rows so long that the GPU's time for them exceeds the host's launch time."""
 SCRIPT = Workload(shape=None, method="script")
 CAPS = {"cloud": Caps(spot=True, boot_s=120), "mine": Caps(spot=False, trust="own", reaches_local_files=True, boot_s=1)}
 

@@ -98,7 +98,10 @@ class TrainRunner:
         )
 
     async def _roll_back(self, saver: Saver, step: int) -> None:
-        """Remove the checkpoints after `step`, so that no start resumes from them. Raises: ObjectStoreError."""
+        """Commit the newest snapshot, then remove all checkpoints after `step`, so that no start resumes from them.
+
+        Raises: ObjectStoreError.
+        """
         with contextlib.suppress(ObjectStoreError, OSError):
             await saver.once()
         objects = self._lifecycle.objects

@@ -16,6 +16,7 @@ C = TypeVar("C", bound=Config)
 
 
 MODEL_MARKS = ("config.json", "model_index.json")
+"""Files of which a model folder has at least one."""
 
 
 class BadConfig(ValueError):

@@ -9,7 +9,7 @@ import torch
 
 from trainer.models import accelerations
 
-LACKS = re.compile(r"(\S+) does not have a deterministic implementation")
+NO_KERNEL = re.compile(r"(\S+) does not have a deterministic implementation")
 
 
 def begin() -> None:
@@ -35,7 +35,7 @@ def first_nondeterministic_operation(step: Callable[[], None]) -> str:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         step()
-    matches = [LACKS.search(str(warning.message)) for warning in caught]
+    matches = [NO_KERNEL.search(str(warning.message)) for warning in caught]
     for warning, match in zip(caught, matches, strict=True):
         if match is None:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
@@ -55,11 +55,11 @@ def require_or_report(lacks: str) -> None:
 @contextlib.contextmanager
 def leniently() -> Iterator[None]:
     """Context manager that allows nondeterministic kernels in code that trains nothing."""
-    insisted = torch.get_deterministic_debug_mode() == 2  # a nondeterministic operation raises
-    if insisted:
+    was_required = torch.get_deterministic_debug_mode() == 2  # a nondeterministic operation raises
+    if was_required:
         torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield
     finally:
-        if insisted:
+        if was_required:
             require()

@@ -25,8 +25,10 @@ T = TypeVar("T")
 WRITE_BYTES = 1 << 20
 KEPT_FREE_BYTES = 64 << 20
 """Bytes of the disk that stay free, because the database may share it."""
-HALF_S = 3600.0
-NAME = re.compile(r"[0-9a-f]{32}")
+UNFINISHED_S = 3600.0
+"""Age in seconds after which an unfinished file of the blob store is removed."""
+SPOOL_NAME = re.compile(r"[0-9a-f]{32}")
+"""Names of the temporary files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,19 +44,19 @@ def sweep(folder: Path) -> None:
     """Remove uploads that an earlier daemon left, and no other files. Only one daemon uses a home."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
-            if NAME.fullmatch(path.name):
+            if SPOOL_NAME.fullmatch(path.name):
                 path.unlink()
         folder.rmdir()
 
 
-def sweep_halves(folder: Path) -> None:
+def sweep_unfinished(folder: Path) -> None:
     """Remove unfinished files that a killed daemon left in a folder used as blob store. No listing shows them.
 
     Files of the last hour stay, because another broker may still be writing them.
     """
     for path in folder.glob("*#*"):
         with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > HALF_S:
+            if time.time() - path.stat().st_mtime > UNFINISHED_S:
                 path.unlink()
 
 
@@ -122,8 +124,8 @@ def check_disk_space(folder: Path, size: int) -> None:
 
 
 def _free(folder: Path) -> int:
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    return shutil.disk_usage(there).free
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    return shutil.disk_usage(existing).free
 
 
 def _disk_full(folder: Path) -> StorageFull:

@@ -29,6 +29,7 @@ from broker.runtime.cpu_threads import CpuThreads
 from trainer.contract import object_keys
 
 ID_ENTROPY = 9
+"""Random bytes from which a job's id is made."""
 RECENTLY_UNAVAILABLE = "sold out, refused or failed lately: not tried for a while"
 REMEMBERED_PRICES = 1000
 """Maximum number of cheapest prices that are cached until the market changes."""
@@ -76,7 +77,8 @@ class QuoteService:
         if not caller.admin:  # the reasons may describe launches of another team
             excluded = dict.fromkeys(excluded, RECENTLY_UNAVAILABLE)
         if refusal := await self._host_refusal(caller.team, caller.owner):
-            excluded = {**excluded, **{offer.id: refusal for offer in self.market.offers() if self._is_here(offer)}}
+            on_host = [offer.id for offer in self.market.offers() if self._runs_on_host(offer)]
+            excluded = {**excluded, **dict.fromkeys(on_host, refusal)}
         ranking = await self._rank(caller.team, spec, checked, excluded)
         job = self.new_job(caller.team, caller.owner, spec, checked.workload)
         if "cap_usd" not in spec.model_fields_set:
@@ -131,7 +133,7 @@ class QuoteService:
     async def _host_refusal(self, team: str, owner: str) -> str:
         return (await self.host_access(HostUser(team=team, owner=owner))).refusal
 
-    def _is_here(self, offer: Offer) -> bool:
+    def _runs_on_host(self, offer: Offer) -> bool:
         caps = self.market.caps().get(offer.provider)
         return caps is not None and caps.runs_on_host
 

@@ -18,9 +18,11 @@ from broker.domain.spending import SpendBy
 from broker.domain.tenancy import Scope
 from broker.ports import JobFilter
 
-FULL = re.compile(r"[a-z2-7]{13}")
-LOOKED_AT = 200
-SHOWN = 15
+JOB_ID = re.compile(r"[a-z2-7]{13}")
+SEARCHED_JOBS = 200
+"""Number of newest jobs among which a name or the start of an id is looked up."""
+MAX_LINES = 15
+"""Maximum number of jobs, attempts or rows of spending in one answer."""
 HELP = (
     "/gpubroker status [JOB]: running and waiting jobs, or one job",
     "/gpubroker spend [user|job|team|cloud|gpu|day|month]: dollars of the last 30 days",
@@ -47,7 +49,7 @@ class SlackActions:
         scope, act = BUTTONS[action]
         require(caller, scope)
         job_id, _, rest = value.partition(":")
-        if not FULL.fullmatch(job_id):
+        if not JOB_ID.fullmatch(job_id):
             raise InvalidInput(Problem(field="value", message="names no job; look at the job again"))
         job = await self._service.job(caller, JobId(job_id))
         return job.id, await act(self, caller, job, rest)
@@ -76,7 +78,8 @@ class SlackActions:
     async def _retry(self, caller: Caller, job: Job, rest: str) -> str:
         """Retry a job. Repeated clicks on one button create one job."""
         retry, new = await self._service.retry(caller, job.id, resume=True, key=f"slack-retry-{job.id}")
-        return f"{job.spec.name} {'goes' if new else 'went'} on as job {retry.id}, cap {show(retry.cap_usd)}"
+        verb = "continues" if new else "already continues"
+        return f"{job.spec.name} {verb} as job {retry.id}, cap {show(retry.cap_usd)}"
 
     # --------------------------------------------------------------------------------------------------------- command
 
@@ -91,44 +94,44 @@ class SlackActions:
 
     async def _status(self, caller: Caller, words: list[str]) -> Sequence[str]:
         if words:
-            job = await self._meant(caller, words[0])
+            job = await self._find_job(caller, words[0])
             return _detail(job, await self._service.attempts(caller, job))
         states = tuple(state for state in JobState if state not in RESTING_JOB_STATES)
-        page = await self._service.jobs(caller, JobFilter(states=states, limit=LOOKED_AT), None)
+        page = await self._service.jobs(caller, JobFilter(states=states, limit=SEARCHED_JOBS), None)
         if not page.jobs:
             return ("nothing runs or waits",)
-        hidden = len(page.jobs) - SHOWN
-        return [*map(_line, page.jobs[:SHOWN]), *([f"and {hidden} more"] if hidden > 0 else [])]
+        hidden = len(page.jobs) - MAX_LINES
+        return [*map(_line, page.jobs[:MAX_LINES]), *([f"and {hidden} more"] if hidden > 0 else [])]
 
     async def _spend(self, caller: Caller, words: list[str]) -> Sequence[str]:
         by = words[0].lower() if words else "user"
         if by not in get_args(SpendBy):
             raise InvalidInput(Problem(field="spend", message=f"by {', '.join(get_args(SpendBy))}, not {by}"))
         window, report = await self._service.spending.spend(caller, SpendQuery(by=by))  # type: ignore[arg-type] # checked
-        rows = [f"{row.key}: {show(row.usd)}" for row in report.rows[:SHOWN]]
+        rows = [f"{row.key}: {show(row.usd)}" for row in report.rows[:MAX_LINES]]
         total = f"{show(report.total.usd)} since {window.since:%Y-%m-%d}"
         lost = [f"{show(report.total.lost_usd)} of it was lost work"] if report.total.lost_usd else []
         return [total, *rows, *lost]
 
-    async def _cancelled(self, caller: Caller, words: list[str]) -> Sequence[str]:
+    async def _cancel_command(self, caller: Caller, words: list[str]) -> Sequence[str]:
         if not words:
             return HELP
-        return [await self._cancel(caller, await self._meant(caller, words[0]), "")]
+        return [await self._cancel(caller, await self._find_job(caller, words[0]), "")]
 
-    async def _meant(self, caller: Caller, text: str) -> Job:
+    async def _find_job(self, caller: Caller, text: str) -> Job:
         """Return the job with this id. With the scope `read`, `text` may also be a prefix of an id, or a name.
 
-        Prefixes and names are searched among the newest `LOOKED_AT` jobs.
+        Prefixes and names are searched among the newest `SEARCHED_JOBS` jobs.
 
         Raises NotFound, Forbidden; InvalidInput for an ambiguous text.
         """
-        if FULL.fullmatch(text):
+        if JOB_ID.fullmatch(text):
             return await self._service.job(caller, JobId(text))
         require(caller, "read")
-        jobs = (await self._service.jobs(caller, JobFilter(limit=LOOKED_AT), None)).jobs
+        jobs = (await self._service.jobs(caller, JobFilter(limit=SEARCHED_JOBS), None)).jobs
         matches = [job for job in jobs if job.id.startswith(text)] or [job for job in jobs if job.spec.name == text]
         if not matches:
-            raise NotFound(f"no job {text} among the newest {LOOKED_AT}; /gpubroker status lists what runs")
+            raise NotFound(f"no job {text} among the newest {SEARCHED_JOBS}; /gpubroker status lists what runs")
         if len(matches) > 1:
             ids = ", ".join(job.id for job in matches[:5])
             raise InvalidInput(Problem(field=text, message=f"means {len(matches)} jobs ({ids}); give the id"))
@@ -148,7 +151,7 @@ BUTTONS: Mapping[str, tuple[Scope, Button]] = {
 COMMANDS: Mapping[str, tuple[Scope, Command]] = {
     "status": ("read", SlackActions._status),
     "spend": ("read", SlackActions._spend),
-    "cancel": ("submit", SlackActions._cancelled),
+    "cancel": ("submit", SlackActions._cancel_command),
 }
 
 
@@ -191,7 +194,7 @@ def _line(job: Job) -> str:
 
 def _detail(job: Job, attempts: Sequence[Attempt]) -> Sequence[str]:
     lines = [_line(job)]
-    for run in attempts[-SHOWN:]:
+    for run in attempts[-MAX_LINES:]:
         offer = run.line.offer
         where = f"{offer.cloud} {offer.region} {offer.gpus}x {offer.accelerator}"
         beat = f", step {run.beat.step}/{run.beat.total_steps}" if run.beat and run.beat.total_steps else ""

@@ -22,7 +22,9 @@ WINDOW_DAYS = 7
 """Days of one request of an export, at one point for each bucket of five minutes."""
 WINDOW_POINTS = WINDOW_DAYS * 288 + 1
 WINDOW_SERIES = 13
+"""Series of one request of an export: the daemon answers with at most 27,000 points."""
 MAX_GROUPS = 500
+"""Maximum number of series of one export."""
 
 Gpus = Annotated[
     list[str] | None,

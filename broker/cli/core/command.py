@@ -34,7 +34,7 @@ JobArgument = Annotated[
     str,
     typer.Argument(metavar="JOB", help="Job id, its first 4 or more characters, a name, or `last`."),
 ]
-START = "start it with `gpubroker serve`, or name another with `gpubroker login URL` or GPUBROKER_URL"
+START_DAEMON = "start it with `gpubroker serve`, or name another with `gpubroker login URL` or GPUBROKER_URL"
 
 
 Action = Callable[Parameters, Coroutine[Any, Any, None]]
@@ -107,7 +107,7 @@ def cli_error(error: CliError | errors.ClientError | ModuleNotFoundError) -> Cli
     if isinstance(error, errors.BrokenOff | errors.Damaged):
         return ServerProblem(str(error))
     if not isinstance(error, errors.ApiError):
-        return UnreachableExit(f"{error}; {START}")
+        return UnreachableExit(f"{error}; {START_DAEMON}")
     problem = error.problem
     pairs = tuple((p.field, p.message) for p in problem.errors)
     text = "\n".join(f"{field}: {message}" if field else message for field, message in pairs) or problem.detail

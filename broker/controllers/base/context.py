@@ -31,8 +31,11 @@ class Intervals:
     list_limit_s: float = 10.0
     """Timeout of one listing. After it, the cloud counts as unanswered."""
     billing_s: float = 15.0
+    """Seconds between two charges."""
     sweep_s: float = 20.0
+    """Seconds between two sweeps for orphans."""
     market_s: float = 30.0
+    """Seconds between two polls of all offers."""
     grants_s: float = 15.0
     """Seconds between two checks for credentials that must be renewed."""
     observed_runs_s: float = 30.0
@@ -43,7 +46,9 @@ class Intervals:
     """Seconds between two reviews of an attempt that may move to a cheaper offer. A new spot offer starts one at once.
     """
     deadman_s: float = 20.0
+    """Seconds between two renewals of the broker's lease in the blob store, which agents watch."""
     lease_s: float = 30.0
+    """Seconds for which a claim leases a row."""
     claim: int = 200
     """Maximum number of rows of one claim."""
     creates: int = 32
@@ -89,7 +94,7 @@ class CostSettings:
     """Days after which an upload that was not sent again is deleted; None: never."""
 
 
-async def _is_right() -> bool:
+async def _always_right() -> bool:
     return True
 
 
@@ -112,9 +117,9 @@ class ControllerContext:
     """Returns why the installation does not run a job, in one line; empty: it does. The answer may change over time."""
     host_admission: HostAccess = admit_all
     """Returns whether the jobs of a user may run on the daemon's host. The answer may change over time."""
-    is_clock_right: Callable[[], Awaitable[bool]] = _is_right
-    """Reads the database's clock and returns False while it is not trusted. Rules that the database judges by its own
-    clock, with an effect that cannot be undone, wait meanwhile.
+    is_clock_right: Callable[[], Awaitable[bool]] = _always_right
+    """Reads the database's clock and returns False while that clock is not trusted. Actions that depend on that clock
+    and cannot be undone, such as deletions, then wait.
     """
 
     claim_watch: ClaimWatch = field(default_factory=ClaimWatch)

@@ -1,9 +1,9 @@
 #!/usr/bin/python3
 """docker for a machine without an engine: checks its arguments strictly, and runs the command over the same root.
 
-What an image would hold lies in the machine's own root file system (/srv/venv). A container here has a mount namespace
-(other people's homes and /tmp are hidden), a process namespace, only the environment that it was given, and the given
-user. What this does not know, it refuses as docker refuses: 125 and a line.
+The machine's own root file system (/srv/venv) takes the place of an image. A container has a mount namespace (homes of
+other users and /tmp are hidden), a process namespace, only the given environment, and the given user. Unknown arguments
+are refused as by docker: exit code 125 and a line.
 
 Images are pulled by digest. `sha256:deaddead…` is in no registry. A registry whose host begins with `private.` wants a
 login first, and `wrong-password` is no login.
@@ -217,7 +217,7 @@ def contain(argv: Sequence[str], env: Mapping[str, str], *, interactive: bool) -
 
 
 def init_of(name: str) -> int:
-    """Process 1 of a running container; 0 if there is none."""
+    """Return the PID of process 1 of a running container; 0 if there is none."""
     try:
         engine = int((STATE / name).read_text().split()[0])
         children = Path(f"/proc/{engine}/task/{engine}/children").read_text().split()

@@ -1,4 +1,4 @@
-"""Process 1 of an emulated machine: boots it, reaps, and passes connections between the machine and the host's side.
+"""Process 1 of an emulated machine: boots it, reaps processes, and passes connections between machine and host.
 
 The only way out is the control socket. Its messages are JSON, one per packet, each with at most one file descriptor.
 The host receives sockets of this machine's own network, so no socket of the host's network exists in here.
@@ -37,7 +37,7 @@ class Init:
         self.selector = selectors.DefaultSelector()
         self.children: dict[int, tuple[dict[str, Any], subprocess.Popen[bytes]]] = {}
         self.startup = 0
-        """Process id of the start-up script while it is to be reported."""
+        """Process id of the start-up script until its end is reported."""
 
     def say(self, message: dict[str, Any], sock: socket.socket | None = None) -> None:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [sock.fileno()]))] if sock else []

@@ -1,6 +1,6 @@
-"""Looks for the host from inside a machine, as its root: `python3 -I -c … FACTS`. Prints a JSON list of what it found.
+"""Searches for the host from inside a machine as root: `python3 -I -c … FACTS`. Prints a JSON list of findings.
 
-The facts tell what exists outside; tests/clouds/isolation.py makes them. On the host itself it must find them all.
+FACTS describes objects that exist outside, created by tests/clouds/isolation.py. On the host the probe must find all.
 """
 
 import json
@@ -82,7 +82,7 @@ def mounts(facts: dict[str, Any]) -> Iterator[str]:
 
 
 def network(facts: dict[str, Any]) -> Iterator[str]:
-    """eth0 is the machines' own network; that it is another namespace's than the host's is looked at in `names`."""
+    """Yield the host's addresses and sockets that can be reached; `names` checks the network namespace."""
     addresses: list[Any] = [tuple(facts["tcp"]), facts["unix"], "\0" + facts["abstract"]]
     for address in addresses:
         with socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET) as sock:
@@ -125,7 +125,7 @@ def devices(facts: dict[str, Any]) -> Iterator[str]:
 
 
 HARMLESS: tuple[Callable[[dict[str, Any]], Iterator[str]], ...] = (files, processes, names, network)
-"""Looks that change nothing, so that they can also be taken on the host."""
+"""Checks that change nothing, so that they can also run on the host."""
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from tests.clouds.scenarios.scene import Scene
 
 @pytest.fixture(scope="session")
 async def scene() -> AsyncIterator[Scene]:
-    """Yield a daemon, an API server, four clouds. What holds at the end of every scenario holds at the end of all."""
+    """Yield a daemon, an API server and four clouds. After all scenarios, check what must hold after each of them."""
     try:
         async with Scene() as made:
             yield made

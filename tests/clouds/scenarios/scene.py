@@ -39,16 +39,16 @@ from tests.processes import processes_of
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 MODEL_FOLDER = Path(".demo/models/smollm2-135m-instruct")
 IMAGE = "registry.example/gpubroker-trainer@sha256:" + "0" * 64
-"""No machine here pulls it: each is made of it already."""
+"""Image that no machine pulls, because the machines' root file system has its content."""
 BUCKET = "gpubroker"
 ON_DEMAND = {("g6e.xlarge", "us-east-1"): "1.861", ("p5.4xlarge", "us-east-1"): "6.88"}
 SPOT = {("g6e.xlarge", "us-east-1a"): "0.79", ("g6e.xlarge", "us-east-1b"): "0.83"}
 """Dollars an hour at the emulated AWS."""
 CENT = Decimal("0.01")
 LARGE = 50_000_000
-"""Bytes from which on a file is a model, not a place for a key."""
+"""Bytes above which a file is not searched for keys, because it holds a model."""
 SECRETS = ("test-key", "GPUBROKER_ATTEMPT_KEY=", "GPUBROKER_STORE_OPTIONS=")
-"""Parts of what must be in no argument list."""
+"""Texts that no process may have in its arguments."""
 INTERVALS = {"poll_s": 0.5, "look_s": 1.0, "list_s": 1.0, "billing_s": 5.0, "sweep_s": 5.0, "market_s": 5.0}
 LIMITS = {"heartbeat_s": 2.0, "poll_s": 2.0, "log_s": 2.0, "drain_s": 60.0}
 CLOUDS = ("runpod", "vast", "lambda", "aws")
@@ -60,7 +60,7 @@ class Scene:
     """Daemon, SkyPilot server and emulated clouds: `async with Scene(...) as scene:` ends all with the block."""
 
     on_end: ClassVar[list[Callable[["Scene"], None]]] = []
-    """Told before a scene is taken down."""
+    """Functions that are called before a scene is closed."""
 
     def __init__(self, *, clouds: tuple[str, ...] = CLOUDS, paper: bool = False, **settings: Any) -> None:
         """Prepare. `paper`: no machine boots. `settings`: override the daemon's configuration by section."""

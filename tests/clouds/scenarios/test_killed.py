@@ -74,7 +74,7 @@ async def submit(scene: Scene) -> str:
 
 @pytest.fixture(scope="module")
 async def launch_s(scene: Scene) -> float:
-    """Return seconds from submit to the first beat, undisturbed and with a warm server."""
+    """Return seconds from submit to the first heartbeat, undisturbed and with a warm server."""
     for _ in range(2):
         begun = time.monotonic()
         job = await submit(scene)

@@ -23,9 +23,9 @@ async def submit(scene: Scene, **resources: Any) -> str:
 
 
 async def settled(scene: Scene, job: str) -> JobDetail:
-    """Succeeded, with a ledger that is the clouds' own bill to the cent, and never below it.
+    """Return the job once it has succeeded, and check its ledger against the clouds' own bill to the cent.
 
-    Where time is billed in minutes, a second at either end can be one of them.
+    The ledger is never below the bill. If time is billed in minutes, a second at either end may cost a minute.
     """
     detail = await scene.rest(job)
     assert detail.state is JobState.SUCCEEDED, await scene.told(job)
@@ -59,7 +59,7 @@ def seconds(later: datetime | None, earlier: datetime) -> float:
 
 @pytest.fixture(scope="session")
 async def undisturbed(scene: Scene) -> dict[str, str]:
-    """Return the same job on each cloud, all at once."""
+    """Run the same job on each cloud at the same time, and return the jobs' ids."""
     return {cloud: await submit(scene, providers=[cloud]) for cloud in ("runpod", "vast", "lambda", "aws")}
 
 
@@ -107,7 +107,7 @@ async def test_an_evicted_pod_moves_to_vast_and_trains_on_as_if_nothing_had_been
 
 
 async def test_sold_out_and_mismatched_offers_are_skipped(scene: Scene) -> None:
-    """The cheapest is sold out once it is asked for, the next sells another GPU, the third is as it says."""
+    """The cheapest offer is sold out at its create, the second delivers another GPU, and the third is as quoted."""
     control = scene.clouds.control
     control.capacity("runpod", "NVIDIA L40S", 8)
     control.price("runpod", "NVIDIA L40S", 0.05, spot=True)

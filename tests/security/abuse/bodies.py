@@ -28,7 +28,7 @@ def _request(path: str, kind: str, body: bytes, *headers: str) -> bytes:
 
 @attack
 async def compressed_bodies_without_a_token(target: Target, seconds: float) -> None:
-    """1 MB that would inflate to 1 GB, answered with an error before anything is read."""
+    """Send 1 MB that would inflate to 1 GB; the daemon must refuse it before it reads the body."""
     large = await asyncio.to_thread(bomb, 1024)
     requests = [_request(path, kind, large, "Content-Encoding: gzip") for path, kind in PATHS]
     await repeated(seconds, lambda: asyncio.gather(*(send_raw(target, request) for request in requests)))
@@ -45,7 +45,7 @@ async def deflated_chunks_with_a_token(target: Target, seconds: float) -> None:
 
 @attack
 async def endless_bodies_after_a_refusal(target: Target, seconds: float) -> None:
-    """The client goes on to send after 401, as fast as it may."""
+    """Continue to send after a 401, as fast as possible."""
     head = HEAD.format(path="/v1/jobs", kind="application/json", more="Content-Length: 1000000000000\r\n").encode()
     piece = bytes(1024**2)
 
@@ -64,7 +64,7 @@ async def endless_bodies_after_a_refusal(target: Target, seconds: float) -> None
 
 @attack
 async def bodies_of_very_many_values(target: Target, seconds: float) -> None:
-    """4 MB of wrong keys, list items and nested lists: each is one fault to word."""
+    """Send 4 MB of wrong keys, list items and nested lists, each of which needs an error message."""
     many = 250_000
     bodies = [
         b"{" + b",".join(b'"k%d":1' % i for i in range(many)) + b"}",

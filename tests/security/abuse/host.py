@@ -18,7 +18,7 @@ def _archive() -> bytes:
 
 @attack
 async def scripts_on_the_daemons_host(target: Target, seconds: float) -> None:
-    """A submit token runs a script as the daemon's user, who can read its keys."""
+    """Submit a script that would run as the daemon's user, who can read the daemon's keys."""
     _, upload = await target.upload(_archive(), "x.tar")
     script = {"code": upload["ref"], "command": ["python3", "x.py"], "checkpoints": False}
     spec = {"name": "x", "cap_usd": "1", "script": script, "resources": {"providers": ["local"]}}
@@ -33,7 +33,7 @@ async def scripts_on_the_daemons_host(target: Target, seconds: float) -> None:
 
 @attack
 async def quotes_that_probe_folders(target: Target, seconds: float) -> None:
-    """The answer to a quote differs for a folder that exists."""
+    """Probe for folders by quotes, whose answers must not differ for a folder that exists."""
     _, upload = await target.upload(b"word,definition\n" + b"a,b\n" * 40, "words.csv")
     data = {"path": upload["ref"], "prompt": "{word}", "completion": "{definition}"}
 

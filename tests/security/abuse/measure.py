@@ -23,7 +23,7 @@ class Measured:
 
     latencies_ms: list[float] = field(default_factory=list)
     failed: int = 0
-    """Calls of the other team without a 200."""
+    """Number of the other team's calls that were not answered with 200."""
     peak_mb: float = 0.0
     stall_ms: float = 0.0
     alive: bool = True

@@ -20,7 +20,7 @@ async def _refused(call: Any) -> None:
 
 @attack
 async def compressed_messages(target: Target, seconds: float) -> None:
-    """Messages of a few kilobytes that would inflate to the limit, with and without a token."""
+    """Send messages of a few kilobytes that would inflate to the limit, with and without a token."""
     large = pb.SubmitJobRequest()
     large.spec.env["A"] = "x" * (3 * 1024**2)
     signed = (("authorization", f"Bearer {target.attacker}"),)

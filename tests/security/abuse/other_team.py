@@ -1,4 +1,4 @@
-"""Calls a daemon as another team, ten times a second, in a process of its own, so that the attacker delays no call.
+"""Calls a daemon ten times a second as another team, in a separate process that the attacker's load does not delay.
 
 Reads the address and the token from the first line of its input as JSON, and ends with its input. Prints
 {"latencies_ms", "failed"}.

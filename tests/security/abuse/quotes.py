@@ -28,7 +28,7 @@ async def _quote(target: Target, spec: dict[str, Any]) -> None:
 
 @attack
 async def quotes_with_long_column_names(target: Target, seconds: float) -> None:
-    """A template names a column that resembles 300 long names of the data."""
+    """Send a template whose column resembles 300 long column names of the data."""
     for length in (40, 200, 2000):
         names = _columns(301, length)
         row = json.dumps(dict.fromkeys(names[1:], "x"), ensure_ascii=False).encode() + b"\n"
@@ -42,7 +42,7 @@ async def quotes_with_long_column_names(target: Target, seconds: float) -> None:
 
 @attack
 async def quotes_of_ever_new_specs(target: Target, seconds: float) -> None:
-    """No cache answers: every spec has another name, length and cap, and 20 are open at once."""
+    """Quote specs that all differ in name, length and cap, 20 at a time, so that no cache answers."""
     status, answer = await target.upload(b"word,definition\n" + b"a,b\n" * 100, "words.csv")
     assert status == 201, answer
     rng = random.Random(2)
@@ -57,7 +57,7 @@ async def quotes_of_ever_new_specs(target: Target, seconds: float) -> None:
 
 @attack
 async def misspelt_names_of_all_kinds(target: Target, seconds: float) -> None:
-    """Every place that suggests a name: keys, accelerators, providers, regions, targets and timezones."""
+    """Misspell names wherever the daemon suggests one: keys, accelerators, providers, regions, targets, timezones."""
     status, answer = await target.upload(b"word,definition\n" + b"a,b\n" * 100, "words.csv")
     assert status == 201, answer
     long = "a" * 60_000

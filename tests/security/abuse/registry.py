@@ -1,4 +1,4 @@
-"""The list of attacks. Each is a coroutine that attacks a daemon for some seconds and returns."""
+"""Registry of attacks. Each is a coroutine function that attacks a daemon for some seconds."""
 
 import importlib
 from collections.abc import Awaitable, Callable

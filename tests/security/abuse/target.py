@@ -1,4 +1,4 @@
-"""A daemon with bounded memory, a token of an attacker's team, and one of another team."""
+"""Daemon with bounded memory, with tokens of the attacker's team and of another team."""
 
 import asyncio
 import json

@@ -39,7 +39,7 @@ async def parquet_that_unpacks_to_gigabytes(target: Target, seconds: float) -> N
 
 @attack
 async def parquet_of_much_cpu_time_without_its_client(target: Target, seconds: float) -> None:
-    """The client disconnects while its file is parsed."""
+    """Upload files that take long to parse, and disconnect during the parse."""
     data = await asyncio.to_thread(_parquet, 10_000_000, 0)
 
     async def leave() -> None:

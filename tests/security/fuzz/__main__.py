@@ -1,4 +1,4 @@
-"""Feeds changed files to every parser of strangers' data: `python -m tests.security.fuzz --cases 100000`.
+"""Feeds changed files to every parser of untrusted data: `python -m tests.security.fuzz --cases 100000`.
 
 Each case is one valid file after random changes. A crash is an exception that is no refusal, or the end of the
 process by a signal. A stall is a case of more than 250 ms of CPU time in a parser that the daemon calls on its

@@ -24,7 +24,7 @@ VALUES = (
 
 
 def mutate(rng: random.Random, data: bytes) -> bytes:
-    """Return `data` after one to eight changes of its bytes, or two times of three of values of a JSON document."""
+    """Return `data` with one to eight changed bytes or, for two of three JSON documents, with changed values."""
     if data[:1] in b"{[" and rng.random() < 2 / 3:
         lines = data.splitlines()
         place = rng.randrange(len(lines))

@@ -1,4 +1,4 @@
-"""Functions of the product that parse what strangers and rented hosts send, each with the errors it may raise."""
+"""Functions of the product that parse untrusted files, each with the errors that it may raise."""
 
 import tempfile
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ class Target:
 
     run: Callable[[bytes], object]
     refusals: tuple[type[BaseException], ...]
-    """Errors that are an answer to bad input. Any other exception counts as a crash."""
+    """Errors that refuse bad input. Any other exception counts as a crash."""
     on_loop: bool = False
     """True if the daemon calls it on its event loop."""
     limits_s: float = 10.0

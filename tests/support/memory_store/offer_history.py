@@ -1,4 +1,4 @@
-"""`ports.offer_history` in memory: rows of documents, as PostgreSQL has them, are not needed."""
+"""`ports.offer_history` in memory, without the document rows that PostgreSQL uses."""
 
 from collections import defaultdict
 from collections.abc import Sequence

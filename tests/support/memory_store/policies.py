@@ -111,7 +111,7 @@ class MemoryTenantPolicies(MemoryPart):
         state.write_audit(fences.cap_raised(self._tenant, row.value, cap_usd))
         row.value = replace(row.value, cap_usd=cap_usd)
         if row.value.state is JobState.CAPPED:
-            # What it makes from now on is not what was deleted.
+            # Data that the job makes from now on is not deleted.
             kept: dict[StoredKind, datetime] = {kind: at for kind, at in row.value.deleted.items() if kind == "data"}
             row.value = replace(row.value, deleted=kept)
             state.put_job(row, replace(row.value, state=JobState.QUEUED, reason="", finished_at=None))

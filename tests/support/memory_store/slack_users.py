@@ -1,4 +1,4 @@
-"""Links of Slack's people in memory."""
+"""Links of Slack users in memory."""
 
 from collections.abc import Sequence
 from dataclasses import replace

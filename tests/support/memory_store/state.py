@@ -70,7 +70,7 @@ class MarketTables:
 
 
 class State:
-    """All rows of all teams. A concern of its own adds its tables here."""
+    """All rows of all teams."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock

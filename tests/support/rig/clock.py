@@ -7,7 +7,7 @@ from broker.runtime.clock import SystemClock
 
 
 class StallTolerantClock(SystemClock):
-    """A real clock on which a stall of the host takes at most `MOST_S`.
+    """Real clock that counts at most `MOST_S` for a stall of the host.
 
     Controllers read it many times a second, so between two readings more than `MOST_S` passes only in a stall.
     It counts whole microseconds, as datetimes do, so that its two times do not differ by rounding.

@@ -1,4 +1,4 @@
-"""Chats, and rows packed into one sequence: what carries loss, and that no row sees another."""
+"""Loss of chats covers the assistant's turns, and no row of a packed sequence attends to another row."""
 
 import json
 from pathlib import Path
@@ -80,7 +80,7 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
-def test_loss_lies_on_what_the_assistant_says(tokenizer: Any) -> None:
+def test_loss_covers_the_assistants_turns(tokenizer: Any) -> None:
     messages = [turn("system", "w9"), turn("user", "w0 w1"), turn("assistant", "w2"), turn("user", "w3")]
     messages += [turn("assistant", "w4 w5"), turn("user", "w6")]
     example = chats.encode(tokenizer, messages, 64, "row 1")

@@ -165,7 +165,7 @@ def test_an_attempt_that_is_slower_than_estimated_needs_more_time() -> None:
 
 
 def test_a_move_into_a_missed_deadline_is_not_made() -> None:
-    """On demand meets the deadline by its P50 only: the job has no time to lose."""
+    """The offer on demand meets the deadline by its P50 only, so that the job has no time to lose."""
     rest = quote(
         spec(), replace(LONG, steps=LONG.steps - 990), (ON_DEMAND,), now=NOW, local_files=False, scoped_store=True,
         spent=Decimal(0), cap_left=Decimal(1000), excluded={}, caps=CAPS,

@@ -118,7 +118,7 @@ async def test_machine_sees_its_jobs_objects_and_nothing_of_the_daemon(start: Pr
 
 
 async def test_end_of_the_first_process_ends_all_that_left_the_session(start: ProcessBackend, tmp_path: Path) -> None:
-    """Without isolation, a program that cleared its environment and left its session would escape."""
+    """A program that cleared its environment and left its session would escape without isolation."""
     program(start, FAMILY)
     folder = await started(start, tmp_path)
     init = namespace_init(folder.resolve())

@@ -56,7 +56,7 @@ QUOTA = "ClientError: An error occurred (VcpuLimitExceeded) when calling RunInst
         ("CANCELLED", "request 1 ended without a result", OutcomeUnknown, ""),
     ],
 )
-def test_only_what_left_nothing_behind_is_a_refusal(
+def test_only_launches_that_created_nothing_are_refusals(
     kind: str, message: str, expected: type[ProviderError], says: str
 ) -> None:
     found = error_for_failure(Failure(kind=kind, message=message), "aws", [])

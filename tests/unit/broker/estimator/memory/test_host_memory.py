@@ -1,4 +1,4 @@
-"""Memory that a machine itself must have, in addition to that of its GPUs."""
+"""Host memory (RAM) that a plan needs."""
 
 from dataclasses import replace
 from typing import Literal
@@ -35,7 +35,6 @@ def test_host_memory_of_a_full_fine_tune_counts_weights_per_process() -> None:
 
 
 def test_frozen_base_is_mapped_and_a_merged_base_is_not() -> None:
-    """A base that is not trained is mapped and one that is merged into is not."""
     small = 12 * 10**6
     assert host_bytes(WORK, plan("ddp", 2), states=small) == 2 * PROCESS + AGENT + small
     cast = replace(WORK, precision="fp32")

@@ -19,13 +19,13 @@ from trainer.contract.documents import Parallelism, World
         ("hybrid", 0, Parallelism(kind="fsdp", shard=1)),
     ],
 )
-def test_the_plan_says_who_holds_what(parallelism: str, gpus: int, expected: Parallelism) -> None:
+def test_the_plans_parallelism_gives_the_process_layout(parallelism: str, gpus: int, expected: Parallelism) -> None:
     plan = Plan(parallelism=parallelism, micro_batch=1, devices=2 * max(1, gpus))  # type: ignore[arg-type]
     assert world(plan, nodes=2, gpus=gpus) == World(nodes=2, gpus_per_node=gpus, parallelism=expected)
 
 
 def test_gpus_that_the_plan_leaves_idle_have_no_process() -> None:
-    """Each would take the memory of one that computes, on its GPU and of the machine."""
+    """A further process would take GPU memory and RAM from the processes that compute."""
     six = Plan(parallelism="ddp", micro_batch=1, devices=6)
     assert world(six, nodes=1, gpus=8).gpus_per_node == 6
     assert world(replace(six, parallelism="hybrid"), nodes=2, gpus=8) == World(
