@@ -19,7 +19,7 @@ Kind = Literal["created", "running", "price", "evicted", "stopped", "resumed", "
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Change of a machine's rates: from `at` on, `usd_per_hour` for computing and `storage_usd_per_hour` for the disk."""
+    """Change of a machine's rates at `at`: `usd_per_hour` for computing, and `storage_usd_per_hour` for the disk."""
 
     at: datetime
     cloud: CloudName
