@@ -18,7 +18,7 @@ from broker.domain.job import Handle
 from broker.domain.money import show, usd
 from broker.domain.offer import Offer
 from broker.ports import Clock
-from providers.common.call_pace import CallLimit, CallPace, PaceClock
+from providers.common.call_rates import CallLimit, CallRates, RateClock
 from providers.common.cloud import Purchase
 from providers.common.credentials import digest_of, key_help, key_of, sky_files
 from providers.common.gpu_names import GB, accelerator
@@ -108,9 +108,9 @@ class VastCloud:
 
     def __init__(
         self, config: VastConfig, *, installation: Installation, clock: Clock, env: Mapping[str, str], home: Path,
-        pace_clock: PaceClock | None = None,
+        rate_clock: RateClock | None = None,
     ) -> None:  # fmt: skip
-        """`pace_clock`: clock by which calls wait for the limits of the API; None: the event loop's."""
+        """`rate_clock`: clock by which calls wait for the limits of the API; None: the event loop's."""
         self._config = config
         self._installation = installation
         self._env, self._home = env, home
@@ -120,7 +120,7 @@ class VastCloud:
             min_reliability=config.min_reliability, cuda_min=config.cuda_min, restart_s=config.restart_s,
         )  # fmt: skip
         self._market = VastMarket(ask_filter, clock)
-        self._pace = CallPace("Vast", LIMITS, pace_clock)
+        self._rates = CallRates("Vast", LIMITS, rate_clock)
         self._searches = SearchCache(clock, self._search)
 
     async def rows(self, offer_filter: OfferFilter) -> None:
@@ -131,11 +131,11 @@ class VastCloud:
         answers = [await self._searches.get(None, self._market.query())]
         if len(answers[0].rows) == TRUNCATED_AT:
             queries = {gpu: self._market.query(gpu) for gpu in GPUS}
-            answers += await self._searches.get_some(queries, self._pace.free("search") - RESERVED_SEARCHES)
+            answers += await self._searches.get_some(queries, self._rates.free("search") - RESERVED_SEARCHES)
         await self._market.fill(offer_filter, answers)
 
     async def _search(self, query: Mapping[str, Any]) -> list[Any]:
-        answer = await self._pace.call("search", lambda: self._ask("POST", "/api/v0/bundles/", query))
+        answer = await self._rates.call("search", lambda: self._ask("POST", "/api/v0/bundles/", query))
         offers = answer.get("offers")
         if not isinstance(offers, list):
             raise OutcomeUnknown("Vast: the answer to a search has no `offers`")
@@ -184,13 +184,13 @@ class VastCloud:
         def send() -> Awaitable[Mapping[str, Any]]:
             return self._ask("GET", "/api/v1/instances/", query=query)
 
-        return await self._pace.call("listing", send, tries=PAGE_TRIES)
+        return await self._rates.call("listing", send, tries=PAGE_TRIES)
 
     async def destroy(self, handle: Handle) -> None:
         def send() -> Awaitable[Mapping[str, Any]]:
             return self._call("DELETE", f"/api/v0/instances/{handle.id}/", {})
 
-        answer = await self._pace.call("destroy", send)
+        answer = await self._rates.call("destroy", send)
         if answer.get("success") is not True:
             message = _error_text(answer)
             if _ABSENT.search(message):

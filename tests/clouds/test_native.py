@@ -194,10 +194,10 @@ async def test_vasts_whole_market_though_each_answer_is_cut_off(clouds: Clouds, 
     clouds.faults.limits.enforced = True
     vast = VastCloud(
         VastConfig(endpoint=clouds.url), installation=Installation("abcd"), clock=SystemClock(),
-        env={"VAST_API_KEY": "test-key"}, home=tmp_path, pace_clock=(pace_clock := InstantClock()),
+        env={"VAST_API_KEY": "test-key"}, home=tmp_path, rate_clock=(rate_clock := InstantClock()),
     )  # fmt: skip
     await offers(vast)
-    pace_clock.advance(60)
+    rate_clock.advance(60)
     clouds.faults.limits = RateLimits(enforced=True)  # a minute has passed there too
     found, _ = await offers(vast)
     assert not [call for call in clouds.world.calls if call.status == 429]
@@ -206,7 +206,7 @@ async def test_vasts_whole_market_though_each_answer_is_cut_off(clouds: Clouds, 
     }  # fmt: skip
     clouds.vast.search_cap = None
     clouds.faults.limits.enforced = False
-    pace_clock.advance(60)
+    rate_clock.advance(60)
     everything, dropped = await offers(vast)
     await vast.close()
     assert len(everything) > len(found)

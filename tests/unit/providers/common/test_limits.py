@@ -1,11 +1,11 @@
-"""The pace of a cloud's calls: they wait for the cloud's limit, or are refused before they are sent."""
+"""The rates of a cloud's calls: they wait for the cloud's limit, or are refused before they are sent."""
 
 import asyncio
 
 import pytest
 
 from broker.domain.errors import Throttled
-from providers.common.call_pace import CallLimit, CallPace, LoopClock
+from providers.common.call_rates import CallLimit, CallRates, LoopClock
 from tests.unit.providers.clocks import InstantClock, SteppedClock
 
 LIMITS = {
@@ -17,12 +17,12 @@ LIMITS = {
 
 async def test_concurrent_calls_are_apart_and_the_last_are_refused_unsent() -> None:
     clock, sent = SteppedClock(), list[float]()
-    pace = CallPace("Cloud", LIMITS, clock)
+    rates = CallRates("Cloud", LIMITS, clock)
 
     async def send() -> None:
         sent.append(clock.monotonic())
 
-    calls = [asyncio.create_task(pace.call("destroy", send)) for _ in range(5)]
+    calls = [asyncio.create_task(rates.call("destroy", send)) for _ in range(5)]
     for _ in range(12):
         for _ in range(5):
             await asyncio.sleep(0)
@@ -35,27 +35,27 @@ async def test_concurrent_calls_are_apart_and_the_last_are_refused_unsent() -> N
 
 async def test_kinds_have_limits_of_their_own() -> None:
     clock = InstantClock()
-    pace = CallPace("Cloud", LIMITS, clock)
+    rates = CallRates("Cloud", LIMITS, clock)
     for _ in range(3):
-        await pace.turn("search")
+        await rates.turn("search")
     with pytest.raises(Throttled, match="Cloud accepts no search for another 60 s"):
-        await pace.turn("search")
-    assert (pace.free("search"), pace.free("page")) == (0, 1)
-    await pace.turn("page")
+        await rates.turn("search")
+    assert (rates.free("search"), rates.free("page")) == (0, 1)
+    await rates.turn("page")
     clock.advance(59.9)
     with pytest.raises(Throttled):
-        await pace.turn("search")
+        await rates.turn("search")
     clock.advance(0.2)
-    await pace.turn("search")
-    assert pace.free("search") == 2
-    pace.refused("search", 1.0)
-    assert pace.free("search") == 0
+    await rates.turn("search")
+    assert rates.free("search") == 2
+    rates.refused("search", 1.0)
+    assert rates.free("search") == 0
     assert clock.slept == []
 
 
 async def test_refused_call_is_repeated_after_the_pause() -> None:
     clock, answers = InstantClock(), iter([Throttled("429", after_s=5.0), "page 2"])
-    pace = CallPace("Cloud", LIMITS, clock)
+    rates = CallRates("Cloud", LIMITS, clock)
 
     async def send() -> str:
         answer = next(answers)
@@ -63,18 +63,18 @@ async def test_refused_call_is_repeated_after_the_pause() -> None:
             raise answer
         return str(answer)
 
-    assert await pace.call("page", send, tries=2) == "page 2"
+    assert await rates.call("page", send, tries=2) == "page 2"
     assert clock.slept == [5.0]
 
 
 async def test_call_that_stays_refused_raises() -> None:
-    pace = CallPace("Cloud", LIMITS, InstantClock())
+    rates = CallRates("Cloud", LIMITS, InstantClock())
 
     async def send() -> str:
         raise Throttled("429", after_s=0.1)
 
     with pytest.raises(Throttled):
-        await pace.call("page", send, tries=3)
+        await rates.call("page", send, tries=3)
 
 
 async def test_loop_clock() -> None:

@@ -59,7 +59,7 @@ class World:
         env = {"VAST_API_KEY": key} if key else {}
         cloud = VastCloud(
             VastConfig(endpoint=self.api.url, **config),
-            installation=INSTALLATION, clock=self.clock, env=env, home=self.home, pace_clock=self.clock,
+            installation=INSTALLATION, clock=self.clock, env=env, home=self.home, rate_clock=self.clock,
         )  # fmt: skip
         self.clouds.append(cloud)
         return cloud

@@ -1,4 +1,4 @@
-"""Pace of one cloud's calls by kind: the limits that the cloud itself states, kept before it has to refuse.
+"""Rates of one cloud's calls by kind: the limits that the cloud itself states, kept before it has to refuse.
 
 The gate (`broker.runtime.provider_gate`) limits calls of the port; one such call may be many requests to the cloud.
 """
@@ -26,7 +26,7 @@ class CallLimit:
     source: str
 
 
-class PaceClock(Protocol):
+class RateClock(Protocol):
     """Monotonic seconds, and a sleep by the same clock."""
 
     def monotonic(self) -> float: ...
@@ -43,10 +43,10 @@ class LoopClock:
         await asyncio.sleep(seconds)
 
 
-class CallPace:
+class CallRates:
     """Times of the latest calls by kind. All callers of one account share one instance."""
 
-    def __init__(self, cloud: str, limits: Mapping[str, CallLimit], clock: PaceClock | None = None) -> None:
+    def __init__(self, cloud: str, limits: Mapping[str, CallLimit], clock: RateClock | None = None) -> None:
         self._cloud, self._limits, self._clock = cloud, limits, clock or LoopClock()
         self._sent: dict[str, deque[float]] = {kind: deque(maxlen=limit.calls) for kind, limit in limits.items()}
         """Times of the latest calls; a time in the future belongs to a call that waits."""
