@@ -247,6 +247,43 @@ class SpotWait:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SoldOutSpot:
+    """The cheapest spot offer that is sold out now, for a job without a deadline."""
+
+    offer_id: str
+    usd_p50: Decimal
+    """Expected dollars to finish there."""
+    hour_worth_usd: Decimal
+    """Dollars that an hour of delay is worth; 0: delay costs nothing."""
+    waited_s: float
+    """Seconds for which the job had no machine so far."""
+
+
+def _none() -> None:
+    """Return None, the answer of a quote without such an offer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prospect:
+    """Expected cost and end of a job that starts now by one policy."""
+
+    action: Literal["buy", "wait"]
+    market: Literal["spot", "on-demand"]
+    """Market of the offer that is bought, or waited for."""
+    offer_id: str
+    reason: str
+    usd_p10: Decimal
+    usd_p50: Decimal
+    """Expected dollars to finish."""
+    usd_p90: Decimal
+    finish_p50: datetime | None
+    """Expected end. For a wait: the end if spot does not return before the wait is over; None: it has no limit."""
+    finish_p90: datetime | None
+    deadline_chance: float | None
+    """Least chance of meeting the deadline, 0 to 1; None: no deadline."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Quote:
     """All offers, the kept ones first, ordered by the spec's objective."""
 
@@ -267,6 +304,14 @@ class Quote:
     """True if the P90 of no offer meets the deadline; the P50 of each kept offer does."""
     spot_wait: SpotWait | None = None
     """The cheapest spot offer that is worth waiting for; None: there is none, or no time to wait."""
+    deadline: datetime | None = None
+    """Time by which the job must have saved and drained; None: no deadline."""
+    latest_on_demand_start: datetime | None = None
+    """Latest time at which on-demand still meets the deadline by its P90; None: no deadline or no such offer."""
+    best_on_demand: Callable[[], QuoteLine | None] = _none
+    """Returns the first kept on-demand line."""
+    sold_out_spot: Callable[[], SoldOutSpot | None] = _none
+    """Returns the sold-out spot offer that a job without a deadline may wait for; None: there is none."""
     unsold_regions: tuple[str, ...] = ()
     """Regions of the spec without any offer, each with similar names of regions that have offers."""
 

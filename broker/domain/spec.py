@@ -204,6 +204,10 @@ class JobSpec(Config):
     """A time with its zone, e.g. `2026-01-31T12:00:00Z`; an unfinished job is checkpointed and ended by then."""
     max_duration: Annotated[int, Field(ge=60, le=31_536_000)] | None = None
     """Maximum seconds for which its machines may exist, over all attempts; then the job ends as at its deadline."""
+    hour_worth_usd: Annotated[Decimal, Field(ge=0, le=1_000_000, max_digits=13, decimal_places=6)] = Decimal(5)
+    """Dollars that an hour of delay is worth to a job without a deadline. A wait for sold-out spot ends when it has
+    cost what spot saves, and a move pays for its delay. 0: the job waits for the cheapest offer without limit.
+    """
     retention: Retention = Retention()
     idle: IdlePolicy | None = None
     """When a machine counts as idle, and the action to take; absent: as the team's policy says."""

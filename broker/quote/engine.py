@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
+from itertools import takewhile
 from math import inf
 from operator import attrgetter
 from typing import overload
@@ -25,6 +26,7 @@ from broker.quote.machine_cost import MachineCost, kind_of, scarcity_note
 from broker.quote.offer_index import OfferGroup, OfferIndex, offer_index, rank
 from broker.quote.offer_rules import GroupCase, apply_rules, dollars, drop_message, total_usd
 from broker.quote.request import QuoteRequest, drop_reason
+from broker.quote.spot.delay import sold_out_spot
 from broker.quote.token_cache import rows_bytes
 
 LIFETIME = timedelta(minutes=5)
@@ -172,6 +174,13 @@ class _LazyLines(Sequence[QuoteLine]):
                 cost, reason = None, drop_message(self._ask, offer, kind, drop)
             yield OfferSummary(offer.id, offer.usd_per_hour, drop, reason, cost)
 
+    def best_on_demand(self) -> QuoteLine | None:
+        """Return the first kept line of an on-demand offer."""
+        offers, drops = self._evaluation.sold.offers, self._evaluation.drops
+        kept = takewhile(lambda number: drops[number] is None, self._order)
+        number = next((number for number in kept if not offers[number].spot), None)
+        return None if number is None else self._line(number)
+
     def _line(self, number: int) -> QuoteLine:
         offer, kind, drop = self._evaluation.at(number)
         if drop is None:
@@ -275,6 +284,13 @@ def _is_sold_out_spot(ask: QuoteRequest, offer: Offer) -> bool:
     return offer.spot and (offer.available is False or offer.id in ask.excluded)
 
 
+def _latest_on_demand_start(ask: QuoteRequest) -> datetime | None:
+    """Return the time at which the rest on demand, by its P90, takes as long as is left until the deadline."""
+    if ask.deadline_s == inf or ask.fallback_s == inf:
+        return None
+    return ask.now + timedelta(seconds=ask.deadline_s - ask.fallback_s)
+
+
 def _quote(ask: QuoteRequest, offers: Sequence[Offer], spent: Decimal) -> Quote:
     evaluation = _evaluate(ask, offer_index(offers, ask.learned.spots))
     drops, micros = evaluation.drops, evaluation.micros
@@ -295,6 +311,10 @@ def _quote(ask: QuoteRequest, offers: Sequence[Offer], spent: Decimal) -> Quote:
         drops=Counter(drop for drop in drops if drop is not None),
         cheapest_usd=None if cheapest is None else dollars(cheapest),
         spot_wait=_spot_wait(evaluation),
+        deadline=None if ask.deadline_s == inf else ask.now + timedelta(seconds=ask.deadline_s),
+        latest_on_demand_start=_latest_on_demand_start(evaluation.ask),
+        best_on_demand=lines.best_on_demand,
+        sold_out_spot=lambda: sold_out_spot(ask, evaluation.sold, drops, micros),
         deadline_at_risk=evaluation.ask.accepts_risk,
         unsold_regions=unsold_regions(ask.regions, {offer.region for offer in offers}) if ask.regions else (),
     )
@@ -316,6 +336,7 @@ def quote(
     lead_s: float = 0.0,
     storage_usd_per_gib_month: Decimal = ZERO,
     learned: Corrections = NO_CORRECTIONS,
+    waited_s: float = 0.0,
 ) -> Quote:
     """Return every offer once, kept offers first, ranked by the spec's objective (a script: by price), then by id.
 
@@ -326,11 +347,11 @@ def quote(
     of this job. `excluded`: reasons by offer id, host key or account, e.g. sold out a moment ago. `caps`: by provider.
     `machine_s`: seconds for which the job's machines have existed. `lead_s`: seconds before a time limit at which a
     drain begins; the cloud's teardown comes on top. `storage_usd_per_gib_month`: price of the blob store. `learned`:
-    corrections of speed, memory and preemptions from own runs.
+    corrections of speed, memory and preemptions from own runs. `waited_s`: seconds for which the job had no machine.
     """
     ask = QuoteRequest(
         spec=spec, workload=workload, now=now, local_files=local_files, scoped_store=scoped_store, cap_left=cap_left,
         excluded=excluded, caps=caps, machine_s=machine_s, lead_s=lead_s, storage=float(storage_usd_per_gib_month),
-        learned=learned,
+        learned=learned, waited_s=waited_s,
     )  # fmt: skip
     return _quote(ask, offers, spent)

@@ -141,6 +141,7 @@ def _quote(facts: PlacementFacts, market: MarketFacts) -> QuotedMarket:
         lead_s=settings.drain_budget.lead_s,
         storage_usd_per_gib_month=settings.storage_usd_per_gib_month,
         learned=market.learned,
+        waited_s=(facts.now - job.created_at).total_seconds() - job.machine_s,
     )
     least = partial(_min_budget_usd, facts)
     choice = choose(market_quote, cap_left=cap_left, attempt_number=job.attempts + 1, least=least)

@@ -9,6 +9,7 @@ from enum import StrEnum
 from broker.domain.money import show
 from broker.domain.offer import DropReason, Quote, QuoteLine
 from broker.policy.budgets import Applied, Refusal, entry, free_gpus, judge, purchase
+from broker.quote.spot.delay import delay_message
 from broker.quote.summary import summary
 
 PASSING = frozenset({DropReason.UNAVAILABLE, DropReason.EXCLUDED})
@@ -78,8 +79,9 @@ def _waits_for_spot(quote: Quote, best: QuoteLine) -> str | None:
 
 
 def choose(quote: Quote, *, cap_left: Decimal, attempt_number: int, least: Callable[[QuoteLine], Decimal]) -> Choice:
-    """Return the cheapest line to finish that the cap would not end at once, or a wait for spot within the deadline.
+    """Return the cheapest line to finish that the cap would not end at once, or a wait for spot.
 
+    A wait ends early enough for the deadline, or where `hour_worth_usd` makes it cost more than spot saves.
     `attempt_number`: number of the attempt to buy, for the reason. `least`: see `billing.caps.min_budget_usd`.
     """
     if quote.best is None:
@@ -93,7 +95,7 @@ def choose(quote: Quote, *, cap_left: Decimal, attempt_number: int, least: Calla
             f"{show(needed)}; raise the cap"
         )
         return Choice(line=None, reason=reason, queue=Queue.WAIT if _passing_count(quote) else Queue.CAPPED)
-    if (waiting := _waits_for_spot(quote, best)) is not None:
+    if (waiting := _waits_for_spot(quote, best) or delay_message(quote, best)) is not None:
         return Choice(line=None, reason=waiting, queue=Queue.WAIT)
     offer = best.offer
     cost = f"{show(best.usd_p50)} expected to finish" if best.usd_p50 is not None else "time unknown"

@@ -52,6 +52,8 @@ class QuoteRequest:
     """True if whole hosts are excluded."""
     excludes_accounts: bool = field(init=False)
     """True if accounts are excluded."""
+    waited_s: float = 0.0
+    """Seconds for which the job had no machine so far."""
     accepts_risk: bool = False
     """True if the P50 of the duration, instead of its P90, must meet the deadline."""
     fallback_s: float = inf

@@ -1,8 +1,10 @@
 """`gpubroker quote` with --explain, --what-if and --json, and what it says of wrong input."""
 
 import json
+import re
 from asyncio import to_thread
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,24 @@ async def test_explain_adds_up_to_the_quote_and_names_every_offer(shell: Shell) 
     assert "assumed: weights and data download at 200 MB/s" in output
     flat = "".join(output.replace("│", " ").split())
     assert all(line["offer"]["id"] in flat for line in ran.document["lines"])
+
+
+async def test_a_quote_compares_its_policy_with_on_demand_only(shell: Shell) -> None:
+    deadline = datetime.now(UTC) + timedelta(days=2)
+    spec = GOOD + f"deadline: {deadline.isoformat()}\n"
+    document = (await quoted(shell, "--json", spec=spec)).document
+    chosen, on_demand = document["chosen"], document["on_demand"]
+    assert float(chosen["usd_p50"]) <= float(on_demand["usd_p50"])
+    assert 0.9 <= chosen["deadline_chance"] <= 1
+    assert datetime.fromisoformat(document["latest_on_demand_start"]) < deadline
+    text = (await quoted(shell, spec=spec)).out
+    assert re.search(r"chosen policy: \$\S+ expected \(P10 – P90: \$\S+ – \$\S+\), ends 20\d\d-", text)
+    assert re.search(r"on demand only: \$.* in time with a chance of at least (100|9\d) %", text)
+    assert re.search(r"latest start on demand for the deadline: 20\d\d-\d\d-\d\d \d\d:\d\dZ", text)
+    plain = (await quoted(shell)).out
+    assert "chosen policy" in plain
+    assert "in time with" not in plain
+    assert "latest start" not in plain
 
 
 async def test_a_quote_says_what_its_speeds_were_compared_with(shell: Shell) -> None:

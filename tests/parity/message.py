@@ -25,6 +25,8 @@ def _write(message: Any, name: str, value: Any) -> None:
     field: FieldDescriptor = message.DESCRIPTOR.fields_by_name[name]
     if isinstance(value, datetime):
         getattr(message, name).FromDatetime(value)
+    elif field.message_type is not None and field.message_type.name == "Timestamp":
+        getattr(message, name).FromJsonString(value)
     elif isinstance(value, Mapping) and isinstance(getattr(message, name), Message):
         getattr(message, name).SetInParent()
         write(getattr(message, name), value)

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 from broker.api.schemas.base import Wire
 from broker.api.schemas.offers import OfferView
@@ -54,6 +54,25 @@ class LineView(Wire):
     """Parts of `usd_p50`."""
 
 
+class ProspectView(Wire):
+    """Expected cost and end of a job that starts now by one policy."""
+
+    action: Literal["buy", "wait"]
+    market: Literal["spot", "on-demand"]
+    """Market of the offer that is bought, or waited for."""
+    offer_id: str
+    reason: str
+    usd_p10: Decimal
+    usd_p50: Decimal
+    """Expected dollars to finish."""
+    usd_p90: Decimal
+    finish_p50: datetime | None
+    """Expected end. For a wait: the end if spot does not return before the wait is over; null: it has no limit."""
+    finish_p90: datetime | None
+    deadline_chance: float | None
+    """Least chance of meeting the deadline, 0 to 1; null: no deadline."""
+
+
 class QuoteView(Wire):
     """All offers for a job; kept ones first, by the job's objective."""
 
@@ -69,6 +88,12 @@ class QuoteView(Wire):
     """P90 of the best line x 1.25; null if no offer is kept."""
     cheapest_usd: Decimal | None
     """Least expected dollars to finish on any offer that fits, even if the cap does not suffice."""
+    chosen: ProspectView | None = None
+    """The policy that a job submitted now would follow; null: nothing would be bought, or its time is unknown."""
+    on_demand: ProspectView | None = None
+    """On-demand only, for comparison; null: no such offer is kept, or its time is unknown."""
+    latest_on_demand_start: datetime | None = None
+    """Latest time at which on-demand still meets the deadline by its P90; null: no deadline, or no such offer."""
     unsold_regions: tuple[str, ...] = ()
     """Requested regions without any offer, each with similar region names."""
     held: HoldView | None = None

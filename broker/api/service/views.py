@@ -12,7 +12,7 @@ from broker.api.schemas.offers import OfferView
 from broker.api.schemas.plans import ConsideredOffer, DecisionView
 from broker.api.schemas.policies import BudgetList, BudgetView, HoldView, StandingView, ThresholdView
 from broker.api.schemas.queries import JobsQuery
-from broker.api.schemas.quotes import LineView, QuoteView
+from broker.api.schemas.quotes import LineView, ProspectView, QuoteView
 from broker.api.service.interfaces import Checked
 from broker.billing.prices import price_now
 from broker.billing.spending import lost_share, on_demand_usd
@@ -24,6 +24,7 @@ from broker.lifecycle.retention import month_usd
 from broker.policy.budgets import Applied, Refusal, reached
 from broker.policy.windows import window_end, window_start
 from broker.ports import JobFilter, Upload
+from broker.quote.prospects import prospects
 
 
 def job(row: Job) -> JobView:
@@ -111,6 +112,7 @@ def attempt(row: Attempt) -> AttemptView:
 
 
 def quote(checked: Checked, ranking: Quote, held: Refusal | None, limit: int) -> QuoteView:
+    expected = prospects(ranking)
     return QuoteView(
         check=dict(checked.report),
         lines=tuple(LineView.model_validate(line) for line in ranking.lines[:limit]),
@@ -118,6 +120,9 @@ def quote(checked: Checked, ranking: Quote, held: Refusal | None, limit: int) ->
         drops=dict(ranking.drops),
         proposed_cap_usd=ranking.proposed_cap_usd,
         cheapest_usd=ranking.cheapest_usd,
+        chosen=None if expected.chosen is None else ProspectView.model_validate(expected.chosen),
+        on_demand=None if expected.on_demand is None else ProspectView.model_validate(expected.on_demand),
+        latest_on_demand_start=ranking.latest_on_demand_start,
         unsold_regions=ranking.unsold_regions,
         held=None if held is None else HoldView.model_validate(held),
         made_at=ranking.made_at,

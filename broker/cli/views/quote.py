@@ -1,5 +1,6 @@
 """Tables of the data check and the quote."""
 
+from math import floor
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -8,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from broker.api.schemas.policies import HoldView
-from broker.api.schemas.quotes import LineView, QuoteView
+from broker.api.schemas.quotes import LineView, ProspectView, QuoteView
 from broker.cli.core import formatting
 from broker.cli.core.output import Output
 from broker.cli.core.table import Column, TerminalTable
@@ -46,10 +47,38 @@ def show(out: Output, quote: QuoteView, *, every: bool = False) -> None:
     if not quote.kept:
         cheapest = f" (the cheapest that fits: {formatting.money(quote.cheapest_usd)})" if quote.cheapest_usd else ""
         out.say(f"no offer fits{cheapest}; a submitted job would wait until one does")
+    for text in policies(quote):
+        out.say(text)
     if quote.held is not None:
         out.say(hold_message(quote.held))
     if any(line.offer.simulated for line in shown):
         out.say("simulated offers cost no money: their machines are processes on the daemon's host")
+
+
+def policies(quote: QuoteView) -> list[str]:
+    """Return the expected cost and end of the chosen policy, those of on-demand only, and the latest start."""
+    if quote.chosen is None:
+        return []
+    lines = [f"now: {quote.chosen.reason}", f"chosen policy: {_prospect(quote.chosen)}"]
+    if quote.on_demand is not None:
+        lines.append(f"on demand only: {_prospect(quote.on_demand)}")
+    if (latest := quote.latest_on_demand_start) is not None:
+        past = " (is past)" if latest < quote.made_at else ""
+        lines.append(f"latest start on demand for the deadline: {latest:%Y-%m-%d %H:%MZ}{past}")
+    return lines
+
+
+def _prospect(expected: ProspectView) -> str:
+    usd = [formatting.money(value) for value in (expected.usd_p50, expected.usd_p10, expected.usd_p90)]
+    text = f"{usd[0]} expected (P10 – P90: {usd[1]} – {usd[2]})"
+    if expected.finish_p50 is None or expected.finish_p90 is None:
+        text += ", end unknown"
+    else:
+        after = " if spot does not return" if expected.action == "wait" else ""
+        text += f", ends {expected.finish_p50:%Y-%m-%d %H:%MZ}{after} (P90 {expected.finish_p90:%Y-%m-%d %H:%MZ})"
+    if expected.deadline_chance is None:
+        return text
+    return f"{text}, in time with a chance of at least {floor(100 * expected.deadline_chance)} %"
 
 
 def hold_message(hold: HoldView) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from broker.billing.accrual import HOUR, machine_cost, machine_s
+from broker.billing.accrual import machine_cost, machine_s
 from broker.billing.caps import min_budget_usd, reservation, reserved
 from broker.billing.drain import lead_s
 from broker.billing.prices import ceiling, price_now
@@ -27,6 +27,7 @@ from broker.quote.engine import quote
 from broker.quote.job_placement import has_local_model
 from broker.quote.placement import choose
 from broker.quote.placement_facts import PlacementSettings
+from broker.quote.spot.delay import delay_usd
 
 MIN_STAY_S = 1200.0
 """Seconds that an attempt trains before it may move."""
@@ -81,8 +82,8 @@ def review_active(facts: ActiveReview) -> Move | Stay:
     """Return whether the attempt moves to spot now."""
     if (reason := _obstacle(facts)) is not None:
         return Stay(reason=reason)
-    made, stay_usd = _quote(facts), _stay_usd(facts)
-    if stay_usd is None:
+    made, left_h = _quote(facts), _left_h(facts)
+    if left_h is None:
         return Stay(reason="stays on demand: its duration is unknown")
     choice = choose(
         made,
@@ -93,7 +94,8 @@ def review_active(facts: ActiveReview) -> Move | Stay:
     line = choice.line
     if line is None or not line.offer.spot or line.usd_p50 is None or made.deadline_at_risk:
         return Stay(reason=f"stays on demand: {_no_spot_message(made, choice.line)}")
-    return _compare(facts, line, stay_usd, line.usd_p50 + _drain_usd(facts))
+    stay_usd = _running_usd(facts, left_h)
+    return _compare(facts, line, stay_usd, line.usd_p50 + _drain_usd(facts) + _delay_usd(facts, line, left_h))
 
 
 def _compare(facts: ActiveReview, line: QuoteLine, stay_usd: Decimal, move_usd: Decimal) -> Move | Stay:
@@ -208,8 +210,8 @@ def _spec_at_measured_speed(facts: ActiveReview) -> JobSpec:
     return spec.model_copy(update={"deadline": facts.now + timedelta(seconds=left_s)})
 
 
-def _stay_usd(facts: ActiveReview) -> Decimal | None:
-    """Return the expected dollars to finish on the running machines, which are set up already; None: unknown."""
+def _left_h(facts: ActiveReview) -> float | None:
+    """Return the expected hours to finish on the running machines, which are set up already; None: unknown."""
     job, attempt, settings = facts.job, facts.attempt, facts.settings
     unlimited = job.spec.model_copy(update={"deadline": None, "max_duration": None})
     here = quote(
@@ -226,18 +228,32 @@ def _stay_usd(facts: ActiveReview) -> Decimal | None:
         learned=facts.learned,
     )
     hours = here.best.hours if here.best else None
-    if hours is None:
-        return None
-    left = Decimal(repr(hours.training + hours.evaluation + hours.checkpoints))
-    return usd(price_now(attempt) * attempt.line.nodes * left)
+    return None if hours is None else hours.training + hours.evaluation + hours.checkpoints
+
+
+def _running_usd(facts: ActiveReview, hours: float) -> Decimal:
+    """Return the dollars of the running machines for some hours."""
+    return usd(price_now(facts.attempt) * facts.attempt.line.nodes * Decimal(repr(hours)))
 
 
 def _drain_usd(facts: ActiveReview) -> Decimal:
-    """Return the expected dollars of the drain: the last save, the teardown, and half a minute for the order."""
+    """Return the expected dollars of the drain."""
+    return _running_usd(facts, _drain_s(facts) / 3600)
+
+
+def _drain_s(facts: ActiveReview) -> float:
+    """Return the expected seconds of the drain: the last save, the teardown, and half a minute for the order."""
     attempt, caps = facts.attempt, _caps(facts)
     saved = attempt.beat.checkpoint if attempt.beat else None
-    seconds = 30.0 + (saved.save_s if saved else 0.0) + caps.teardown_s + caps.list_lag_s
-    return usd(price_now(attempt) * attempt.line.nodes * Decimal(repr(seconds)) / HOUR)
+    return 30.0 + (saved.save_s if saved else 0.0) + caps.teardown_s + caps.list_lag_s
+
+
+def _delay_usd(facts: ActiveReview, line: QuoteLine, left_h: float) -> Decimal:
+    """Return what the later finish after a move is worth to a job without a deadline."""
+    spec = facts.job.spec
+    if spec.deadline is not None or line.hours_p50 is None:
+        return ZERO
+    return usd(delay_usd(spec.hour_worth_usd, line.hours_p50 + _drain_s(facts) / 3600 - left_h))
 
 
 def _cap_left(facts: ActiveReview) -> Decimal:

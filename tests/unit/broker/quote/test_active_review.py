@@ -81,6 +81,19 @@ def test_an_attempt_moves_to_spot_that_is_cheaper() -> None:
         assert decision.message.startswith("moves to spot in eu (Cloud 1xH100, $0.8000/h), saves $")
 
 
+def test_a_move_must_pay_for_the_delay_without_a_deadline() -> None:
+    """The delay of a move is its drain, set-up and expected preemptions, at `hour_worth_usd` an hour."""
+    cheap, dear = facts(deadline_h=None), facts(deadline_h=None)
+    dear = replace(dear, job=replace(dear.job, spec=dear.job.spec.model_copy(update={"hour_worth_usd": Decimal(900)})))
+    moves, stays = review_active(cheap), review_active(dear)
+    assert isinstance(moves, Move)
+    assert isinstance(stays, Stay)
+    assert "is expected to cost" in stays.reason
+    with_deadline = facts()
+    spec = with_deadline.job.spec.model_copy(update={"hour_worth_usd": Decimal(900)})
+    assert isinstance(review_active(replace(with_deadline, job=replace(with_deadline.job, spec=spec))), Move)
+
+
 def applied(**limits: Any) -> tuple[Applied, ...]:
     return (Applied(id=1, policy=Policy(name="p", **limits), usage=PolicyUsage(jobs=1, gpus=1)),)
 

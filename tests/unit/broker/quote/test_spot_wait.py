@@ -36,11 +36,14 @@ def quoted(
     excluded: Mapping[str, str] | None = None,
     work: Workload = WORK,
     resources: Mapping[str, Any] | None = None,
+    waited_s: float = 0.0,
+    **settings: Any,
 ) -> Quote:
     deadline = {} if deadline_s is None else {"deadline": (NOW + timedelta(seconds=deadline_s)).isoformat()}
     return quote(
-        spec(resources=dict(resources or {}), **deadline), work, offers, now=NOW, local_files=False, scoped_store=True,
-        spent=Decimal(0), cap_left=Decimal(100), excluded=excluded or {}, caps=CAPS,
+        spec(resources=dict(resources or {}), **deadline, **settings), work, offers, now=NOW, local_files=False,
+        scoped_store=True, spent=Decimal(0), cap_left=Decimal(100), excluded=excluded or {}, caps=CAPS,
+        waited_s=waited_s,
     )  # fmt: skip
 
 
@@ -107,10 +110,47 @@ def test_the_end_of_a_wait_leaves_time_to_return_to_spot() -> None:
     assert left_s >= 1.1 * on_demand.hours_p90 * HOUR
 
 
+def test_without_a_deadline_a_job_waits_as_long_as_spot_saves() -> None:
+    """The wait costs `hour_worth_usd` an hour; it ends when it has cost the saving, counted from the submit."""
+    found = {line.offer.id: line.usd_p50 for line in quoted(None).lines}
+    on_demand, spot = found[ON_DEMAND.id], found[SPOT.id]
+    assert on_demand is not None
+    assert spot is not None
+    limit_s = float((on_demand - spot) / Decimal("0.5")) * HOUR
+    assert limit_s > 700
+    for waited_s in (0.0, limit_s - 60):
+        choice = chosen(quoted(None, excluded=SOLD_OUT, hour_worth_usd="0.5", waited_s=waited_s))
+        assert (choice.line, choice.queue) == (None, Queue.WAIT)
+        assert f"waits for spot until {NOW + timedelta(seconds=limit_s - waited_s):%Y-%m-%d %H:%MZ}" in choice.reason
+        assert "an hour of delay is worth $0.50" in choice.reason
+    after = chosen(quoted(None, excluded=SOLD_OUT, hour_worth_usd="0.5", waited_s=limit_s + 1)).line
+    assert after is not None
+    assert after.offer.id == ON_DEMAND.id
+    bought = chosen(quoted(None, hour_worth_usd="0.5")).line
+    assert bought is not None
+    assert bought.offer.id == SPOT.id
+
+
+def test_delay_that_is_worth_nothing_waits_without_limit() -> None:
+    choice = chosen(quoted(None, excluded=SOLD_OUT, hour_worth_usd="0", waited_s=1e7))
+    assert (choice.line, choice.queue) == (None, Queue.WAIT)
+    assert "hour_worth_usd sets no limit" in choice.reason
+
+
+def test_a_deadline_overrules_what_an_hour_is_worth() -> None:
+    choice = chosen(quoted(0.4 * HOUR, excluded=SOLD_OUT, hour_worth_usd="0"))
+    assert choice.line is not None
+    assert choice.line.offer.id == ON_DEMAND.id
+
+
 @pytest.mark.parametrize(
     "made",
     [
         quoted(None, excluded=SOLD_OUT),
+        quoted(None, excluded=SOLD_OUT, hour_worth_usd="0", resources={"objective": "fastest"}),
+        quoted(None, excluded=SOLD_OUT, hour_worth_usd="0", work=SCRIPT),
+        quoted(None, excluded=dict.fromkeys(account_keys(SPOT), "quota"), hour_worth_usd="0"),
+        quoted(None, (ON_DEMAND, replace(SPOT, usd_per_hour=Decimal("2.45"))), excluded=SOLD_OUT, hour_worth_usd="0"),
         quoted(6 * HOUR, excluded=dict.fromkeys(account_keys(SPOT), "quota")),
         quoted(6 * HOUR, (ON_DEMAND, replace(SPOT, usd_per_hour=Decimal("2.45"))), excluded=SOLD_OUT),
         quoted(6 * HOUR, excluded=SOLD_OUT, resources={"spot": "never"}),
@@ -118,7 +158,19 @@ def test_the_end_of_a_wait_leaves_time_to_return_to_spot() -> None:
         quoted(6 * HOUR, (SPOT,), excluded=SOLD_OUT),
         quoted(0.4 * HOUR, excluded=SOLD_OUT),
     ],
-    ids=["no deadline", "account", "hardly cheaper", "never spot", "a script", "no on-demand", "no time"],
+    ids=[
+        "saves less than a delay",
+        "fastest",
+        "a script without deadline",
+        "account without deadline",
+        "hardly cheaper without deadline",
+        "account",
+        "hardly cheaper",
+        "never spot",
+        "a script",
+        "no on-demand",
+        "no time",
+    ],
 )
 def test_no_job_waits_in_vain(made: Quote) -> None:
     assert "waits for spot" not in chosen(made).reason

@@ -12,6 +12,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ProspectAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PROSPECT_ACTION_UNSPECIFIED: _ClassVar[ProspectAction]
+    PROSPECT_ACTION_BUY: _ClassVar[ProspectAction]
+    PROSPECT_ACTION_WAIT: _ClassVar[ProspectAction]
+
+class ProspectMarket(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PROSPECT_MARKET_UNSPECIFIED: _ClassVar[ProspectMarket]
+    PROSPECT_MARKET_SPOT: _ClassVar[ProspectMarket]
+    PROSPECT_MARKET_ON_DEMAND: _ClassVar[ProspectMarket]
+
 class Hold(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     HOLD_UNSPECIFIED: _ClassVar[Hold]
@@ -63,6 +75,12 @@ class Drop(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DROP_HOST: _ClassVar[Drop]
     DROP_TRUST: _ClassVar[Drop]
     DROP_NO_CHECKPOINTS: _ClassVar[Drop]
+PROSPECT_ACTION_UNSPECIFIED: ProspectAction
+PROSPECT_ACTION_BUY: ProspectAction
+PROSPECT_ACTION_WAIT: ProspectAction
+PROSPECT_MARKET_UNSPECIFIED: ProspectMarket
+PROSPECT_MARKET_SPOT: ProspectMarket
+PROSPECT_MARKET_ON_DEMAND: ProspectMarket
 HOLD_UNSPECIFIED: Hold
 HOLD_APPROVAL: Hold
 HOLD_WAIT: Hold
@@ -102,7 +120,7 @@ DROP_TRUST: Drop
 DROP_NO_CHECKPOINTS: Drop
 
 class Quote(_message.Message):
-    __slots__ = ("check", "lines", "kept", "drops", "proposed_cap_usd", "cheapest_usd", "made_at", "expires_at", "unsold_regions", "held")
+    __slots__ = ("check", "lines", "kept", "drops", "proposed_cap_usd", "cheapest_usd", "made_at", "expires_at", "unsold_regions", "held", "chosen", "on_demand", "latest_on_demand_start")
     class DropsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +138,9 @@ class Quote(_message.Message):
     EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
     UNSOLD_REGIONS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    ON_DEMAND_FIELD_NUMBER: _ClassVar[int]
+    LATEST_ON_DEMAND_START_FIELD_NUMBER: _ClassVar[int]
     check: _struct_pb2.Struct
     lines: _containers.RepeatedCompositeFieldContainer[QuoteLine]
     kept: int
@@ -130,7 +151,34 @@ class Quote(_message.Message):
     expires_at: _timestamp_pb2.Timestamp
     unsold_regions: _containers.RepeatedScalarFieldContainer[str]
     held: QuoteHold
-    def __init__(self, check: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., lines: _Optional[_Iterable[_Union[QuoteLine, _Mapping]]] = ..., kept: _Optional[int] = ..., drops: _Optional[_Mapping[str, int]] = ..., proposed_cap_usd: _Optional[str] = ..., cheapest_usd: _Optional[str] = ..., made_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., unsold_regions: _Optional[_Iterable[str]] = ..., held: _Optional[_Union[QuoteHold, _Mapping]] = ...) -> None: ...
+    chosen: Prospect
+    on_demand: Prospect
+    latest_on_demand_start: _timestamp_pb2.Timestamp
+    def __init__(self, check: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., lines: _Optional[_Iterable[_Union[QuoteLine, _Mapping]]] = ..., kept: _Optional[int] = ..., drops: _Optional[_Mapping[str, int]] = ..., proposed_cap_usd: _Optional[str] = ..., cheapest_usd: _Optional[str] = ..., made_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., unsold_regions: _Optional[_Iterable[str]] = ..., held: _Optional[_Union[QuoteHold, _Mapping]] = ..., chosen: _Optional[_Union[Prospect, _Mapping]] = ..., on_demand: _Optional[_Union[Prospect, _Mapping]] = ..., latest_on_demand_start: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class Prospect(_message.Message):
+    __slots__ = ("action", "market", "offer_id", "reason", "usd_p10", "usd_p50", "usd_p90", "finish_p50", "finish_p90", "deadline_chance")
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    MARKET_FIELD_NUMBER: _ClassVar[int]
+    OFFER_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    USD_P10_FIELD_NUMBER: _ClassVar[int]
+    USD_P50_FIELD_NUMBER: _ClassVar[int]
+    USD_P90_FIELD_NUMBER: _ClassVar[int]
+    FINISH_P50_FIELD_NUMBER: _ClassVar[int]
+    FINISH_P90_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_CHANCE_FIELD_NUMBER: _ClassVar[int]
+    action: ProspectAction
+    market: ProspectMarket
+    offer_id: str
+    reason: str
+    usd_p10: str
+    usd_p50: str
+    usd_p90: str
+    finish_p50: _timestamp_pb2.Timestamp
+    finish_p90: _timestamp_pb2.Timestamp
+    deadline_chance: float
+    def __init__(self, action: _Optional[_Union[ProspectAction, str]] = ..., market: _Optional[_Union[ProspectMarket, str]] = ..., offer_id: _Optional[str] = ..., reason: _Optional[str] = ..., usd_p10: _Optional[str] = ..., usd_p50: _Optional[str] = ..., usd_p90: _Optional[str] = ..., finish_p50: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finish_p90: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., deadline_chance: _Optional[float] = ...) -> None: ...
 
 class QuoteHold(_message.Message):
     __slots__ = ("hold", "policy", "reason")

@@ -167,7 +167,7 @@ RETRY_CAUSE_INFRASTRUCTURE: RetryCause
 RETRY_CAUSE_OOM: RetryCause
 
 class JobSpec(_message.Message):
-    __slots__ = ("name", "cap_usd", "train", "script", "resources", "checkpoint", "retry", "env", "secrets", "labels", "init_from", "keep_on_failure", "deadline", "max_duration", "retention", "idle", "priority")
+    __slots__ = ("name", "cap_usd", "train", "script", "resources", "checkpoint", "retry", "env", "secrets", "labels", "init_from", "keep_on_failure", "deadline", "max_duration", "retention", "idle", "priority", "hour_worth_usd")
     class EnvEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -199,6 +199,7 @@ class JobSpec(_message.Message):
     RETENTION_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    HOUR_WORTH_USD_FIELD_NUMBER: _ClassVar[int]
     name: str
     cap_usd: str
     train: TrainConfig
@@ -216,7 +217,8 @@ class JobSpec(_message.Message):
     retention: Retention
     idle: IdlePolicy
     priority: int
-    def __init__(self, name: _Optional[str] = ..., cap_usd: _Optional[str] = ..., train: _Optional[_Union[TrainConfig, _Mapping]] = ..., script: _Optional[_Union[ScriptConfig, _Mapping]] = ..., resources: _Optional[_Union[Resources, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointConfig, _Mapping]] = ..., retry: _Optional[_Union[Retry, _Mapping]] = ..., env: _Optional[_Mapping[str, str]] = ..., secrets: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., init_from: _Optional[str] = ..., keep_on_failure: _Optional[int] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., max_duration: _Optional[int] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., idle: _Optional[_Union[IdlePolicy, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
+    hour_worth_usd: str
+    def __init__(self, name: _Optional[str] = ..., cap_usd: _Optional[str] = ..., train: _Optional[_Union[TrainConfig, _Mapping]] = ..., script: _Optional[_Union[ScriptConfig, _Mapping]] = ..., resources: _Optional[_Union[Resources, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointConfig, _Mapping]] = ..., retry: _Optional[_Union[Retry, _Mapping]] = ..., env: _Optional[_Mapping[str, str]] = ..., secrets: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., init_from: _Optional[str] = ..., keep_on_failure: _Optional[int] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., max_duration: _Optional[int] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., idle: _Optional[_Union[IdlePolicy, _Mapping]] = ..., priority: _Optional[int] = ..., hour_worth_usd: _Optional[str] = ...) -> None: ...
 
 class Retention(_message.Message):
     __slots__ = ("artifacts_days", "checkpoints_days", "logs_days", "data_days")
