@@ -275,6 +275,9 @@ class Attempt:
     # written by the guard
     idle: "IdleKind | None" = None
     """Kind of idleness that users were notified about; None: the machine works."""
+    # written by the review of attempts
+    stays: str = ""
+    """Latest reason to stay that users were notified about; empty: none."""
     # the lease
     epoch: int = 0
 

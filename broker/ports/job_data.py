@@ -28,6 +28,8 @@ class Note:
     reason: str | None = None
     """Text that the job shows until its attempt has ended; None: unchanged."""
     events: tuple[Event, ...] = ()
+    stays: str | None = None
+    """Reason to stay that the note reports, fenced by the reason as read; None: unchanged."""
 
 
 @dataclass(frozen=True, kw_only=True)

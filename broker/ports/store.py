@@ -44,6 +44,16 @@ class Store(TenantStore, ChannelStore, GlobalPolicies, GlobalJobData, OfferHisto
         """
         ...
 
+    async def claim_reviews(
+        self, *, owner: str, providers: Sequence[str], older_s: float, own_older_s: float, limit: int
+    ) -> Sequence[Leased]:
+        """Return training attempts without a signal whose review is due, oldest first, so that one broker reviews each.
+
+        A review is due more than `older_s` seconds after the attempt was last returned, and more than `own_older_s`
+        seconds after it was last returned to `owner`. A new attempt is due at once. Nothing is leased.
+        """
+        ...
+
     async def apply(self, changes: Sequence[Change]) -> Sequence[bool]:
         """Apply each change atomically. Return for each whether its fences held and every policy allows its admission.
 

@@ -26,7 +26,8 @@ SHIFT = """
 UPDATE jobs SET due_at = due_at - $1 * interval '1 second', lease_until = lease_until - $1 * interval '1 second';
 UPDATE jobs SET stored_due_at = stored_due_at - $1 * interval '1 second';
 UPDATE uploads SET put_at = put_at - $1 * interval '1 second';
-UPDATE attempts SET due_at = due_at - $1 * interval '1 second', lease_until = lease_until - $1 * interval '1 second';
+UPDATE attempts SET due_at = due_at - $1 * interval '1 second', lease_until = lease_until - $1 * interval '1 second',
+    reviewed_at = reviewed_at - $1 * interval '1 second';
 UPDATE channels SET not_before = not_before - $1 * interval '1 second';
 UPDATE streams SET due_at = due_at - $1 * interval '1 second', lease_until = lease_until - $1 * interval '1 second',
     refresh_at = refresh_at - $1 * interval '1 second', used_at = used_at - $1 * interval '1 second';

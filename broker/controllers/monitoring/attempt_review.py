@@ -1,26 +1,29 @@
 """Review of attempts: asks an attempt on demand to drain when its job finishes for less on spot.
 
-Steps: read live attempts every few minutes, and when a spot offer appears or becomes cheaper. Make one short list of
-offers for each set of providers and regions. For each attempt, gather `ActiveReview` and call `review_active`. Write
-moves as notes with the signal MOVE, so that interruption, termination and placement do the rest.
+Steps: claim attempts that are due for a review, so that each is reviewed by one broker. Make one short list of offers
+for each set of providers and regions. For each attempt, gather `ActiveReview` and call `review_active`. Write moves as
+notes with the signal MOVE, so that interruption, termination and placement do the rest. When a spot offer appears or
+becomes cheaper, each broker reviews the attempts again that it reviewed last.
 Facts: the market, blocked offers, policies, heartbeats; earlier attempts only of a job that would move.
 Decisions: `Move` or `Stay`.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
+from zlib import crc32
 
 from broker.controllers.base.context import ControllerContext
 from broker.controllers.base.events import event
 from broker.controllers.market.host_offers import host_offers, refused_offers
 from broker.controllers.market.offers_by_id import Offers
 from broker.controllers.observation.inventory import Inventory
-from broker.domain.ids import AttemptId
 from broker.domain.job import Signal
 from broker.domain.offer import Offer
+from broker.domain.spec import Resources
 from broker.estimator.planning.corrections import NO_CORRECTIONS, Corrections, LearnedCorrections
 from broker.policy.budgets import Applied
 from broker.ports import Leased, Note
@@ -30,11 +33,17 @@ from broker.quote.placement_facts import PlacementSettings
 from broker.quote.spot.review import ActiveReview, Move, Stay, may_move, review_active
 from broker.quote.spot.shortlist import shortlist
 
+log = logging.getLogger(__name__)
+
 CHEAPER = Decimal("0.95")
 """A spot offer is news if its price falls to this share of the price at the previous review."""
 
-REST = 4.0
-"""Pause after a round, as a multiple of the round's duration: a large market has news at each poll."""
+REST = 2.0
+"""Pause after a claim, as a multiple of the time that its decisions took: a large market has news at each poll."""
+CLAIM = 50
+"""Maximum number of attempts of one claim. Small claims spread the attempts evenly over the brokers."""
+GOLDEN = 0.618034
+"""Fraction of the golden ratio. Its multiples spread evenly, so that no broker always claims just before another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,19 +51,34 @@ class _ReviewRound:
     """Facts that all attempts of one round share."""
 
     settings: PlacementSettings
-    offers: Sequence[Offer]
-    excluded: Mapping[str, str]
     learned: Corrections
     now: datetime
     """Time at which the store read `applied`."""
     applied: Mapping[JobOwner, Sequence[Applied]]
     refused_on_host: Mapping[JobOwner, Mapping[str, str]]
-    lists: dict[object, tuple[Offer, ...]] = field(default_factory=dict)
-    """Short lists by owner, providers and regions."""
+    lists: "_ShortLists"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ShortLists:
+    """Short lists that later rounds use again while market, own runs and exclusions are the same."""
+
+    offers: Sequence[Offer]
+    learned: Corrections
+    excluded: Mapping[str, str]
+    by_key: dict[object, tuple[Offer, ...]] = field(default_factory=dict)
+    """Short lists by the owner's exclusions, providers and regions."""
+
+    def of(self, resources: Resources, refused_on_host: Mapping[str, str]) -> tuple[Offer, ...]:
+        key = frozenset(refused_on_host), tuple(resources.providers), tuple(resources.regions)
+        if key not in self.by_key:
+            excluded = {**self.excluded, **refused_on_host}
+            self.by_key[key] = shortlist(self.offers, self.learned.spots, resources, excluded)
+        return self.by_key[key]
 
 
 class AttemptReview:
-    """Reads without a lease. A note is applied only if the attempt has no signal meanwhile."""
+    """Claims reviews without a lease. A note is applied only if the attempt has no signal meanwhile."""
 
     name = "review"
 
@@ -69,22 +93,38 @@ class AttemptReview:
         self._offers, self._learned = offers, learned
         self._market: Sequence[Offer] = ()
         self._spot_usd: Mapping[str, Decimal] = {}
-        self._due_s = self._rests_until_s = 0.0
-        self._reasons: dict[AttemptId, str] = {}
-        """Latest reason to stay of each attempt, so that an event reports a reason once."""
+        self._lists = _ShortLists(offers=(), learned=NO_CORRECTIONS, excluded={})
+        self._news_at: float | None = None
+        """Monotonic time of market news after which attempts remain to be reviewed; None: there is none."""
+        self._steps = crc32(context.owner.encode()) % 1000
         self.decide: Callable[[ActiveReview], Move | Stay] = review_active
         self.every_s = context.intervals.billing_s
 
     async def step(self) -> bool:
-        clock, began = self._context.clock, self._context.clock.monotonic()
-        if began < self._rests_until_s:
-            return False
-        if self._is_market_news() or began >= self._due_s:
-            self._due_s = began + self._context.intervals.review_s
-            await self._review_all()
-            ended = clock.monotonic()
-            self._rests_until_s = ended + REST * (ended - began)
+        began, self._steps = self._context.clock.monotonic(), self._steps + 1
+        pause_s = self._context.intervals.billing_s * (1 + self._steps * GOLDEN % 1) / 2
+        if self._is_market_news():
+            self._news_at = began
+        rows = await self._claim(began) if self._spot_usd else ()
+        if len(rows) < CLAIM:
+            self._news_at = None
+        else:
+            pause_s = 0.0
+        decided_s = await self._review([row for row in rows if may_move(row.job, row.attempt)])
+        self.every_s = max(pause_s, REST * decided_s)
         return False
+
+    async def _claim(self, now_s: float) -> Sequence[Leased]:
+        """Claim attempts before their review is late, which it is after `review_s`."""
+        intervals = self._context.intervals
+        older_s = max(0.0, intervals.review_s - intervals.billing_s)
+        return await self._context.store.claim_reviews(
+            owner=self._context.owner,
+            providers=list(self._context.providers),
+            older_s=older_s,
+            own_older_s=older_s if self._news_at is None else min(older_s, now_s - self._news_at),
+            limit=CLAIM,
+        )
 
     def _is_market_news(self) -> bool:
         """Return True if a spot offer is on sale that was not, or that was clearly more expensive."""
@@ -99,23 +139,23 @@ class AttemptReview:
             identity not in before or price <= before[identity] * CHEAPER for identity, price in self._spot_usd.items()
         )
 
-    async def _review_all(self) -> None:
-        store, providers = self._context.store, self._context.providers
-        rows = [
-            row
-            for row in await store.live_attempts()
-            if may_move(row.job, row.attempt) and row.attempt.line.offer.provider in providers
-        ]
-        self._reasons = {row.attempt.id: self._reasons.get(row.attempt.id, "") for row in rows}
-        if not rows or not self._spot_usd:
-            return
-        shared, notes = await self._gather_round(rows), list[Note]()
+    async def _review(self, rows: Sequence[Leased]) -> float:
+        """Review attempts and write what is new. Return the seconds that the decisions took."""
+        if not rows:
+            return 0.0
+        shared, notes, decided_s = await self._gather_round(rows), list[Note](), 0.0
         for row in rows:
-            if (note := self._note(row, await self._decide(row, shared))) is not None:
-                notes.append(note)
+            began = self._context.clock.monotonic()
+            try:
+                if (note := self._note(row, await self._decide(row, shared))) is not None:
+                    notes.append(note)
+            except Exception:  # the attempt is reviewed again later, and does not keep others from their review
+                log.exception("review: attempt %s of job %s cannot be reviewed", row.attempt.id, row.job.id)
+            decided_s += self._context.clock.monotonic() - began
             await asyncio.sleep(0)  # thousands of reviews must not delay heartbeats and requests
         if notes:
-            await store.note(notes)
+            await self._context.store.note(notes)
+        return decided_s
 
     async def _decide(self, row: Leased, shared: _ReviewRound) -> Move | Stay:
         facts = self._gather(row, shared)
@@ -129,30 +169,28 @@ class AttemptReview:
         context = self._context
         now, applied = await context.store.applied(sorted({(row.job.team, row.job.owner) for row in rows}))
         excluded = {**await context.store.blocked_offers(), **self._inventory.refusals}
+        learned, lists = self._learned(), self._lists
+        is_same = lists.offers is self._market and lists.learned is learned and lists.excluded == excluded
+        if not is_same:
+            self._lists = _ShortLists(offers=self._market, learned=learned, excluded=excluded)
         on_host = host_offers(self._market, {name: provider.caps for name, provider in context.providers.items()})
         return _ReviewRound(
             settings=context.placement_settings,
-            offers=self._market,
-            excluded=excluded,
-            learned=self._learned(),
+            learned=learned,
             now=now,
             applied=applied,
             refused_on_host={owner: await refused_offers(context.host_admission, owner, on_host) for owner in applied},
+            lists=self._lists,
         )
 
     def _gather(self, row: Leased, shared: _ReviewRound) -> ActiveReview:
         job, owner = row.job, (row.job.team, row.job.owner)
-        resources = job.spec.resources
-        key = owner, tuple(resources.providers), tuple(resources.regions)
-        if key not in shared.lists:
-            excluded = {**shared.excluded, **shared.refused_on_host[owner]}
-            shared.lists[key] = shortlist(shared.offers, shared.learned.spots, resources, excluded)
         return ActiveReview(
             job=job,
             attempt=row.attempt,
             now=self._context.clock.now(),
             settings=shared.settings,
-            offers=shared.lists[key],
+            offers=shared.lists.of(job.spec.resources, shared.refused_on_host[owner]),
             learned=shared.learned,
             policies=shared.applied[owner],
             policies_at=shared.now,
@@ -163,12 +201,18 @@ class AttemptReview:
         """Return the note that starts a move, or that reports a new reason to stay; None: nothing is new."""
         job, attempt = row.job, row.attempt
         if isinstance(decision, Stay):
-            is_known = same_but_for_numbers(decision.reason, self._reasons[attempt.id])
+            is_known = same_but_for_numbers(decision.reason, attempt.stays)
             if is_known or job.workload.shape is None:  # a script of unknown duration never moves
                 return None
-            self._reasons[attempt.id] = decision.reason
             report = event(job, "attempt.stays", f"attempt {attempt.number} {decision.reason}", attempt=attempt)
-            return Note(attempt=attempt, job=job, forecast=job.forecast, idle=attempt.idle, events=(report,))
+            return Note(
+                attempt=attempt,
+                job=job,
+                forecast=job.forecast,
+                idle=attempt.idle,
+                stays=decision.reason,
+                events=(report,),
+            )
         message = f"attempt {attempt.number} {decision.message}"
         data = {"offer": decision.offer.id, "saved_usd": str(decision.saved_usd)}
         return Note(

@@ -190,6 +190,10 @@ CREATE TABLE attempts (
     signal text,
     -- written by the spend guard
     idle text,
+    -- written by the review of attempts: the latest reason to stay that users were told, and the claim for a review
+    stays text NOT NULL DEFAULT '',
+    reviewed_at timestamptz NOT NULL DEFAULT '-infinity',
+    reviewed_by text NOT NULL DEFAULT '',
     -- the job's, repeated here for the lane; written under the lock of the job's row
     stop_requested boolean NOT NULL,
     -- the lease: as for jobs
@@ -219,6 +223,7 @@ CREATE TABLE attempts (
 );
 CREATE UNIQUE INDEX one_live ON attempts (job_id) WHERE state <> 'ended';
 CREATE INDEX attempts_due ON attempts (lane, due_at) WHERE lane IS NOT NULL;
+CREATE INDEX attempts_reviewed ON attempts (reviewed_at) WHERE lane = 'liveness' AND state = 'training';
 CREATE INDEX attempts_of_host ON attempts (host, ended_at) WHERE state = 'ended';
 -- Each broker adds up the spot machines of the last 30 days every 10 minutes.
 CREATE INDEX attempts_spot ON attempts (create_sent_at) WHERE (line -> 'offer' ->> 'spot')::boolean;

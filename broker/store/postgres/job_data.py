@@ -62,7 +62,8 @@ class PostgresGlobalJobData(PostgresPart):
             forecast = row_codec.forecast_json(note.forecast)
             await connection.execute(QUERIES["note_job"], note.job.id, forecast, len(events), reason)
             signal = note.signal and note.signal.value
-            await connection.execute(QUERIES["note_attempt"], note.attempt.id, note.idle, signal)
+            stays = None if note.stays is None else fences.clean(note.stays)
+            await connection.execute(QUERIES["note_attempt"], note.attempt.id, note.idle, signal, stays)
             await send_events(connection, events)
             topics = {f"job/{note.job.id}": None} if events else {}
             await notify(connection, topics | ({"jobs": None} if signal else {}))

@@ -153,6 +153,7 @@ def attempt(row: Record) -> Attempt:
         prices=_PRICES.validate_json(row["prices"]) if row["prices"] else (),
         signal=Signal(row["signal"]) if row["signal"] else None,
         idle=row["idle"],
+        stays=row["stays"],
         epoch=row["epoch"],
     )
 

@@ -85,6 +85,11 @@ class PostgresStore(
         own = (None, None) if turns is None else ([*turns], [*turns.values()])
         return _leased(await self._pool.fetch("claim_attempts", lane.value, limit, owner, lease_s, *own))
 
+    async def claim_reviews(
+        self, *, owner: str, providers: Sequence[str], older_s: float, own_older_s: float, limit: int
+    ) -> Sequence[Leased]:
+        return _leased(await self._pool.fetch("claim_reviews", owner, list(providers), limit, older_s, own_older_s))
+
     async def apply(self, changes: Sequence[Change]) -> Sequence[bool]:
         return await self._applier.apply(changes)
 

@@ -15,7 +15,7 @@ def note_holds(note: Note, job: Job, attempt: Attempt) -> bool:
     """Return True if the attempt is live and current, and no warning was reported since it was read."""
     read = note.attempt
     same = (attempt.live, attempt.idle, attempt.signal) == (True, read.idle, read.signal)
-    same = same and job.attempts == note.job.attempts
+    same = same and job.attempts == note.job.attempts and (note.stays is None or attempt.stays == read.stays)
     return same and _reported_warnings(job.forecast) == _reported_warnings(note.job.forecast)
 
 

@@ -44,7 +44,8 @@ class MemoryGlobalJobData(MemoryPart):
             return False
         reason = job.value.reason if note.reason is None else fences.clean(note.reason)
         job.value = with_columns(job.value, forecast=note.forecast, reason=reason)
-        attempt.value = with_columns(attempt.value, idle=note.idle)
+        stays = attempt.value.stays if note.stays is None else fences.clean(note.stays)
+        attempt.value = with_columns(attempt.value, idle=note.idle, stays=stays)
         if note.signal is not None:
             self._state.signal(attempt, note.signal)
             self._state.hints.hint("jobs")

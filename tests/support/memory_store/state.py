@@ -4,7 +4,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Generic, TypeVar
 
 from broker.domain.ids import AttemptId, Installation, JobId
@@ -41,6 +41,8 @@ class MemoryRow(Generic[RowT]):
     lease_owner: str | None = None
     signal: bool = False
     """True for an attempt whose job is asked to stop, or that has a signal of its own."""
+    reviewed: tuple[datetime, str] = (datetime.min.replace(tzinfo=UTC), "")
+    """Time and owner of the latest claim for a review."""
     stored_due_at: datetime | None = None
     """Time of the next check of a job's objects; None: never again."""
 

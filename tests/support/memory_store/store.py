@@ -63,6 +63,21 @@ class MemoryStore(MemoryTenant, MemoryChannels, MemoryGlobalPolicies, MemoryGlob
         leased = [row.lease(owner, now + timedelta(seconds=lease_s)) for row in rows]
         return [Leased(attempt=attempt, job=self._state.jobs[attempt.job_id].value) for attempt in leased]
 
+    async def claim_reviews(
+        self, *, owner: str, providers: Sequence[str], older_s: float, own_older_s: float, limit: int
+    ) -> Sequence[Leased]:
+        now, due = self._state.clock.now(), []
+        for row in (self._state.attempts[i] for i in self._state.by_lane[Lane.LIVENESS]):
+            (at, by), attempt = row.reviewed, row.value
+            limit_s = min(older_s, own_older_s) if by == owner else older_s
+            is_old = (now - at).total_seconds() > limit_s
+            if is_old and attempt.state is AttemptState.TRAINING and attempt.line.offer.provider in providers:
+                due.append(row)
+        claimed = sorted(due, key=lambda row: row.reviewed[0])[:limit]
+        for row in claimed:
+            row.reviewed = now, owner
+        return [Leased(attempt=row.value, job=self._state.jobs[row.value.job_id].value) for row in claimed]
+
     async def apply(self, changes: Sequence[Change]) -> Sequence[bool]:
         held, problems = [], []
         for change in changes:
@@ -153,6 +168,7 @@ class MemoryStore(MemoryTenant, MemoryChannels, MemoryGlobalPolicies, MemoryGlob
             prices=old.prices,
             signal=old.signal,
             idle=old.idle,
+            stays=old.stays,
             epoch=old.epoch,
             detail=fences.clean(to.detail),
         )

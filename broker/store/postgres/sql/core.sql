@@ -47,6 +47,22 @@ WITH clock AS MATERIALIZED (
 )
 SELECT leased.*, prices_of(leased.id) AS prices, {job_columns} FROM leased JOIN jobs j ON j.id = leased.job_id;
 
+-- name: claim_reviews
+WITH clock AS MATERIALIZED (
+    SELECT clock_timestamp() AS now
+), due AS (
+    SELECT id FROM attempts
+    WHERE lane = 'liveness' AND state = 'training'
+        AND reviewed_at < (SELECT now - LEAST($4::float8, $5::float8) * interval '1 second' FROM clock)
+        AND (reviewed_by = $1 OR reviewed_at < (SELECT now - $4::float8 * interval '1 second' FROM clock))
+        AND line -> 'offer' ->> 'provider' = ANY ($2::text[])
+    ORDER BY reviewed_at LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED
+), claimed AS (
+    UPDATE attempts a SET reviewed_at = (SELECT now FROM clock), reviewed_by = $1 FROM due WHERE a.id = due.id
+    RETURNING a.*
+)
+SELECT claimed.*, prices_of(claimed.id) AS prices, {job_columns} FROM claimed JOIN jobs j ON j.id = claimed.job_id;
+
 -- name: release_jobs
 -- due_at before the lease's end is a signal that came during the lease: due at once.
 WITH held AS (

@@ -7,7 +7,7 @@ SELECT *, prices_of(id) AS prices FROM attempts WHERE id = $1 FOR NO KEY UPDATE;
 UPDATE jobs SET forecast = $2, event_seq = event_seq + $3, reason = COALESCE($4, reason) WHERE id = $1;
 
 -- name: note_attempt
-UPDATE attempts SET idle = $2, signal = COALESCE(signal, $3),
+UPDATE attempts SET idle = $2, signal = COALESCE(signal, $3), stays = COALESCE($4, stays),
     due_at = CASE WHEN $3::text IS NOT NULL AND signal IS NULL THEN clock_timestamp() ELSE due_at END
 WHERE id = $1;
 
