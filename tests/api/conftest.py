@@ -1,4 +1,4 @@
-"""One application a test, over each store."""
+"""Fixtures: one application per test, over each store."""
 
 from collections.abc import AsyncIterator
 

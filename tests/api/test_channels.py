@@ -1,4 +1,4 @@
-"""Channels over HTTP: whose they are, what is never shown, and a real message."""
+"""Channels over HTTP: ownership, hidden secrets and a real message."""
 
 import base64
 import hashlib
@@ -61,7 +61,6 @@ async def test_only_managers_of_the_team_and_operators_see_a_channel(api: Runnin
 
 
 async def test_only_operators_create_installation_or_foreign_team_channels(api: Running) -> None:
-    """Only operators make channels of the installation or of other teams."""
     ann, root = await api.token("ann", "manage"), await api.token("root", "admin")
     await api.token("bob", "manage", team="red")
     await api.call("POST", "/v1/channels", ann, 403, json=HOOK | {"installation": True})

@@ -58,7 +58,7 @@ async def test_an_encoded_body_is_refused_without_a_token(api: Running, path: st
 
 
 async def test_compressed_bodies_are_never_inflated(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inflating costs the event loop a thousand times the bytes that a stranger sends."""
+    """Inflating would cost the event loop a thousand times the received bytes."""
     monkeypatch.delattr("aiohttp.http_parser.ZLibDecompressor")
     bomb = gzip.compress(b"a" * 50_000_000, 1)
     for path in ("/v1/jobs", "/v1/uploads?name=a.csv", "/v1/slack"):
@@ -70,7 +70,7 @@ async def test_compressed_bodies_are_never_inflated(api: Running, monkeypatch: p
 async def test_the_rest_of_a_refused_body_is_read_up_to_a_limit(
     api: Running, framing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The refusal comes at once and closes the connection, however much the client goes on to send."""
+    """The refusal comes at once and closes the connection, however much the client still sends."""
     monkeypatch.setattr("broker.api.http.connections.DISCARDED_BYTES", 100_000)
     reader, writer = await asyncio.open_connection("127.0.0.1", int(api.url.rsplit(":", 1)[1]))
     writer.write(f"POST /v1/jobs HTTP/1.1\r\nHost: x\r\n{framing}\r\n\r\n".encode())

@@ -179,7 +179,7 @@ async def test_an_upload_that_was_deleted_is_asked_for_again(api: Running) -> No
 
 
 async def test_a_start_from_another_job_is_compared_as_that_one_was_stored(api: Running, tmp_path: Path) -> None:
-    """If a model's own code may run, a link to its folder is stored as the folder."""
+    """The stored spec has the folder in place of a link to it, if the model's own code may run."""
     (tmp_path / "real").mkdir()
     config: dict[str, Any] = {
         "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,

@@ -1,4 +1,4 @@
-"""Events and logs: nothing missing, nothing twice, an end when the job rests."""
+"""Events and logs are complete, without repeats, and end when the job is terminal."""
 
 import asyncio
 import json

@@ -188,7 +188,7 @@ async def test_without_room_an_upload_is_refused_in_one_line(api: Running, monke
 async def test_upload_larger_than_free_disk_is_refused_before_writing(
     api: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Often one disk has the spool, the store and the database: a second copy must not take what is kept for that."""
+    """Spool, store and database often share a disk, on which a second copy must leave the reserved space free."""
     api.service.settings = replace(api.service.settings, blobs=tmp_path / "not" / "yet")
     usage = shutil.disk_usage
 
@@ -314,7 +314,7 @@ async def test_artifacts_are_those_of_the_last_committed_checkpoint(api: Running
 
 
 async def test_artifacts_follow_the_final_report_not_a_save_of_the_same_step(api: Running) -> None:
-    """A trainer that saved right before its results, in folders whose names do not tell them apart."""
+    """The trainer saved right before its results, at the same step."""
     me = await api.token("ada")
     job = (await api.call("POST", "/v1/jobs", me, 202, json=spec((await api.upload(me))["ref"])))["id"]
     attempt = await admitted(api, job)

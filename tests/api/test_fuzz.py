@@ -1,4 +1,4 @@
-"""Any input of a client gets an answer as described, and never a fault of the server: CI's share of the fuzz."""
+"""Sample of `tests.api.fuzz`: any input gets an answer that the description allows, and never a server error."""
 
 import re
 from collections.abc import AsyncIterator

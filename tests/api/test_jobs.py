@@ -20,7 +20,7 @@ async def submitted(api: Running, me: dict[str, str], **changes: Any) -> dict[st
 
 
 async def test_quote_ranks_offers_explains_and_proposes_a_cap(api: Running) -> None:
-    """A quote ranks offers says why and proposes a cap without one in the spec."""
+    """The spec has no cap."""
     me = await api.token("ada")
     body = spec((await api.upload(me))["ref"])
     del body["cap_usd"]

@@ -1,4 +1,4 @@
-"""Sealing: what a stolen database, a rented machine or a wrong key can and cannot do."""
+"""Sealing of secrets against a stolen database, a rented machine and a wrong key."""
 
 import base64
 import os

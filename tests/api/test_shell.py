@@ -1,4 +1,4 @@
-"""A program that runs on a job's machine, next to the agent, over a WebSocket."""
+"""Programs on a job's machine, run next to the agent over a WebSocket."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Requests that cost much computation: bounded, off the event loop, and answered with 503 past a deadline."""
+"""Expensive requests are bounded, run outside the event loop, and get 503 after a deadline."""
 
 import threading
 from collections.abc import AsyncIterator

@@ -175,7 +175,7 @@ async def test_a_token_that_calls_too_fast_gets_a_retry_time(api: Running) -> No
 
 
 async def test_only_operators_see_why_an_offer_is_blocked(api: Running) -> None:
-    """The words are a cloud's about some team's machine."""
+    """The reason is a cloud's message about the machine of some team."""
     offer = api.market.items[0].id
     await api.service.store.block_offer(offer, "gb-test-abcdefghijklm never came up", for_s=60)
     reasons = []

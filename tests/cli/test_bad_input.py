@@ -1,4 +1,4 @@
-"""Each bad input: one line that names the place and the fix, exit code 2, nothing created."""
+"""Each bad input gives exit code 2 and one line that names the place and the fix, and creates nothing."""
 
 from asyncio import to_thread
 

@@ -1,4 +1,4 @@
-"""`pip install gpubroker` is the client and `estimate`; commands of the daemon name the extra that they need."""
+"""`pip install gpubroker` installs client and `estimate`; commands of the daemon name the extra that they need."""
 
 import json
 import subprocess

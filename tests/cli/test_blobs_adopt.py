@@ -70,7 +70,7 @@ def test_adopt_is_refused_while_a_daemon_with_an_embedded_database_runs(home: Pa
 
 @pytest.mark.parametrize("words", [("launcher", "ls"), ("blobs", "adopt", "-y"), ("key", "adopt", "-y")])
 def test_a_home_without_a_database_is_reported_first(own_home: Path, words: tuple[str, ...]) -> None:
-    """The id that would be asked for is not to be found there either."""
+    """The installation's id is absent from the home as well, but the missing database is reported first."""
     ran = invoke(*words, "--home", str(own_home / "wrong"))
     message = f"error: {own_home / 'wrong'} has no database; run this where the daemon runs, or give --home\n"
     assert (ran.code, ran.err) == (2, message)

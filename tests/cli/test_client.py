@@ -1,4 +1,4 @@
-"""The client: feeds that survive a daemon's restart, retries, files that are what they should be."""
+"""Client: feeds that survive a daemon's restart, retries, and verified files."""
 
 import asyncio
 import hashlib

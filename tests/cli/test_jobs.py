@@ -1,4 +1,4 @@
-"""Commands on jobs that are there, and what scripts rely on: one JSON document, exit codes."""
+"""Commands on existing jobs, with one JSON document and the exit codes that scripts rely on."""
 
 import json
 from asyncio import to_thread

@@ -1,4 +1,4 @@
-"""The interval of `gpubroker quote` contains a published price, for rows that fill the default length."""
+"""The interval of `gpubroker quote` contains a published price if rows fill the default length."""
 
 from pathlib import Path
 

@@ -74,7 +74,7 @@ async def test_wrong_history_is_one_line(shell: Shell, words: tuple[str, ...], m
 
 
 async def test_export_writes_traces_that_benchmarks_read(shell: Shell) -> None:
-    """An outage ends a trace, because a row holds until the next one; a shortage and a refused create are no outage."""
+    """An outage ends a trace, because each row holds until the next one. A shortage or a refused create does not."""
     await record(shell)
     folder = shell.folder / "traces"
     ran = await to_thread(shell.run, "offers", "export", str(folder), "--gpu", "h100", "--days", "8", "--json")

@@ -1,4 +1,4 @@
-"""`gpubroker doctor --orphans`: what no record explains, with and without a daemon, and nothing is destroyed."""
+"""`gpubroker doctor --orphans` lists machines without a record, with and without a daemon, and destroys none."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -26,7 +26,7 @@ STRAY, BOUGHT = AttemptId("a" * 13), AttemptId("b" * 13)
 
 @dataclass
 class Listed:
-    """A cloud that shows machines, and on which nothing can be destroyed."""
+    """Cloud that lists machines and allows no destroy."""
 
     name: str
     machines: list[Observed] = field(default_factory=list)

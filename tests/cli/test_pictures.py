@@ -1,4 +1,4 @@
-"""The pictures' terminal: what a redrawn display leaves on the screen, and the SVG of it."""
+"""Emulated terminal of the README's pictures: the final screen of a redrawn display, and its SVG."""
 
 from rich.text import Text
 

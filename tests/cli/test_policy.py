@@ -1,4 +1,4 @@
-"""Policies as people write them, and budgets as they see them."""
+"""Policy files and the display of budgets."""
 
 from asyncio import to_thread
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Output for a user who waits."""
+"""Progress output for a waiting user."""
 
 import io
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""gpubroker from Python: a blocking client, and a fine-tune as one call, against the real application."""
+"""Python API: a blocking client, and a fine-tune as one call, against the real application."""
 
 import asyncio
 import inspect

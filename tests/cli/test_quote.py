@@ -1,4 +1,4 @@
-"""`gpubroker quote` with --explain, --what-if and --json, and what it says of wrong input."""
+"""`gpubroker quote` with --explain, --what-if and --json, and its errors for wrong input."""
 
 import json
 import re
@@ -71,7 +71,7 @@ async def test_a_quote_compares_its_policy_with_on_demand_only(shell: Shell) -> 
 
 
 async def test_a_quote_says_what_its_speeds_were_compared_with(shell: Shell) -> None:
-    """Words in the table's notes, a mark in the table, and a field for programs."""
+    """The table has a mark and a note, and the JSON document a field."""
     market = shell.api.market
     real = [replace(one, emulated_on=None) for one in market.items if one.accelerator in ("l40s", "h100-sxm")]
     market.items = [*real[:1], next(one for one in real if one.accelerator != real[0].accelerator)]

@@ -1,4 +1,4 @@
-"""The reference documentation is what the code says, and the examples are what they claim to be."""
+"""The reference documentation matches the code, and the examples are valid."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`gpubroker rm --data`: the cost first, then the question; and a forecast where people look."""
+"""`gpubroker rm --data` shows the cost and asks; `ls` and `watch` show the forecast."""
 
 from asyncio import to_thread
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Tables in a narrow terminal: ids, states and money are whole, and what is left out is named."""
+"""Tables in a narrow terminal keep ids, states and money whole, and name the omitted columns."""
 
 import re
 from asyncio import to_thread

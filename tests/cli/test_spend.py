@@ -1,4 +1,4 @@
-"""Spending and reconciliation as people and scripts see them."""
+"""`gpubroker spend` and `reconcile`, for users and scripts."""
 
 import csv
 import json

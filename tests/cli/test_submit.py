@@ -1,4 +1,4 @@
-"""Submit of a spec, until the job is durable: check, quote, cap, question."""
+"""`gpubroker submit` until the job is durable: check, quote, cap and confirmation."""
 
 import tarfile
 from asyncio import to_thread

@@ -64,7 +64,6 @@ def job(*runs: AttemptView) -> JobDetail:
 
 
 def test_redone_steps_lie_between_checkpoint_and_furthest_step() -> None:
-    """Steps redone are those between the checkpoint and the furthest step."""
     first = attempt(1, None, 20, Reason.PREEMPTED)
     assert steps_redone((first, attempt(2, 17, 45, Reason.COMPLETED))) == 3
     # the second came to step 18 only, so one step was redone by it and three by the third

@@ -1,4 +1,4 @@
-"""`gpubroker sweep` without a daemon: whose machines, by which configuration."""
+"""`gpubroker sweep` without a daemon: choice of home and configuration, and the spared machines."""
 
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def test_a_sweep_without_home_or_configuration_touches_no_machine(theirs: Path) 
 def test_lease_is_watched_until_trainers_have_saved(
     words: tuple[str, ...], watched_s: float, theirs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker whose database is away touches no lease, and its trainers train on meanwhile."""
+    """A broker whose database is unreachable renews no lease, and its trainers continue meanwhile."""
     watch_times_s: list[float] = []
 
     async def survey(*_: Any, watch_s: float, **__: Any) -> Survey:

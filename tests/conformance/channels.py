@@ -1,4 +1,4 @@
-"""Channels and streams, as the store's contract about them needs them."""
+"""Channels and streams for the store's contract tests."""
 
 import os
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Every store behind one fixture."""
+"""Fixtures: every store behind one fixture."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass

@@ -143,7 +143,7 @@ def nowhere() -> Point:
 
 
 class EmulatedCloud:
-    """See `provider_laws.World`. Its time is the loop's, which jumps."""
+    """Emulated cloud, see `provider_laws.World`, in the simulated time of the loop."""
 
     adopts = False
     reachable = True

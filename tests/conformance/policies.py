@@ -1,4 +1,4 @@
-"""Policies and admissions, as the store's contract about them needs them."""
+"""Policies and admissions for the store's contract tests."""
 
 from dataclasses import replace
 from datetime import timedelta

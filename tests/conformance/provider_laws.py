@@ -43,9 +43,7 @@ class World(Protocol):
     def open(self, installation: Installation = OURS) -> Provider: ...
     def boot_of(self, name: InstanceName) -> BootSpec: ...
     def made(self, name: InstanceName) -> int | None:
-        """Return the number of machines ever made under the name, regardless of the provider; None if only the provider
-        can count them.
-        """
+        """Return the number of machines ever created under the name; None if only the provider can count them."""
         ...
 
     def running(self) -> set[str]:

@@ -115,7 +115,7 @@ async def claimed_job(store: Store, *, lease_s: float = HOUR) -> Job:
 
 
 def admission(job: Job, number: int = 1) -> Change:
-    """Return the change that placement makes of a claimed job."""
+    """Return placement's change that admits an attempt of a claimed job."""
     attempt = make_attempt(job, number)
     entry = LedgerEntry(
         job_id=job.id, attempt_id=attempt.id, kind=LedgerKind.RESERVATION, usd=attempt.reserved_usd, note="quote"

@@ -1,4 +1,4 @@
-"""The rented clouds under keys that change: a new key of the account is as good, one of another lists nothing."""
+"""Changed keys of rented clouds: a new key of the same account works, a key of another account lists nothing."""
 
 import asyncio
 from pathlib import Path

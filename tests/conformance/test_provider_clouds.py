@@ -26,7 +26,7 @@ from tests.support.rig.virtual_time import run_in_virtual_time
 
 ALL = [(law, kind) for law in (*LAWS, *FAULT_LAWS) for kind in KINDS]
 SINGLE = ("runpod", "vast")
-"""They join no machines to one job."""
+"""Clouds that cannot join several machines to one job."""
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_preempted_machine_is_not_alive_and_is_destroyed(kind: str, tmp_path: 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_cancelled_create_ends_and_leaves_its_machine_under_its_name(kind: str, tmp_path: Path) -> None:
-    """A create that is called off ends and leaves what it made under its name."""
+    """A cancelled create ends, and its machine keeps the name."""
 
     async def story() -> None:
         async with open_emulated_cloud(kind, tmp_path) as world:

@@ -152,7 +152,7 @@ async def test_a_broker_cut_off_from_a_cloud_leaves_its_rows_to_others_first(tim
 
 @pytest.mark.parametrize("signal", ["stop", "cap"])
 async def test_a_broker_cut_off_from_a_cloud_still_acts_on_a_signal_at_once(store: Store, signal: str) -> None:
-    """A launch is broken off without an answer of the cloud: a stop and the cap do not wait for other brokers."""
+    """A launch can be aborted without the cloud, so stops and caps do not wait for other brokers."""
     attempt, job = await running(store, AttemptState.LAUNCHING)
     await send(store, signal, attempt, job)
     own = attempt.line.offer.provider
@@ -207,7 +207,7 @@ async def test_an_owner_without_an_answer_releases_all_rows_it_may_hold(store: S
 
 
 async def test_rows_leased_under_a_clock_that_was_ahead_are_freed(store: Store) -> None:
-    """A clock that is set back leaves leases far ahead. Short leases stay; writes under the freed ones are fenced."""
+    """A clock that is set back leaves leases far in the future. These are freed and fenced; short leases stay."""
     await running(store)
     (far,) = await store.claim_attempts(Lane.LIVENESS, owner="a", lease_s=24 * HOUR, limit=1)
     await running(store)
@@ -326,7 +326,7 @@ async def test_a_stop_during_a_lease_makes_the_row_due_when_it_is_given_back(sto
 
 
 async def test_stop_missed_by_the_ending_attempt_makes_the_job_due(store: Store) -> None:
-    """A stop that the ending of an attempt did not see makes the job due."""
+    """The stop arrives between the read and the write of the attempt's end."""
     _, job = await running(store, AttemptState.TERMINATING)
     (leased,) = await store.claim_attempts(Lane.TERMINATION, owner="a", lease_s=HOUR, limit=9)
     await store.request_stop(job.id, make_event(job))

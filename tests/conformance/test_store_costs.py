@@ -180,7 +180,7 @@ async def test_a_job_that_was_just_stopped_is_not_capped(store: Store) -> None:
 
 
 async def test_a_capped_job_without_its_input_is_not_queued_by_a_higher_cap(store: Store) -> None:
-    """Whatever was read before: the machine that it would be given would find nothing."""
+    """A queued job would get a machine that finds no data."""
     await submitted(store)
     row = await claimed_job(store)
     assert await store.apply([Change(job=(row, replace(row, state=JobState.CAPPED)))]) == [True]

@@ -1,4 +1,4 @@
-"""The store contract: why an attempt was bought is kept with it, and for its team alone; both stores alike."""
+"""Contract of every store for decision records, which are stored with an attempt and visible to its team alone."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Money that moves between a broker's read and its decision: every store refuses a change that would spend it twice."""
+"""Caps and charges that change between a broker's read and its write: every store refuses to spend money twice."""
 
 from dataclasses import replace
 from decimal import Decimal
@@ -10,7 +10,7 @@ from tests.conformance.samples import HOUR, START, admission, claimed_job, in_st
 
 
 async def test_a_charge_that_covers_no_time_is_made_once(store: Store) -> None:
-    """Traffic of what is being destroyed: billing and the settlement, or two brokers, have read the same."""
+    """Two writers have read the same attempt: billing and the last charge, or two brokers."""
     attempt, job = await running(store)
     hour = Charge(attempt_id=attempt.id, job_id=job.id, since=None, to=START, usd=Decimal(1))
     traffic = replace(hour, since=START, usd=ZERO, traffic_usd=Decimal("0.25"))
@@ -25,7 +25,7 @@ async def test_a_charge_that_covers_no_time_is_made_once(store: Store) -> None:
 
 
 async def test_nothing_is_admitted_by_a_cap_that_was_raised_meanwhile(store: Store) -> None:
-    """It would run up to the new cap and have reserved the old one."""
+    """The attempt would reserve the old cap and spend up to the new one."""
     await submitted(store)
     job = await claimed_job(store)
     await store.raise_cap(job.id, Decimal(100), make_event(job))
@@ -60,7 +60,7 @@ async def test_a_job_whose_cap_was_raised_while_it_was_settled_is_not_capped(sto
 
 
 async def test_data_made_after_a_raised_cap_is_not_marked_deleted(store: Store) -> None:
-    """Its earlier checkpoints and logs were deleted, but not those to come."""
+    """Earlier checkpoints and logs of the job were deleted."""
     await submitted(store)
     job = await claimed_job(store)
     await store.apply([Change(job=(job, replace(job, state=JobState.CAPPED, finished_at=START)))])

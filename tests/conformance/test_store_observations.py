@@ -1,4 +1,4 @@
-"""The store contract: what ended attempts showed, and a job's plan after its memory ran out; both stores alike."""
+"""Contract of every store for the measurements of ended attempts and for a job's plan after memory ran out."""
 
 from dataclasses import replace
 

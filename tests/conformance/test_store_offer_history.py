@@ -26,7 +26,7 @@ Shown = list[tuple[str, int, Decimal | None, float | None]]
 
 
 def sample(bucket: int, usd: str | None = "2", *, provider: str = "vast", group: MarketGroup = H100) -> OfferSample:
-    """A bucket in which the group was for sale at this price; None: it was not listed."""
+    """Return a bucket in which the group was for sale at this price; None: it was not listed."""
     price = int(Decimal(usd) * 10_000) if usd else 0
     figures = {group: BucketFigures(price, price + 1, 100)} if usd else {}
     return OfferSample(provider=provider, bucket=bucket, figures=figures)
@@ -54,7 +54,7 @@ async def test_history_crosses_midnight_merged_or_not(store: Store) -> None:
 
 
 async def test_the_first_of_two_brokers_writes_a_bucket(store: Store) -> None:
-    """It does so for each cloud: a broker that cannot list one cloud leaves that cloud to the others."""
+    """The first broker is determined for each cloud, because a broker may be unable to list one cloud."""
     beta = MarketGroup("aws", "aws", "us", "h100", 8, False)
     assert list(await store.record_offers([sample(MIDNIGHT)])) == [True]
     second = [sample(MIDNIGHT, "1"), sample(MIDNIGHT, "4", provider="aws", group=beta)]

@@ -1,4 +1,4 @@
-"""A job that starts from another's checkpoints and their deletion: one of the two, however they meet."""
+"""Races between a start from another job's checkpoints and their deletion: exactly one of the two succeeds."""
 
 import asyncio
 from collections.abc import AsyncIterator

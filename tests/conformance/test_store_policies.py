@@ -1,4 +1,4 @@
-"""Policies, over memory and PostgreSQL: who may write them, what they hold back, and what is reported once."""
+"""Contract of every store for policies: write access, held jobs and single reports."""
 
 from datetime import timedelta
 from decimal import Decimal
@@ -268,7 +268,7 @@ async def test_another_team_raises_no_cap(store: Store) -> None:
 
 
 async def test_ledger_and_budgets_use_trusted_time_not_the_databases_clock(store: Store) -> None:
-    """A clock that is set a day ahead books nothing on the wrong day and opens no new day's budget."""
+    """The database's clock is set a day ahead. No entry gets the wrong day, and no new day's budget opens."""
     await store.put_policy(policy(budgets=[{"limit_usd": "20", "per": "day"}]))
     _, job = await running(store)
     store.use_time(lambda: START)

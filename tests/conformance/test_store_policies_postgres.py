@@ -148,7 +148,7 @@ async def test_a_policy_that_changes_while_an_admission_waits_is_obeyed(brokers:
 async def test_a_new_policy_counts_what_is_being_admitted_while_it_is_made(
     brokers: list[PostgresStore], raw: Any
 ) -> None:
-    """The one that is under way knows no policy, and has to be seen by the next."""
+    """The admission in progress read no policy. The next admission must count it."""
     await submitted(brokers[0])
     await submitted(brokers[0])
     jobs = [await claimed_job(brokers[0]) for _ in range(2)]
@@ -207,7 +207,7 @@ async def test_the_schema_refuses_amounts_that_are_not_finite(
 
 
 async def test_the_queue_has_an_index(brokers: list[PostgresStore], raw: Any) -> None:
-    """Thousands wait; the few that are first are found without sorting them all."""
+    """The first of thousands of queued jobs are found without a sort of all."""
     await submitted(brokers[0])
     await raw.execute("SET enable_seqscan = off; SET enable_sort = off")
     plan = await raw.fetch(

@@ -1,4 +1,4 @@
-"""Guarantees that only a database gives: its rules hold against every writer, and acknowledged writes survive."""
+"""Guarantees of PostgreSQL alone: constraints hold for every writer, and acknowledged writes survive."""
 
 import asyncio
 import os
@@ -215,7 +215,7 @@ async def test_a_client_killed_amid_submits_loses_none_that_was_acknowledged(
 
 
 def test_server_that_dies_during_connect_gives_no_answer() -> None:
-    """A server that dies while it is connected to is one that gave no answer."""
+    """A server that dies during the connect counts as unavailable."""
     with pytest.raises(StoreUnavailable, match="read again"), store_errors("claim"):
         raise asyncpg.InternalClientError("got result for unknown protocol state 3")
 

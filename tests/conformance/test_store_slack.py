@@ -1,4 +1,4 @@
-"""Links from Slack users to the broker's users: of one team, visible to that team alone, and audited."""
+"""Links from Slack users to owners belong to one team, are visible to that team alone, and are audited."""
 
 import asyncio
 from dataclasses import replace

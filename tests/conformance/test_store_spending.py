@@ -1,4 +1,4 @@
-"""Answers of every store on payments."""
+"""Contract of every store for queries of spending."""
 
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta

@@ -47,7 +47,7 @@ async def test_spot_machines_are_added_up_by_market(store: Store) -> None:
 
 
 async def test_preemption_history_counts_every_requested_spot_node(store: Store) -> None:
-    """Every node counts and what was never asked for or is on demand does not."""
+    """On-demand attempts and attempts whose create was never sent do not count."""
     await stood(store, 2.0, Reason.PREEMPTED, nodes=3)
     await stood(store, 9.0, Reason.PREEMPTED, spot=False)
     await stood(store, None, None, region="us")

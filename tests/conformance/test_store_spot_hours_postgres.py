@@ -1,4 +1,4 @@
-"""A broker's query every 10 minutes reads the spot machines of that time only, not all attempts of the past."""
+"""The query of spot hours, every 10 minutes, reads only the spot machines of its window by an index."""
 
 from typing import Any
 

@@ -65,7 +65,7 @@ OPENING: list[tuple[Any, ...]] = [
     ("claim_attempts", Lane.LAUNCH, HOUR),
     ("move_attempts", [(0, AttemptState.TRAINING)], 0.0),
 ]
-"""Two live attempts and a waiting job, so that what follows has something to meet."""
+"""Operations that create two live attempts and a waiting job, on which the random operations act."""
 
 
 class Player:

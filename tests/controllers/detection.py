@@ -1,4 +1,4 @@
-"""Seconds from a death without notice to the plan of the next attempt, in virtual time.
+"""Measures the seconds from a death without notice to the plan of the next attempt, in virtual time.
 
 python -m tests.controllers.detection # the table of docs/guide/spot-and-deadlines.md
 """
@@ -29,7 +29,7 @@ BEAT_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Delays:
-    """Seconds from each death."""
+    """Seconds since each death."""
 
     terminating: Sequence[float]
     planned: Sequence[float]

@@ -63,7 +63,7 @@ async def taken_over(rig: BrokerRig, job: JobId) -> None:
 
 
 async def test_guarantees_of_create_are_requested_for_adopted_machines_too(build_rig: RigBuilder) -> None:
-    """AWS answers on the shutdown behaviour that way; a cloud that gives no answer is asked again."""
+    """`confirm` checks AWS's shutdown behaviour, for example. A `confirm` without an answer is repeated."""
     rig = build_rig(LauncherCloud, virtual=ENDLESS)
     await rig.market.step()
     job = await rig.submit()

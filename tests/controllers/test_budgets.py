@@ -1,4 +1,4 @@
-"""Whole jobs under policies: they wait, ask, drain and go on, over both stores."""
+"""Jobs under policies over both stores: they wait, await approval, drain and continue."""
 
 from dataclasses import replace
 from decimal import Decimal
@@ -102,7 +102,7 @@ async def test_job_awaiting_approval_can_be_stopped_and_is_freed_with_its_policy
 
 
 async def test_a_drained_job_waits_and_continues_when_the_budget_allows_it(build_rig: RigBuilder, store: Store) -> None:
-    """Its machine would work for an hour, and is given one: it is drained, however slow this computer is."""
+    """The machine trains for an hour, so that it is drained on a slow computer, too."""
     rig = build_rig(virtual={"run_s": 3600, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02, "steps": 100})
     rig.limits = rig.limits.model_copy(update={"drain_s": 3600})
     tight = policy(budgets=day("0.06", ("0.0001", "notify"), ("0.0002", "drain")))

@@ -1,4 +1,4 @@
-"""The clock of the database's host is set wrong while jobs train: nothing is charged for it and no job ends by it."""
+"""A step of the database host's clock during training causes no charge and ends no job."""
 
 import asyncio
 from datetime import datetime, timedelta

@@ -113,7 +113,7 @@ async def _looked(rig: BrokerRig, keeper: Keeper, job: str) -> bool:
 
 
 async def test_superseded_checkpoints_are_deleted_while_the_job_runs(build_rig: RigBuilder) -> None:
-    """Once its successor has committed twice; what that one has is left to it."""
+    """They are deleted once the next attempt has committed two checkpoints, which stay."""
     rig = build_rig(virtual=LONG)
     rig.intervals = replace(rig.intervals, stored_s=0)
     async with rig.running():
@@ -220,7 +220,7 @@ async def test_only_uploads_that_are_not_sent_again_are_deleted(build_rig: RigBu
 
 
 class Moving(SimulatedCloud):
-    """A cloud that asks a little more at each listing, from its third on."""
+    """Cloud that raises the price a little at each listing from the third on."""
 
     def as_listed(self, machine: Observed) -> Observed | None:
         price = Decimal("0.9") + Decimal("0.01") * max(0, self.listings - 2)

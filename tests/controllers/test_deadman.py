@@ -132,8 +132,8 @@ async def _done(rig: VirtualTimeRig, job: JobId) -> bool:
 
 
 def test_a_broker_frozen_for_hours_lists_machines_before_it_charges(tmp_path: Path) -> None:
-    """Its latest listing is as old as its sleep. Like a broker that starts, it polls first, because machines may have
-    ended since.
+    """The broker's latest listing is as old as the freeze. Like a starting broker it lists first, because machines may
+    have ended since.
     """
 
     async def story() -> None:
@@ -182,7 +182,7 @@ def freeze(controller: Any, awake: asyncio.Event) -> None:
 
 
 def test_cap_holds_when_listings_are_empty_after_a_restart(tmp_path: Path) -> None:
-    """Its blob store was away as well, so the agent waited for that, and trains on."""
+    """The blob store was unreachable as well, so that the agent waited and continues to train."""
 
     async def down() -> Sequence[Observed]:
         raise OutcomeUnknown("429")

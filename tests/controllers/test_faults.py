@@ -45,7 +45,7 @@ async def test_a_manifest_at_a_nonsense_key_harms_no_job(build_rig: RigBuilder) 
 async def test_a_refusal_that_takes_long_is_still_a_refusal(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The create is looked up meanwhile, which must not make its late answer void."""
+    """A look-up of the create by name, in the meantime, must not invalidate the late answer."""
     rig = build_rig()
     create, calls = rig.provider.create, []
 
@@ -114,8 +114,8 @@ async def test_a_draining_machine_is_ended_also_while_the_blob_store_is_down(
 async def test_a_proven_absence_outlives_the_process_that_proved_it(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The blob store keeps it from being settled, and a broker whose cloud is silent has no proof of its own: the money
-    stops all the same."""
+    """An unreachable blob store delays the last charge, and a broker without the cloud's listings has no proof of its
+    own. Charges stop nevertheless."""
     rig = build_rig(virtual=LONG)
     rig.limits = rig.limits.model_copy(update={"drain_s": 0.5})
     async with rig.running():
@@ -320,7 +320,7 @@ async def _lists(rig: BrokerRig, names: list[str]) -> bool:
 async def test_a_launcher_that_cannot_be_proven_dead_is_reported(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The attempt does not end, since a machine may still come; but it does not wait in silence either."""
+    """The attempt does not end, because a machine may still be created, but the wait is reported."""
     monkeypatch.setattr("broker.lifecycle.decisions.termination_decision.STUCK_S", 0.1)
     rig = build_rig(virtual=LONG)
 
@@ -355,7 +355,7 @@ async def test_a_launcher_that_cannot_be_proven_dead_is_reported(
 async def test_a_launcher_whose_create_has_answered_need_not_be_proven_dead(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The host of the broker that launched may be lost, and with it every proof; the machine is not.
+    """The launching broker's host, and with it every proof, may be lost although the machine exists.
 
     Launches are polled rarely, so that the answer of the create arrives before a listing shows its machine.
     """

@@ -1,4 +1,4 @@
-"""A model's code that an installation allows no more: what waits for a machine is not bought one."""
+"""A job whose model code the installation no longer allows gets no machine."""
 
 from functools import partial
 

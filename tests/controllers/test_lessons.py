@@ -1,4 +1,4 @@
-"""Ended attempts teach later quotes, and a job that runs out of memory goes on with another plan; in no time."""
+"""Observations of ended attempts correct later quotes, and a job out of memory continues with another plan."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Unknown is not dead: traces of outages are replayed; deaths and notices are known in time. All in virtual time."""
+"""Replayed outages never count as deaths; deaths and notices are detected in time. All in virtual time."""
 
 import asyncio
 import json
@@ -147,7 +147,7 @@ def test_a_notice_starts_a_drain_within_five_seconds(tmp_path: Path) -> None:
 
 
 def test_a_final_report_is_read_without_its_last_heartbeat(tmp_path: Path) -> None:
-    """Its machine runs until it is destroyed. A complete job is not treated as hung and trained again."""
+    """The machine runs until it is destroyed. The complete job is not treated as hung and trained again."""
 
     async def story() -> None:
         rig = VirtualTimeRig(store=MemoryStore(LoopClock()), config=config(virtual=SILENT), state=tmp_path)

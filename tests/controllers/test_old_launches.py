@@ -1,4 +1,4 @@
-"""A launch whose end no broker was there to see, at a cloud whose launchers set machines up."""
+"""Launches that ended while no broker ran, at a cloud whose launchers set machines up."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -84,7 +84,7 @@ def test_an_outage_of_the_blob_store_charges_nothing_for_what_vanished(
 def test_training_attempt_survives_its_old_boot_deadline(
     build: Callable[[], Built], monkeypatch: pytest.MonkeyPatch, nodes: int, launcher: Liveness
 ) -> None:
-    """A training attempt outlives its old boot deadline, although a listing leaves a machine out."""
+    """A listing omits one of the machines."""
 
     async def story() -> None:
         rig, store = build()
@@ -107,7 +107,7 @@ def test_training_attempt_survives_its_old_boot_deadline(
 def test_stopped_job_is_cancelled_though_its_machine_is_listed_as_gone(
     build: Callable[[], Built],
 ) -> None:
-    """A job that was stopped since is cancelled also where its machine is listed as gone."""
+    """The job was stopped after the backup."""
 
     async def story() -> None:
         rig, store = build()
@@ -130,7 +130,7 @@ def test_stopped_job_is_cancelled_though_its_machine_is_listed_as_gone(
 def test_alternating_listings_do_not_delay_the_boot_deadline(
     build: Callable[[], Built], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cloud that leaves out machines by turns does not hold the boot deadline back."""
+    """The cloud's listings omit the machines alternately."""
 
     async def story() -> None:
         rig, _ = build()

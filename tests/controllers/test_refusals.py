@@ -49,7 +49,7 @@ def refusing(refusal: ProviderError) -> CloudFaults:
 
 @pytest.mark.parametrize("refusal", [NoCapacity("sold out"), Throttled("429", after_s=1.0)])
 def test_refusals_cost_neither_money_nor_time(refusal: ProviderError, tmp_path: Path) -> None:
-    """Each took 60 s and a proof of absence: together more than its max_duration, at which it would have ended."""
+    """Each refusal takes 60 s and a proof of absence. Together they exceed max_duration, which would end the job."""
 
     async def story() -> None:
         rig = build(tmp_path, faults=refusing(refusal))
@@ -106,7 +106,7 @@ def without_credit(state: Path, broke: set[str] | None = None) -> tuple[VirtualT
 
 
 def test_cloud_without_credit_is_skipped_and_costs_no_retry(tmp_path: Path) -> None:
-    """A cloud without credit is passed over by all jobs and costs no retry."""
+    """All jobs skip the cloud."""
 
     async def story() -> None:
         rig, cloud = without_credit(tmp_path)

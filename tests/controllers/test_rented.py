@@ -1,4 +1,4 @@
-"""Clouds whose launcher sets machines up: wrong machines are destroyed at once, none is left half set up."""
+"""Clouds whose launcher sets machines up: wrong machines are destroyed at once, and none stays half set up."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A database that is older than the world: a number that was issued before is never issued again."""
+"""A restored database backup: attempt numbers issued after the backup are never issued again."""
 
 from collections.abc import Callable
 from typing import Any
@@ -69,7 +69,7 @@ async def test_a_restored_job_resumes_after_the_lost_attempts_last_checkpoint(bu
 
 @pytest.mark.parametrize("number", [1, 3])
 async def test_a_restored_job_waits_while_a_lost_attempts_machine_exists(build_rig: RigBuilder, number: int) -> None:
-    """Also where those before it were never sent, and left no trace."""
+    """Creates of earlier lost attempts were never sent and left no trace."""
     rig = build_rig(virtual=STANDS)
     job = await lost(rig, number)
     name = await bought(rig, job, number)
@@ -86,7 +86,7 @@ async def test_a_restored_job_waits_while_a_lost_attempts_machine_exists(build_r
 
 
 async def test_numbers_behind_one_that_was_never_sent_are_not_issued_again(build_rig: RigBuilder) -> None:
-    """Though nothing but a spec is left of them."""
+    """Only specs are left of these attempts."""
     rig = build_rig(virtual=ENDLESS)
     job = await lost(rig, 2)
     rig.for_sale = None

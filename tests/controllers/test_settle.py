@@ -15,7 +15,7 @@ from tests.support.rig.broker_rig import QUICK, RigBuilder
 async def test_a_settlement_that_raced_billing_is_made_in_the_next_round(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not when the lease lapses: until then billing would go on, past the machine's end."""
+    """A wait for the lease's expiry would let billing continue past the machine's end."""
     rig = build_rig()
     rig.intervals = replace(QUICK, lease_s=600)
     lost: list[bool] = []

@@ -1,4 +1,4 @@
-"""One machine of several stops, goes or is done, while the first one goes on."""
+"""One of several machines stops, vanishes or finishes while the first one continues."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Many machines at a cloud that takes a call a second: none waits longer for its end than those calls take."""
+"""Destroys of many machines at a cloud that allows one call a second."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ CONFIG = SimulatedConfig.model_validate(
 
 
 def test_destroys_that_wait_for_their_turn_keep_it(tmp_path: Path) -> None:
-    """Every other call is a listing. None is cut for its row's sake, and begins at the end of the queue again."""
+    """Every other call is a listing. A destroy that waits keeps its place when its row's time is over."""
 
     async def story() -> None:
         faults = CloudFaults(caps={"calls_per_s": 1.0, "list_lag_s": 15.0})

@@ -113,7 +113,7 @@ def test_unknown_machine_is_destroyed_after_the_list_lag(tmp_path: Path) -> None
 
 
 def test_restored_database_destroys_nothing_bought_after_the_backup(tmp_path: Path) -> None:
-    """Its machines are known by their specs, which lie in the blob store before they are created."""
+    """The machines are recognised by their specs, which are in the blob store before each create."""
 
     async def story() -> None:
         yard = Yard(tmp_path, "one")

@@ -66,7 +66,7 @@ def test_the_reason_why_an_attempt_does_not_end_is_reported(
 
 
 def test_another_broker_may_at_once_end_what_a_cut_off_broker_cannot(tmp_path: Path) -> None:
-    """Each looks every few seconds: who always comes right after one that is cut off would come in vain for minutes."""
+    """Both brokers poll every few seconds. A broker that always polls right after the cut-off one must not wait."""
 
     async def story() -> None:
         rig = build(tmp_path, ENDLESS | {"beat_s": 5})
@@ -87,7 +87,7 @@ def test_another_broker_may_at_once_end_what_a_cut_off_broker_cannot(tmp_path: P
 
 
 def test_silent_machine_of_a_silent_cloud_is_reported_once(tmp_path: Path) -> None:
-    """People hear once where neither a machine nor its cloud says anything."""
+    """The message is posted once while neither the machine nor its cloud responds."""
 
     async def story() -> None:
         rig = build(tmp_path, SILENT)

@@ -85,7 +85,7 @@ async def test_an_unsent_create_costs_neither_money_nor_a_retry(
 async def test_an_attempt_without_a_storage_grant_costs_no_money(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its spec is written last. A spec in the store therefore shows that the cloud may have received the create."""
+    """The spec is written last. A spec in the store therefore shows that the cloud may have received the create."""
     rig = build_rig()
 
     async def refused(*_: Any, **__: Any) -> Any:

@@ -76,7 +76,7 @@ def metadata(authorization: str) -> st.SearchStrategy[tuple[tuple[str, str | byt
 
 
 def _damaged(raw: bytes) -> st.SearchStrategy[bytes]:
-    """Return a message that lost its end, got one, or has a byte changed."""
+    """Return a message that is cut, extended, or has one changed byte."""
     places = st.integers(0, max(0, len(raw) - 1))
     cut = places.map(lambda at: raw[:at])
     longer = st.binary(min_size=1, max_size=50).map(lambda more: raw + more)

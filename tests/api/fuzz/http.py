@@ -1,4 +1,4 @@
-"""schemathesis: generated requests against every operation, answers held against the published description."""
+"""schemathesis: generated requests to every operation, whose answers must match the published description."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ parameters = {{ "path.job_id" = "{ended}" }}
 """
 SERVER_ERROR = "Server error"
 PHASES, AT_RANDOM = "coverage,fuzzing,stateful", "fuzzing,stateful"
-"""Coverage goes by a plan: a later run for the same caller and ids brings little that is new."""
+"""Phases with and without `coverage`, which follows a plan and finds little new in a later run with the same caller."""
 
 
 @dataclass(frozen=True, kw_only=True)

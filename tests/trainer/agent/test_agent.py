@@ -1,4 +1,4 @@
-"""The agent as a process, running programs of the user: beats, orders, outages, ends."""
+"""The agent as a process that runs a user's program: heartbeats, orders, outages and ends."""
 
 import io
 import itertools
@@ -230,9 +230,9 @@ def test_store_outage_is_survived(bench: Bench) -> None:
 
 
 def take_away(bench: Bench) -> Path:
-    """Put a file in the place of the store's folder, so that every call fails; return the folder's new path.
+    """Replace the store's folder by a file, so that every call fails; return the folder's new path.
 
-    A running agent may make the folder again at any moment, so one rename is not enough, and no removal is.
+    A running agent may create the folder again at any moment, so the rename is repeated.
     """
     for number in itertools.count():
         away = bench.root.with_name(f"away-{number}")

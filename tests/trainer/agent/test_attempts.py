@@ -1,4 +1,4 @@
-"""A job in several attempts: what its results and each attempt's last word say of them."""
+"""A job in several attempts: its results, and the final report of each attempt."""
 
 import hashlib
 import json
@@ -84,7 +84,7 @@ def test_another_device_or_version_is_allowed_and_reported(bench: WarmBench, tra
 
 
 def test_an_end_during_publishing_reports_the_delivered_results(bench: WarmBench, train: TrainConfig) -> None:
-    """The place never answers, and the agent would try again for half a minute and more."""
+    """The destination never answers, and the agent would retry for more than half a minute."""
     nowhere = {"aws_endpoint": "http://127.0.0.1:9", "aws_access_key_id": "x", "aws_secret_access_key": "x"}
     output = {"copy_to": {"url": "s3://bucket", "secret": "S3"}}
     agent = bench.start(

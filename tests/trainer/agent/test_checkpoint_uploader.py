@@ -1,4 +1,4 @@
-"""Snapshots on disk become checkpoints, whole or not at all, also where an upload is cut short."""
+"""Snapshots on disk become complete checkpoints or none, even if an upload is interrupted."""
 
 import asyncio
 import shutil
@@ -78,7 +78,7 @@ class Slow:
 async def test_a_snapshot_in_removal_is_not_uploaded_again(
     saver: Saver, run: RunFolder, steps: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The training ends, and with it the upload that is under way, while a snapshot is removed in a thread."""
+    """The training and the upload in progress end while a snapshot is removed in a thread."""
     for step in steps:
         snapshot(run, step)
     slow = Slow()

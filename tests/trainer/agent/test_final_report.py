@@ -20,7 +20,7 @@ from trainer.objectstore.objects import Objects, ObjectStoreError
 
 
 class Away(Objects):
-    """A store that takes no beat for some tries, and does not tell of the last word for some looks."""
+    """Store that fails some writes of heartbeats, and some reads of the final report."""
 
     tries = 0
     hidden = 0

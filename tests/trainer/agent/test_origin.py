@@ -1,4 +1,4 @@
-"""A job that starts from one whose first attempt still runs, and removes its older checkpoints as it goes on."""
+"""A job that starts from another job, whose running attempt prunes its older checkpoints."""
 
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ async def test_a_checkpoint_deleted_during_its_download_is_looked_up_again(
 
 
 async def test_the_named_origin_checkpoint_is_preferred(source: Source, tmp_path: Path) -> None:
-    """The price was made with it."""
+    """The quote assumed the named checkpoint."""
     named = await source.goes_on(2)
     await source.goes_on(1)
     assert await started(source, named, tmp_path) == (2, [])

@@ -1,4 +1,4 @@
-"""Saves come as often as is worth it, and never further apart than what may be lost."""
+"""The save interval minimises the expected waste, and never exceeds the work that may be lost."""
 
 import math
 from pathlib import Path
@@ -18,7 +18,7 @@ mosts = st.floats(1, 86_400)
 
 
 def expected_waste(interval: float, cost: float, per_hour: float) -> float:
-    """Return share of the time: saves, and half an interval with its save for every loss."""
+    """Return the wasted share of the time: all saves, and for every loss half an interval with its save."""
     return cost / interval + (interval + cost) / 2 * per_hour / 3600
 
 

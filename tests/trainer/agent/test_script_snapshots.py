@@ -69,7 +69,7 @@ def test_a_folder_that_vanishes_while_it_is_looked_at_is_left_out(
 async def test_snapshots_around_an_interrupted_one_are_whole(
     tree: ScriptTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The program ends while a snapshot is being taken, and that goes on in its thread."""
+    """The program ends during a snapshot, which continues in its thread."""
     copying, go_on, copy = threading.Event(), threading.Event(), script_tree._copy_whole
 
     def slow(source: Path, target: Path) -> bool:

@@ -338,7 +338,7 @@ def test_a_program_that_ended_before_the_notice_keeps_its_outcome(
 
 
 def test_checkpoint_upload_cut_by_a_crash_is_not_sent_twice(bench: Bench, hold: Hold, tmp_path: Path) -> None:
-    """A checkpoint that is being sent when the training dies is not sent twice."""
+    """The training dies during the upload of a checkpoint."""
     kind = tiny_jobs.KINDS["causal_lm lora"]
     train = tiny_jobs.train(kind, tmp_path / "model").model_copy(update={"max_steps": 100_000})
     hold.at(held.UPLOAD)

@@ -1,4 +1,4 @@
-"""Tokenised rows through the blob store: a later attempt takes them over, and nothing that is not what was sent."""
+"""Token caches in the blob store: a later attempt uses them only if they equal the uploaded ones."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ def token_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TokenStore:
 
 @pytest.fixture
 def some_looks(monkeypatch: pytest.MonkeyPatch) -> SomeLooks:
-    """Wait until a sender has looked a few times whether it may send, or has come to its end."""
+    """Wait until a sender has checked a few times whether it may send, or has ended."""
     sleep, looks = asyncio.sleep, 0
 
     async def counted(seconds: float) -> None:
@@ -167,7 +167,7 @@ async def test_an_older_token_cache_replaces_a_damaged_newest_one(token_store: T
 
 
 async def test_restarted_agent_replaces_bad_files_by_good_ones(token_store: TokenStore) -> None:
-    """An agent that starts again puts good ones in the place of bad ones."""
+    """The store has a damaged token cache from the agent's first start."""
     bad = await token_store.sent(1)
     flip(piece(ROWS)(token_store.path(bad).parent))
     await token_store.sender(1, token_store.tokenised(1)).run()
@@ -235,7 +235,7 @@ async def test_a_store_that_is_full_is_reported_and_left_as_it_was(
 async def test_an_interrupted_token_cache_upload_resumes(
     token_store: TokenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worker ended, and another one was started: the training went back."""
+    """A rollback ended the worker and started another one."""
     sender, whole = token_store.sender(1, token_store.tokenised(1)), asyncio.Event()
     write = token_store.objects.write
 
@@ -358,7 +358,7 @@ def trains(agent: Agent) -> bool:
 
 
 def test_second_attempt_reuses_tokens_until_an_input_changes(bench: Bench, tmp_path: Path) -> None:
-    """A second attempt does not tokenise again until what the rows depend on changes."""
+    """The rows depend on data, task, lengths, columns and tokenizer."""
     kind = KINDS["causal_lm lora"]
     fields = tiny_jobs.train(kind, tmp_path / "model").model_dump()
     fields |= {"max_steps": 1_000_000, "eval_every_steps": None, "samples": {}}

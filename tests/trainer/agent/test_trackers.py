@@ -1,5 +1,4 @@
-"""Figures on their way to TensorBoard, Weights & Biases and MLflow: every step once, through every resume, and never
-at the training's cost."""
+"""TensorBoard, Weights & Biases and MLflow get every step once through all resumes, and never delay the training."""
 
 import json
 import signal
@@ -75,7 +74,7 @@ def test_one_run_of_mlflow_for_all_attempts_without_a_step_doubled(tmp_path: Pat
 
 
 def test_ctrl_c_does_not_end_a_tracker_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal sends it to the whole group; the agent drains, and says when it is over."""
+    """A terminal sends SIGINT to the whole process group; the agent drains and ends the trackers itself."""
     import mlflow
 
     config, run = MlflowConfig(uri=(tmp_path / "mlruns").as_uri()), RunFolder(root=tmp_path / "run")

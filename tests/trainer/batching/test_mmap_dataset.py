@@ -1,4 +1,4 @@
-"""Rows on the disk: what comes back is what was put there, in little memory, once for all processes of a machine."""
+"""Memory-mapped rows: exact, in little memory, and shared by all processes of a machine."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -143,7 +143,7 @@ def test_rewriting_rows_does_not_truncate_another_processs_mapping(tmp_path: Pat
 def test_rows_are_tokenised_once_until_an_input_changes(
     task: Callable[..., Task[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows are tokenised once until something that they depend on changes."""
+    """The rows depend on data, task, lengths, columns and tokenizer."""
     path = tmp_path / "rows.csv"
     path.write_bytes(tiny_jobs.data(KINDS["causal_lm lora"]))
     read: list[Any] = []

@@ -95,7 +95,7 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("harm", HARMS)
 async def test_a_checkpoint_with_a_wrong_format_is_skipped(harm: str, tmp_path: Path) -> None:
-    """Even under a manifest whose every hash is right."""
+    """The manifest's hashes are right, so that only the format is wrong."""
     objects = Objects(connect((tmp_path / "store").as_uri(), {}), "inst")
     keys = []
     for step in (1, 2):

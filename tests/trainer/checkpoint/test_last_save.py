@@ -1,4 +1,4 @@
-"""The last save of a run is written from the living tensors, and holds what any other would."""
+"""The last save of a run is written from the live tensors, and equals any other save."""
 
 import os
 import subprocess
@@ -57,7 +57,7 @@ def saved(folder: Path, weights: dict[str, torch.Tensor], *, still: bool) -> Sto
 
 @pytest.mark.parametrize("still", [True, False])
 def test_the_last_save_holds_the_tensors(still: bool, tmp_path: Path) -> None:
-    """Also those that lie across memory, and two that share it."""
+    """Some tensors are not contiguous, and two share their memory."""
     base = torch.arange(12.0).reshape(3, 4)
     weights = {"a": base, "b": base, "part": base[1:], "across": base.T, "none": torch.empty(0)}
     stored = saved(tmp_path / "run", weights, still=still)

@@ -216,7 +216,7 @@ async def test_prune_keeps_the_newest_and_removes_torn_ones(objects: Objects, st
 
 
 async def test_prune_keeps_the_job_s_milestones(objects: Objects, store: Path, tmp_path: Path) -> None:
-    """The first at or after 10 is of an earlier attempt, so the first of this one's after 10 is none."""
+    """The milestone at 10 belongs to an earlier attempt, so this attempt's first one after 10 is no milestone."""
     earlier = Origin(job="j", attempt="0", kind="script")
     (tmp_path / "file").mkdir()
     before, _ = await checkpoint.commit(objects, earlier, tmp_path / "file", step=11, complete=False, taken_s=0.0)
@@ -257,7 +257,7 @@ async def test_prune_can_count_the_attempts_before_as_its_own(objects: Objects, 
 
 
 async def test_prune_leaves_a_training_something_to_go_back_to(objects: Objects, tmp_path: Path) -> None:
-    """Whenever it goes wrong it begins not much before the step that it goes back to, and never from the beginning."""
+    """A rollback always finds a checkpoint shortly before its step, and never starts from the beginning."""
     wary, config = GuardConfig(skip=2, back_steps=10), CheckpointConfig(keep=2)
     for step in range(3, 150, 3):
         folder = tmp_path / f"at-{step}"

@@ -1,4 +1,4 @@
-"""Objects that are absent, cut or cannot be read: a check returns False, and the uploader goes on."""
+"""Absent, cut or unreadable objects: a check returns False, and the uploader continues."""
 
 from pathlib import Path
 

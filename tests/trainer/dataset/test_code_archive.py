@@ -1,4 +1,4 @@
-"""The user's code archive, with the tarfile of every Python that there is."""
+"""The user's code archive, with the tarfile module of every installed Python."""
 
 import io
 import tarfile

@@ -1,4 +1,4 @@
-"""A JSON array read item by item is what it is when read at once, wherever the pieces of the file end."""
+"""A JSON array that is read item by item equals a whole read, wherever the chunks of the file end."""
 
 import io
 import json
@@ -31,7 +31,7 @@ def read(text: str, piece: int) -> list[Any]:
 
 
 def read_at_once(text: str) -> list[Any] | int | None:
-    """Return the line where it cannot be read on; None for what is no array."""
+    """Return the items, or the line of the first error; None if the text is no array."""
     if text.lstrip(" \t\n\r")[:1] != "[":
         return None
     try:

@@ -1,4 +1,4 @@
-"""Large files go into the store in parts: with little memory, whole, and without a trace when they break off."""
+"""Multipart uploads of large files: little memory, exact content, and no parts left after an interruption."""
 
 import asyncio
 import contextlib
@@ -106,7 +106,6 @@ async def bucket(s3: str, request: pytest.FixtureRequest) -> AsyncIterator[Bucke
 
 
 def test_part_size_and_parallel_bytes_grow_with_the_file() -> None:
-    """The size of a part grows with the file and so does what is sent at once."""
     assert multipart.plan(6 * MIB) == (5 * MIB, 1)
     assert multipart.plan(256 * MIB) == (5 * MIB, 4)
     part, at_once = multipart.plan(200 << 30)

@@ -1,4 +1,4 @@
-"""Data sets wherever they lie: several files, buckets and the Hub, each fetched once, and known by its content."""
+"""Sources of data sets: several files, buckets and the Hub, each fetched once and identified by its content."""
 
 import asyncio
 import io

@@ -1,4 +1,4 @@
-"""The tracer of several processes against two that really share a model: DDP's buckets, FSDP2's shards and gathers."""
+"""Traces of several processes against two real processes that share a model with DDP or FSDP2."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from trainer.memtrace.probe import TraceOptions
 from trainer.memtrace.tracer import extrapolate, trace
 
 ENDS = {**QWEN2, "vocab_size": 9000}
-"""Its embeddings, which are its head as well, are the largest of what is gathered at once."""
+"""Config whose tied embeddings are the largest parameters that FSDP gathers at once."""
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +93,6 @@ def test_few_layers_of_several_processes_tell_the_peak_of_any_depth(
 
 
 def test_ddp_holds_gradient_buckets_and_fsdp_shards_everything() -> None:
-    """Ddp holds a bucket for every gradient and fsdp a share of everything."""
     alone = trace(LLAMA, 3, ask("full", device="cpu", sequence=64))["optimizer"]
     copies, shares = (trace(LLAMA, 3, ASKS[name])["optimizer"] for name in ("ddp full", "fsdp full"))
     for category in ("weights", "gradients", "optimizer"):

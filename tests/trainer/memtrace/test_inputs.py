@@ -1,4 +1,4 @@
-"""The tracer over what is no decoder: both stacks of an encoder-decoder are drawn on to their own depth."""
+"""Traces of encoder-decoders, whose two stacks are extrapolated to their own depths."""
 
 from collections.abc import Iterator
 from typing import Any

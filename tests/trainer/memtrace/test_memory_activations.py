@@ -1,4 +1,4 @@
-"""Every activation of transformers: what the tape keeps of it, against the tracer, which runs its own code."""
+"""Bytes that the simulation saves for each activation of transformers, against the tracer."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""The broker's tape against the tracer, which runs the model's own code: every family, forward and back."""
+"""The broker's memory simulation against the tracer, which runs the model's own code, for every family."""
 
 import statistics
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The tracer against torch itself: the same step, really computed on this CPU, makes the same storages."""
+"""The tracer against torch: the same step, computed on this CPU, allocates the same storages."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Switches that a machine may not have: the run goes on without, and a line of the log says so."""
+"""Switches that a machine may lack: the run continues without them and logs a notice."""
 
 import importlib.util
 import subprocess
@@ -202,7 +202,7 @@ def test_a_run_in_fp8_learns_and_resumes_bit_for_bit(model: Path, data: Path, tm
 
 
 def test_a_lora_continues_without_fp8(model: Path, data: Path, tmp_path: Path) -> None:
-    """Its base is not trained, and its own ranks are too small to be worth it."""
+    """fp8 does not apply to a frozen base, and does not pay for the small ranks of adapters."""
     plain = job(model, method={"kind": "lora", "r": 16}, max_steps=2)
     runs = [
         Crew(tmp_path / str(fp8), plain.model_copy(update={"fp8": fp8}), data, each=1, harm=emulated_fp8).done().last

@@ -1,4 +1,4 @@
-"""Language models of the families that people fine-tune: each learns, and goes on after a kill as if there was none."""
+"""Language models of each supported family learn, and resume after a kill bit for bit."""
 
 from pathlib import Path
 from typing import Any

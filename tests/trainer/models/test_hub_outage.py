@@ -1,4 +1,4 @@
-"""A model that cannot be read: the user's fault only where neither the Hub nor this machine is to blame."""
+"""An unreadable model counts as the user's fault only if neither the Hub nor this machine failed."""
 
 import errno
 import os

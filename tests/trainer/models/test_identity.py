@@ -1,4 +1,4 @@
-"""A training goes on with the tokenizer and the config that it began with, wherever they lie."""
+"""A training resumes only with the tokenizer and config that it began with, whose location may change."""
 
 import json
 import shutil

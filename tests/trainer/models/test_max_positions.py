@@ -39,7 +39,7 @@ def test_scaled_positions_reach_as_far_as_they_are_scaled(
 
 @pytest.mark.parametrize("words", [16, 40])
 def test_a_training_of_rows_that_reach_further_is_refused_before_it_begins(words: int, tmp_path: Path) -> None:
-    """Not blamed on the machine at the first of them, as by a worker that nothing was checked for."""
+    """The worker would otherwise fail at the first long row and blame the machine."""
     folder, data = tmp_path / "model", tmp_path / "rows.csv"
     BertForMaskedLM(BertConfig(**heads.BERT | {"max_position_embeddings": 16})).save_pretrained(folder)
     heads.tokenizer().save_pretrained(folder)

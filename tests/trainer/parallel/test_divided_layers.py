@@ -35,7 +35,7 @@ def test_a_model_that_does_not_divide_is_refused(
 
 
 def test_norms_within_heads_are_divided_only_while_they_are_not_trained() -> None:
-    """transformers sums their gradients over the processes after every micro-batch, those of earlier ones again."""
+    """transformers sums their gradients over all processes after every micro-batch, and adds earlier sums again."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     from trainer.parallel import tensor_parallel
@@ -61,7 +61,7 @@ def test_attention_that_cannot_gather_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_sequence_shard_attends_to_earlier_tokens_of_its_row() -> None:
-    """Two rows of a pack, 4 and 3 tokens, and one token more so that two processes have as many."""
+    """A pack has rows of 4 and 3 tokens, and one token of padding so that two processes get equal shards."""
     import torch
 
     from trainer.parallel.context_parallel import ContextParallel

@@ -1,4 +1,4 @@
-"""Two machines of one job: the launcher's own processes on loopback, each with a run folder of its own."""
+"""Two machines of one job, as processes of the launcher on loopback with separate run folders."""
 
 import contextlib
 import itertools
@@ -166,7 +166,7 @@ def test_two_agents_make_one_checkpoint_of_what_each_has(bench: Bench, tiny_mode
 
 
 def test_the_machine_that_knows_the_cause_reports_it(bench: Bench, tiny_models: dict[str, Path]) -> None:
-    """The first one only sees that the second has gone, and waits with that."""
+    """The first machine only observes that the second is gone, and delays its own report."""
     slow = FAST.model_copy(update={"heartbeat_s": 4.0})
     first, second = two_agents(bench, tiny_models["lora"], steps=10_000, limits=slow)
     status = RunFolder(root=bench.folder / "work" / "second" / "run").status

@@ -1,4 +1,4 @@
-"""Several processes are one: the same samples, the same losses and the same weights, however the model is shared."""
+"""Several processes give the same samples, losses and weights as one, for every kind of sharding."""
 
 import json
 import math
@@ -157,7 +157,7 @@ def test_many_processes_equal_one(
 def test_two_machines_equal_one_process(
     how: Parallelism, method: str, hire: Hire, alone: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Each under an address of loopback, with a run folder of its own; of a divided model each saves a part."""
+    """Each machine has a loopback address and a run folder. Of a sharded model each saves a part."""
     crew = hire(1, how, method=method, nodes=2).done()
     for run in crew.runs if how.kind == "fsdp" else crew.runs[:1]:
         shutil.copytree(run.waiting()[-1], tmp_path / "joined", dirs_exist_ok=True)
@@ -239,7 +239,7 @@ def dead(rank: int) -> None:
 
 
 def test_failing_process_reports_the_cause_and_its_peer_the_abort(hire: Hire) -> None:
-    """The process that failed says why and the other only that it was pulled."""
+    """The failed process reports its cause, the other only the abort."""
     ends = hire(1, FSDP, nodes=2, harm=out_of_memory).start().ends()
     assert (ends[1].code, ends[1].failed_by_peer) == (ExitCode.OOM, False)
     assert (ends[0].code, ends[0].failed_by_peer) == (ExitCode.INFRASTRUCTURE, True)

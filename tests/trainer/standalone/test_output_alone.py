@@ -1,4 +1,4 @@
-"""Results of a run alone on their way elsewhere: their secrets are variables of its environment."""
+"""Publishing by a standalone run, whose secrets are environment variables."""
 
 import asyncio
 import json

@@ -359,7 +359,7 @@ def test_model_of_another_kind_is_refused_by_every_method(
     task: str, data: dict[str, Any], config: dict[str, Any], words: str, model: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """A model of another kind is refused by every method in the trainers words."""
+    """The message is that of the trainer."""
     folder = shutil.copytree(model, tmp_path / "model")
     (folder / "config.json").write_text(json.dumps(config))
     for method in ("lora",) if task == "dpo" else ("lora", "full"):

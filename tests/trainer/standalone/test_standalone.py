@@ -169,7 +169,7 @@ def test_an_output_that_is_a_file_is_named(option: str, tmp_path: Path, capsys: 
 
 
 def test_a_folder_takes_one_run_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The second is refused before it touches anything; after a killed one the next goes on."""
+    """A second start is refused before it changes anything. After a kill the next start resumes."""
     path, output = written(tmp_path, train(tmp_path)), tmp_path / "out"
     script = "import sys; from pathlib import Path; from trainer.standalone.output_dir import holding\n"
     script += "with holding(Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
@@ -285,7 +285,7 @@ def test_checkpoints_of_earlier_starts_are_pruned_with_the_newest_ones(tmp_path:
 def test_another_configuration_is_refused_where_a_checkpoint_exists(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Another configuration is refused where a checkpoint lies and leaves nothing."""
+    """The refused start leaves no files."""
     path, output = written(tmp_path, train(tmp_path)), tmp_path / "out"
     output.mkdir()
     (output / "work").touch()

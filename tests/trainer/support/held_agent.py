@@ -1,7 +1,7 @@
 """The agent on a slow machine: `python -m tests.trainer.support.held_agent`.
 
-What it does for a checkpoint waits, halfway, while a file of the step's name lies in the folder HELD_BY; it takes a
-save for longer than any notice.
+Each of its steps for a checkpoint waits halfway while the folder HELD_BY has a file with the step's name. It assumes
+that a save takes longer than any notice.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Runs that are killed by schedule, again and again, and must equal the undisturbed run.
+"""Runs that are killed repeatedly by schedule, and must equal the undisturbed run.
 
 A schedule is drawn from its seed: one to four kills of one job. A kill comes inside an accumulation window, at the end
 of an epoch, in an evaluation, in a save, in a restore, or at any time. It ends the machine or its worker alone, or it
@@ -72,9 +72,9 @@ class KillCounts:
     schedules: int = 0
     exact: int = 0
     torn_loaded: int = 0
-    """States that were loaded and never saved."""
+    """Number of loaded states that were never saved."""
     lost: int = 0
-    """Restores of something older than what was committed."""
+    """Number of restores of a checkpoint older than the last commit."""
     lives: int = 0
     kills: Counter[str] = field(default_factory=Counter)
     """Number of kills by moment and manner."""
@@ -132,7 +132,7 @@ class Matrix:
 
 
 class Schedule:
-    """One job's lives until it is done."""
+    """Lives of one job until it completes."""
 
     def __init__(self, job: Job, folder: Path, draw: random.Random, found: KillCounts) -> None:
         self.folder, self._job, self._draw, self._found = folder, job, draw, found

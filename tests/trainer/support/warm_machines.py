@@ -1,4 +1,4 @@
-"""Whole machines that start at once, over a folder as blob store.
+"""Machines (agent and worker) that start without imports, over a folder as blob store.
 
 The real agent and the real worker are two processes, forked from one that has the libraries loaded. They are killed or
 drained at a named step or at any time. They differ from production in two points: a fork replaces an exec, and the time

@@ -27,7 +27,7 @@ FORKS.set_forkserver_preload(
     ["trainer.training.loop", "trainer.agent.agent", "transformers", "peft", "bitsandbytes", *MODELS, *DIFFUSION]
 )
 HANGS_S = 600
-"""No process takes so long."""
+"""Seconds after which a process counts as hung."""
 TENSORS = ("model", "optimizer", "gradients")
 
 

@@ -1,4 +1,4 @@
-"""A class of a picture: real digits, from archives and columns, learned, saved and resumed bit by bit."""
+"""Image classification of real digits from archives and columns: training, saved model and bitwise resume."""
 
 import base64
 import json

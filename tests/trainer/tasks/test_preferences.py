@@ -1,4 +1,4 @@
-"""Preferences: DPO with the base as its reference, and a reward model with its head; losses are those of the papers."""
+"""DPO with the base as its reference, and reward models: losses as in the papers, and bitwise resume."""
 
 import json
 import math

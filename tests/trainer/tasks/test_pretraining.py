@@ -48,7 +48,7 @@ def test_an_example_learns_from_plain_texts(name: str, models: dict[str, Path], 
 def test_fresh_model_has_the_requested_shape_and_replaces_nothing(
     models: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A fresh model has the shape that was asked for and is never made over another."""
+    """An existing folder is never overwritten."""
     config = json.loads((models["pretrain"] / "config.json").read_text())
     assert (config["num_hidden_layers"], config["hidden_size"]) == (LAYERS, 32)
     made, fresh = (load_file(models[name] / "model.safetensors") for name in ("continue", "pretrain"))

@@ -1,5 +1,6 @@
-"""Samples that cannot be written, tokens that no embedding is of, and settings that transformers would not save: found
-before the first step, or no harm at the end."""
+"""Impossible samples, tokens without an embedding and contradictory generation settings: found before the first step,
+or harmless at the end.
+"""
 
 import json
 import shutil
@@ -65,7 +66,7 @@ def test_an_encoder_decoder_is_asked_as_well(prompt: str, most: int, words: str,
 def test_template_that_refuses_a_lone_turn_is_found_before_step_one(
     llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A template that refuses a lone turn is found before the first step."""
+    """Samples are asked as a single turn of the user."""
     folder = shutil.copytree(llama, tmp_path / "model")
     tokenizer = heads.tokenizer()
     lone = "{% if messages[0].role != 'system' %}{{ raise_exception('begin with system') }}{% endif %}"

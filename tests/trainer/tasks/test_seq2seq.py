@@ -1,4 +1,4 @@
-"""One text from another: what is read and written, ROUGE, resumed bit by bit."""
+"""Encoder-decoders: inputs and targets, loss, ROUGE and bitwise resume."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Pictures from texts: Stable Diffusion and SDXL, learned, saved as diffusers reads them, and resumed bit by bit."""
+"""Text to image: training of Stable Diffusion and SDXL, results for diffusers, and bitwise resume."""
 
 import json
 from pathlib import Path
@@ -150,7 +150,7 @@ def test_noise_depends_on_step_and_row_only(models: Made, data: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["sd", "velocity", "sdxl"])
 def test_the_unet_gets_the_same_inputs_as_in_a_pipeline(kind: str, models: Made, data: Path) -> None:
-    """Text and sizes as the pipeline has them; noise, removed by the scheduler's own rule, gives the latents."""
+    """Text and sizes equal the pipeline's. The latents follow when the scheduler's rule removes the noise."""
     from diffusers import DiffusionPipeline
 
     task = TextToImage(config(models[kind]))

@@ -1,4 +1,4 @@
-"""A class and a number of a text: learned, measured, saved with its head, and resumed bit by bit."""
+"""Text classification and regression: training, metrics, saved head and bitwise resume."""
 
 import json
 from pathlib import Path
@@ -77,7 +77,7 @@ def test_resume_bitwise_of_texts(model: str, label: str, method: Any, models: Ma
 
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
 def test_a_saved_adapter_answers_as_trained(kind: str, models: Made, data: Path, tmp_path: Path) -> None:
-    """The head and the pooler came from no checkpoint: without them an adapter would be worth nothing."""
+    """Head and pooler start from random weights, so the adapter must contain them."""
     from peft import PeftModel
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

@@ -1,4 +1,4 @@
-"""A tag for each word: where the loss lies, whole names counted, resumed bit by bit."""
+"""Token classification: loss on the first token of a word, scores of whole spans, and bitwise resume."""
 
 import json
 from pathlib import Path

@@ -75,7 +75,7 @@ def left(run: RunFolder) -> list[tuple[int, bool]]:
 
 
 class Place:
-    """A job that is saved at no other time."""
+    """Job that makes no save before the one that precedes the results."""
 
     def __init__(self, folder: Path, kind: Any, **changes: Any) -> None:
         self.folder, self.data = folder, folder / "rows.csv"

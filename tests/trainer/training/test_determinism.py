@@ -1,4 +1,4 @@
-"""Kernels that give the same bits each time: torch as the worker sets it on a GPU, here on the CPU's own."""
+"""Deterministic kernels, with the settings that the worker uses on a GPU, tested on a CPU."""
 
 import warnings
 from collections.abc import Iterator
@@ -117,7 +117,7 @@ def test_the_step_that_is_tried_first_changes_nothing(name: str, harm: Any, tmp_
 def test_packing_is_refused_where_processes_share_model_or_gradients(
     how: Literal["ddp", "fsdp"], harm: Any, tmp_path: Path
 ) -> None:
-    """Nor does it where several processes share the model or its gradients."""
+    """The processes share the gradients (DDP) or the model (FSDP)."""
     kind = tiny_jobs.KINDS["causal_lm full"]
     train, data = tiny_jobs.train(kind, tmp_path / "model"), tmp_path / f"rows.{kind.format}"
     data.write_bytes(tiny_jobs.data(kind))

@@ -1,4 +1,4 @@
-"""Steps that go wrong are left out, undone, or end the job, alike in every run of it."""
+"""Bad steps are skipped, rolled back, or fail the job, in the same way in every run of the job."""
 
 import json
 import math

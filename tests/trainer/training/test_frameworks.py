@@ -1,4 +1,4 @@
-"""The example programs on training libraries: killed, they go on with what was committed; asked to stop, they save."""
+"""Example programs on training libraries resume from the last commit after a kill, and save when asked to stop."""
 
 import io
 import re
@@ -37,12 +37,12 @@ def start(bench: Bench, code: DataFile) -> Callable[..., Agent]:
 
 
 def saved(agent: Agent) -> list[int]:
-    """Return the steps that it says it saved."""
+    """Return the steps that the program logged as saved."""
     return [int(step) for step in re.findall(r"saved step (\d+)", agent.log)]
 
 
 def went_on(agent: Agent) -> int:
-    """Return the step after which it began."""
+    """Return the step from which the program resumed."""
     found = re.search(r"starting from step (\d+)", agent.log)
     assert found, agent.log
     return int(found[1])

@@ -1,4 +1,4 @@
-"""A disk that is full, or a file that may not grow, holds up the saves and not the training; never a half result."""
+"""A full disk, or a limit on file sizes, delays saves but not the training, and never leaves partial results."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A sample of the kill schedules, others and of other kinds for every commit; `benchmarks.resume_matrix` has many."""
+"""Sample of the kill schedules, chosen by the commit; `benchmarks.resume_matrix` runs many."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The weights that are said to be the best are the best, also where a run goes on with another selection or job."""
+"""The reported best step is that of the best weights, even if a run continues with another selection or job."""
 
 import json
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_the_least_loss_is_the_best_by_however_little() -> None:
 
 
 def test_lower_min_delta_after_a_restart_keeps_the_best_weights() -> None:
-    """A lower min delta between starts leaves the weights where they are."""
+    """`min_delta` is lowered between two starts."""
     first = Selection(SelectionConfig(best=True, min_delta=0.1))
     before = judged(first, [1.0, 0.95, 0.97])
     then = Selection(SelectionConfig(best=True))
@@ -71,7 +71,7 @@ def test_scores_that_tell_nothing_here_begin_again(before: Selection, now: Selec
 
 
 def test_a_job_with_the_best_continues_from_one_without(tmp_path: Path) -> None:
-    """It failed after all its steps, for want of the weights that the first had not kept."""
+    """The first job did not store its best weights."""
     kind, data = KINDS["causal_lm lora"], tmp_path / "rows.csv"
     data.write_bytes(tiny_jobs.data(kind))
     plain = tiny_jobs.train(kind, tmp_path / "model").model_copy(update={"max_steps": 5})

@@ -127,7 +127,7 @@ def test_the_next_attempt_sees_the_same_samples_at_the_same_global_batch(
 def test_a_kill_for_memory_is_one_only_where_the_kernel_says_so(
     monkeypatch: pytest.MonkeyPatch, code: int, script: bool, kills: int, outcome: Outcome
 ) -> None:
-    """A shell reports its child's death as 137, a launcher as 1; a machine that is taken away kills as well."""
+    """A shell reports a killed child as 137 and a launcher as 1, and a preempted machine kills its processes, too."""
     monkeypatch.setattr(child, "oom_kills", lambda: 3 + kills)
     ended = Child(None, -1, 3)  # type: ignore[arg-type]  # only what its end means is asked
     killed = ended.killed_for_memory

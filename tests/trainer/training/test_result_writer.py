@@ -1,4 +1,4 @@
-"""Results that one of several machines cannot write: tried again by all, and not for ever."""
+"""Results that one of several machines cannot write are retried by all machines for a limited time."""
 
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,7 @@ def newest(crew: Crew) -> list[SnapshotInfo]:
 
 
 def test_an_error_of_the_second_machine_is_tried_again_by_both(tmp_path: Path) -> None:
-    """The first one has a whole part by then, which waits for the other for ever."""
+    """The first machine's complete part would wait for the second one's for ever."""
     crew = divided(tmp_path, fails_once).done()
     infos = newest(crew)
     assert [info.complete for info in infos] == [True, True]
@@ -120,7 +120,7 @@ def test_an_error_of_the_second_machine_is_tried_again_by_both(tmp_path: Path) -
 
 
 def test_second_machine_without_results_ends_the_job_not_the_training(tmp_path: Path) -> None:
-    """A second machine that takes no results ends the job and not the training."""
+    """The second machine cannot write the results, but the training is saved."""
     crew = divided(tmp_path, fails_always)
     for ended in crew.start().ends():
         assert ended.code == ExitCode.INFRASTRUCTURE

@@ -1,4 +1,4 @@
-"""A run that is killed again and again equals the run that never was: every loss, every weight, bit by bit."""
+"""A run that is killed repeatedly equals an undisturbed run in every loss and weight, bit by bit."""
 
 import json
 import os
