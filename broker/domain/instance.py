@@ -83,6 +83,10 @@ class Caps:
     simulated: bool = False
     has_trainer: bool = True
     """False: its machines lack what the built-in trainer needs; scripts still run."""
+    accelerators: frozenset[str] | None = None
+    """GPUs that the provider can ever sell; None: not known, so any."""
+    lists_all: bool = False
+    """True: a listing contains everything that the provider can ever sell, sold-out offers included."""
     calls_per_s: float = 10.0
     """API calls per second that the cloud allows one account."""
     agent_start_s: float | None = None

@@ -19,7 +19,7 @@ from broker.domain.offer import Offer
 from broker.ports import Clock
 from providers.aws import confirm as aws_confirm
 from providers.aws.api import Aws
-from providers.aws.market import AwsMarket, InstanceTypes
+from providers.aws.market import KNOWN_GPUS, AwsMarket, InstanceTypes
 from providers.aws.offers import DISK_GIB, AwsOffers
 from providers.common.cloud import Purchase
 from providers.common.credentials import digest_of, sky_files
@@ -39,6 +39,7 @@ CAPS = Caps(
     boot_deadline_s=2400.0,
     billing_quantum_s=1,
     multi_node=True,
+    accelerators=KNOWN_GPUS,
     self_stop="os_shutdown",
     agent_start_s=600.0,
 )

@@ -88,6 +88,7 @@ class LocalProvider:
             reaches_local_files=True,
             runs_on_host=True,
             has_trainer=has_trainer(),
+            lists_all=True,
         )
 
     @property

@@ -70,6 +70,7 @@ class SimulatedProvider:
             trust="own",
             self_stop="os_shutdown",
             reaches_local_files=True,
+            lists_all=True,
             runs_on_host=not virtual and not self._config.trusted,
             simulated=True,
             has_trainer=virtual or has_trainer(),

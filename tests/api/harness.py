@@ -51,6 +51,8 @@ class FixedMarket:
     """Market with the simulated clouds' offers at one moment; a test may replace `items`."""
 
     runs_on_host: bool = False
+    lists_all: bool = False
+    seen_at: datetime | None = SEEN
     items: Sequence[Offer] = field(default_factory=lambda: offers(SimulatedConfig(sold_out=0), GpuAsk(), SEEN, cores=2))
 
     def offers(self) -> Sequence[Offer]:
@@ -58,12 +60,14 @@ class FixedMarket:
 
     def status(self) -> Sequence[ProviderStatus]:
         return [
-            ProviderStatus(name="simulated", offers=len(self.items), dropped={"price 0 or less": 2}, seen_at=SEEN),
+            ProviderStatus(
+                name="simulated", offers=len(self.items), dropped={"price 0 or less": 2}, seen_at=self.seen_at
+            ),
         ]
 
     def caps(self) -> Mapping[str, Caps]:
         caps = Caps(spot=True, trust="own", reaches_local_files=True, simulated=True, multi_node=True)
-        return {"simulated": replace(caps, runs_on_host=self.runs_on_host)}
+        return {"simulated": replace(caps, runs_on_host=self.runs_on_host, lists_all=self.lists_all)}
 
 
 def memory_blobs() -> ObstoreBlobs:

@@ -159,6 +159,17 @@ async def test_cap_is_needed_where_nothing_fits(shell: Shell) -> None:
     assert await nothing_created(shell)
 
 
+@pytest.mark.parametrize("words", [("quote",), ("submit", "--yes", "--detach")])
+async def test_a_job_that_no_provider_ever_serves_is_refused(shell: Shell, words: tuple[str, ...]) -> None:
+    shell.api.market.lists_all = True
+    text = changed("cap_usd: 5\n", "cap_usd: 5\nresources:\n  gpus: 64\n")
+    ran = await to_thread(shell.run, words[0], shell.spec(text), *words[1:])
+    assert (ran.code, ran.out) == (2, "")
+    assert "job.yaml:4: resources.gpus: no provider that the job may use ever sells a machine with 64 GPUs; " in ran.err
+    assert "would do, or gpus: auto" in ran.err
+    assert await nothing_created(shell)
+
+
 async def test_an_absent_spec_suggests_init(shell: Shell) -> None:
     ran = await to_thread(shell.run, "submit", str(shell.folder / "no.yaml"), "--yes")
     assert ran.code == 2

@@ -168,9 +168,11 @@ async def test_fit_with_a_key_waits_for_the_first_calls_job(shell: Shell) -> Non
     [
         ({"completion": "{nothing}"}, "nothing"),
         ({"completion": "{a}", "train": {"epoch": 2}}, "did you mean epochs"),
+        ({"completion": "{a}", "spec": {"resources": {"gpus": 64}}}, "ever sells a machine with 64 GPUs"),
     ],
 )
 async def test_fit_refuses_what_the_api_refuses(shell: Shell, given: dict[str, object], message: str) -> None:
+    shell.api.market.lists_all = True
     rows = [{"a": f"x{n}"} for n in range(40)]
     with pytest.raises(ApiError, match=message):
         await broker.afit(model=MODEL, data=rows, cap_usd=2, progress=None, **given)  # type: ignore[arg-type]

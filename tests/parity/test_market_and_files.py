@@ -1,6 +1,7 @@
 """Quotes, offers, uploads and results through either transport."""
 
 import hashlib
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from broker.api.schemas.quotes import QuoteView
 from broker.domain.market.offer_history import BucketFigures, MarketGroup, OfferSample, bucket_of
-from tests.api.harness import CSV, SETTINGS, spec
+from tests.api.harness import CSV, SEEN, SETTINGS, spec
 from tests.api.test_files import admitted, put_checkpoint
 from tests.parity.servers import KINDS, ApiServers
 from tests.parity.test_jobs import good
@@ -46,6 +47,25 @@ async def test_a_quote_is_equal_over_both_apis(both: ApiServers) -> None:
     with pytest.raises(Refused) as refused:
         await ada.quote(given, limit=0)
     assert set(refused.value.fields) == {"limit"}
+
+
+async def test_a_job_that_no_provider_ever_serves_is_refused(servers: ApiServers) -> None:
+    ada, market = await servers.transport(), servers.api.market
+    never = {**await good(ada), "resources": {"accelerators": ["b200"], "gpus": 2}}
+    market.lists_all, market.seen_at = True, None
+    job, _ = await ada.submit(never)
+    assert (await ada.job(job.id)).state == "queued", "a provider that has not answered may sell anything"
+    market.seen_at, market.items = SEEN, tuple(market.items)
+    for call in (ada.quote, ada.submit):
+        with pytest.raises(Refused) as refused:
+            await call(never)
+        assert refused.value.kind == "invalid"
+        message = refused.value.fields["resources.accelerators"]
+        assert message.startswith("no provider that the job may use ever sells b200; the nearest that would do is ")
+        assert message.endswith(" at simulated")
+    assert [listed.id for listed in (await ada.jobs()).items] == [job.id]
+    market.items = [replace(offer, available=False) for offer in market.items]
+    await ada.submit({**never, "resources": {"accelerators": ["h100"]}})
 
 
 async def test_offers_are_filtered_and_cheapest_first(servers: ApiServers) -> None:

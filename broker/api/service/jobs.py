@@ -86,7 +86,7 @@ class Service:
         """
         body = json.dumps(spec.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
         spec, upload, checked = await self.quotes.check(caller, spec)
-        await self.quotes.check_cap(caller.team, spec, checked)
+        await self.quotes.check_offers(caller.team, spec, checked)
         job = self.quotes.new_job(caller.team, caller.owner, spec, checked.workload)
         note = checked.report.get("settled", "")
         try:

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
 
@@ -25,14 +25,25 @@ from broker.policy.budgets import Refusal
 from broker.policy.host_access import HostAccess, HostUser, admit_all
 from broker.ports import Blobs, Clock, Store, Upload
 from broker.quote.engine import quote
+from broker.quote.servability import ServableMarket, may_be_served, unserved
 from broker.runtime.cpu_threads import CpuThreads
 from trainer.contract import object_keys
 
 ID_ENTROPY = 9
 """Random bytes from which a job's id is made."""
 RECENTLY_UNAVAILABLE = "sold out, refused or failed lately: not tried for a while"
-REMEMBERED_PRICES = 1000
-"""Maximum number of cheapest prices that are cached until the market changes."""
+REMEMBERED_OUTLOOKS = 1000
+"""Maximum number of outlooks that are cached until the market changes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarketOutlook:
+    """Judgement of the market on a job, regardless of its cap."""
+
+    cheapest_usd: Decimal | None
+    """Least expected dollars to finish; None: not known, or no offer fits now."""
+    unserved: Problem | None
+    """Set if no provider can ever serve the job."""
 
 
 class QuoteService:
@@ -67,8 +78,8 @@ class QuoteService:
         self.settings = settings
         self._threads = CpuThreads()
         self.policies = Policies(store, clock, self._threads)
-        self._cheapest_of: dict[object, Decimal | None] = {}
-        self._cheapest_at: Sequence[Offer] = ()
+        self._outlooks: dict[object, MarketOutlook] = {}
+        self._outlooks_at: Sequence[Offer] = ()
 
     async def quote(self, caller: Caller, spec: JobSpec) -> tuple[Checked, Quote, Refusal | None]:
         """Return (the checks' result, every offer ranked, the effect of policies now). Raises InvalidInput, Busy."""
@@ -80,6 +91,8 @@ class QuoteService:
             on_host = [offer.id for offer in self.market.offers() if self._runs_on_host(offer)]
             excluded = {**excluded, **dict.fromkeys(on_host, refusal)}
         ranking = await self._rank(caller.team, spec, checked, excluded)
+        if not may_be_served(ranking) and (problem := await self._unserved(caller.team, spec, checked)):
+            raise InvalidInput(problem)
         job = self.new_job(caller.team, caller.owner, spec, checked.workload)
         if "cap_usd" not in spec.model_fields_set:
             job = replace(job, cap_usd=ranking.proposed_cap_usd or ZERO)
@@ -158,9 +171,15 @@ class QuoteService:
         objects = await self._blobs.list(object_keys.checkpoints(job.id))
         return any(object_keys.is_manifest(info.key) for info in objects)
 
-    async def check_cap(self, team: str, spec: JobSpec, checked: Checked) -> None:
-        """Raise InvalidInput if even the cheapest offer is expected to cost more than the cap. Raises Busy."""
-        cheapest = await self._cheapest(team, spec, checked)
+    async def check_offers(self, team: str, spec: JobSpec, checked: Checked) -> None:
+        """Raise InvalidInput if no provider can ever serve the job, or all offers cost more than the cap. Raises Busy.
+
+        A job that waits for ever would hide that its spec is wrong.
+        """
+        outlook = await self._outlook(team, spec, checked)
+        if outlook.unserved is not None:
+            raise InvalidInput(outlook.unserved)
+        cheapest = outlook.cheapest_usd
         if cheapest is not None and cheapest > spec.cap_usd:
             message = (
                 f"{show(spec.cap_usd)} is too small: the cheapest offer is expected to cost "
@@ -168,18 +187,33 @@ class QuoteService:
             )
             raise InvalidInput(Problem(field="cap_usd", message=message))
 
-    async def _cheapest(self, team: str, spec: JobSpec, checked: Checked) -> Decimal | None:
-        """Return the least expected dollars to finish. Cached until the market changes: many jobs are alike."""
+    async def _outlook(self, team: str, spec: JobSpec, checked: Checked) -> MarketOutlook:
+        """Return the outlook of a job. Cached until the market changes: many jobs are alike."""
         offers = self.market.offers()
-        if offers != self._cheapest_at or len(self._cheapest_of) > REMEMBERED_PRICES:
-            self._cheapest_of, self._cheapest_at = {}, offers
-        key = (checked.workload, checked.local_model, spec.resources, self.learned())
-        if key in self._cheapest_of:
-            return self._cheapest_of[key]
-        cheapest = (await self._rank(team, spec, checked, {})).cheapest_usd
-        if offers == self._cheapest_at:
-            self._cheapest_of[key] = cheapest
-        return cheapest
+        if offers is not self._outlooks_at or len(self._outlooks) > REMEMBERED_OUTLOOKS:
+            self._outlooks, self._outlooks_at = {}, offers
+        has_checkpoints = spec.script is None or spec.script.checkpoints
+        key = (checked.workload, checked.local_model, spec.resources, has_checkpoints, self.learned())
+        if key in self._outlooks:
+            return self._outlooks[key]
+        ranking = await self._rank(team, spec, checked, {})
+        problem = None if may_be_served(ranking) else await self._unserved(team, spec, checked)
+        outlook = MarketOutlook(cheapest_usd=ranking.cheapest_usd, unserved=problem)
+        if offers is self._outlooks_at:
+            self._outlooks[key] = outlook
+        return outlook
+
+    async def _unserved(self, team: str, spec: JobSpec, checked: Checked) -> Problem | None:
+        """Return why no provider can ever serve the job, although offers of the past and the future count."""
+        market = ServableMarket(
+            caps=self.market.caps(),
+            status=self.market.status(),
+            offers=self.market.offers(),
+            now=self._clock.now(),
+            local_files=self._blobs.local or checked.local_model,
+            scoped_store=self._blobs.scopes,
+        )
+        return await self._threads.of_team(team)(partial(unserved, spec, checked.workload, market))
 
     async def _rank(self, team: str, spec: JobSpec, checked: Checked, excluded: Mapping[str, str]) -> Quote:
         rank = partial(
