@@ -6,9 +6,9 @@ from asyncio import to_thread
 from datetime import UTC, datetime
 
 import pytest
-from benchmarks.spot_traces import read_trace
 
 from broker.cli.core.exit_codes import Exit
+from broker.cli.core.trace_files import read_trace
 from broker.domain.market.offer_history import BUCKET_S, BucketFigures, MarketGroup, OfferSample, bucket_of
 from tests.cli.conftest import Shell
 
