@@ -98,8 +98,9 @@ def build(
     providers: dict[str, Provider] = {}
     if config.local is not None:
         providers["local"] = LocalProvider(
-            config.local, installation=installation, state=state / "local", clock=clock, sandbox=sandbox
-        )
+            config.local, installation=installation, state=state / "local", clock=clock, sandbox=sandbox,
+            beside_rented=bool(config.rented()),
+        )  # fmt: skip
     if config.simulated is not None:
         backend = _simulated_machines(config.simulated, installation, state / "simulated", clock, blobs, sandbox)
         providers["simulated"] = SimulatedProvider(

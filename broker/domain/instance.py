@@ -80,6 +80,8 @@ class Caps:
     reaches_local_files: bool = False
     runs_on_host: bool = False
     """True: its jobs are processes of the daemon's host; see `broker.policy.host_access`."""
+    named_only: bool = False
+    """True: only jobs whose spec names the provider (`resources.providers`) use it."""
     simulated: bool = False
     has_trainer: bool = True
     """False: its machines lack what the built-in trainer needs; scripts still run."""
@@ -149,6 +151,8 @@ class BootSpec:
     options: CloudOptions = CloudOptions()
     trainer: TrainerImage | TrainerBundle | None = None
     """The trainer for a rented machine; None where it is installed already (local, simulated)."""
+    job: JobId | None = None
+    """The job that runs on the instance, which a busy host names; None: not known."""
     isolation: HostIsolation | None = None
     """Set: a machine that is processes of the daemon's host must run them in a sandbox."""
 

@@ -83,6 +83,8 @@ class Offer:
     """True when the cloud charges the current market price after the purchase, at most the on-demand price."""
     available: bool | None = None
     """True if the cloud reports capacity, False if it reports that the offer is sold out; None: it reports neither."""
+    busy_with: str = ""
+    """The job that occupies an own machine, if `available` is False; empty: not known."""
     preemptions_per_hour: float | None = None
     """Expected rate; None: unknown or not spot."""
     emulated_on: str | None = None

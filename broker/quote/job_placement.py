@@ -23,6 +23,7 @@ from broker.lifecycle.state_machine import JobEvent, next_job_state
 from broker.policy.budgets import Hold, Refusal, admission, entry, free_gpus, judge
 from broker.quote.decision_record import packed
 from broker.quote.engine import quote
+from broker.quote.offer_rules import busy_message
 from broker.quote.placement import Queue, choose
 from broker.quote.placement_facts import (
     FactsNeeded,
@@ -153,6 +154,7 @@ def _buy_nothing(facts: PlacementFacts, quoted: QuotedMarket) -> PlacementDecisi
     choice, reason = quoted.choice, quoted.choice.reason
     if choice.queue is Queue.WAIT:
         reason = "; ".join([*refusing_accounts(facts.excluded, facts.job.spec.resources.providers), reason])
+    reason = "; ".join([reason, *_busy_machines(facts)])
     if quoted.room_message:  # offers beyond the GPU limit were not quoted, so the cap may still suffice for them
         return _wait(facts, _with_troubles(facts, f"{reason}; {quoted.room_message}"))
     if choice.queue is Queue.CAPPED:
@@ -249,6 +251,17 @@ def _with_troubles(facts: PlacementFacts, reason: str) -> str:
     allowed = facts.job.spec.resources.providers
     troubles = [f"{name}: {why}" for name, why in facts.troubles.items() if not allowed or name in allowed]
     return "; ".join([reason, *troubles])
+
+
+def _busy_machines(facts: PlacementFacts) -> list[str]:
+    """Return which job occupies each own machine that this job may use."""
+    want, caps = facts.job.spec.resources.providers, facts.settings.caps
+    offers = facts.market.offers if facts.market else ()
+    return [
+        f"{offer.provider}: {busy_message(offer)}"
+        for offer in offers
+        if offer.busy_with and (offer.provider in want or not (want or caps[offer.provider].named_only))
+    ]
 
 
 def same_but_for_numbers(reason: str, other: str) -> bool:

@@ -97,6 +97,11 @@ def _place_drop(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> DropReaso
     return None
 
 
+def busy_message(offer: Offer) -> str:
+    """Return which job occupies an own machine; empty: it is free, or the job is not known."""
+    return f"busy with job {offer.busy_with}" if offer.busy_with and offer.available is False else ""
+
+
 def _price_message(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> str:
     if offer.spot and offer.usd_per_hour > 0:
         return f"spot price {show(offer.usd_per_hour)}/h is above on-demand"
@@ -133,7 +138,7 @@ _MESSAGES: Mapping[DropReason, Callable[[QuoteRequest, Offer, MachineCost], str]
     DropReason.PREEMPTED_TOO_OFTEN: _preemptions_message,
     DropReason.DEADLINE: _deadline_message,
     DropReason.CAP: _cap_message,
-    DropReason.UNAVAILABLE: lambda ask, offer, kind: "the cloud has none now",
+    DropReason.UNAVAILABLE: lambda ask, offer, kind: busy_message(offer) or "the cloud has none now",
     DropReason.EXCLUDED: lambda ask, offer, kind: ask.excluded[ask.excluded_by(offer) or offer.id],
 }
 """Message of each reason that `apply_rules` writes."""

@@ -114,6 +114,11 @@ def drop_reason(ask: QuoteRequest, offer: Offer, caps: Caps) -> tuple[DropReason
     gpus = max(1, offer.gpus)
     if want.providers and offer.provider not in want.providers:
         return DropReason.PROVIDER, f"provider {offer.provider}; asked for {', '.join(want.providers)}"
+    if caps.named_only and offer.provider not in want.providers:
+        return DropReason.PROVIDER, (
+            f"{offer.provider} runs only jobs that name it while a cloud is configured: ask for "
+            f"resources.providers: [{offer.provider}], or set providers.{offer.provider}.usd_per_hour"
+        )
     if want.accelerators and not any(matches(a, offer.accelerator) for a in want.accelerators):
         return DropReason.ACCELERATOR, f"accelerator {offer.accelerator}; asked for {', '.join(want.accelerators)}"
     if want.gpus not in ("auto", gpus):

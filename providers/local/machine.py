@@ -23,6 +23,8 @@ class Machine:
     """Seconds from the start to the preemption; None: never preempted."""
     notice_s: float = 0.0
     """Seconds of notice before the preemption; 0: no notice."""
+    job: str = ""
+    """Job that runs on the machine; empty: not known."""
 
     @property
     def handle(self) -> Handle:

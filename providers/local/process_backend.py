@@ -94,6 +94,11 @@ class ProcessBackend:
     async def machines(self) -> Sequence[Observed]:
         return await asyncio.to_thread(self._list)
 
+    async def job(self, name: InstanceName) -> str:
+        """Return the job of a machine; empty: it is not known."""
+        recorded = await asyncio.to_thread(self._recorded, self._root / name)
+        return recorded.job if recorded else ""
+
     def reach(self, name: InstanceName, command: Sequence[str]) -> Sequence[str]:
         """Return argv that runs `command` next to the agent, in the agent's working folder; empty: a shell.
 

@@ -34,7 +34,9 @@ class LocalConfig(Config):
     """This machine, offered as one instance."""
 
     usd_per_hour: Annotated[Decimal, Field(ge=0, le=1_000_000)] = Decimal(0)
-    """Dollars that jobs are charged for an hour of this machine."""
+    """Dollars that jobs are charged for an hour of this machine. Absent while a rented cloud is configured: only jobs
+    with `resources.providers: [local]` run here, because a free machine would always be the cheapest.
+    """
     boot_s: Annotated[float, Field(ge=0)] = 10.0
     """Typical seconds from start to the first heartbeat."""
     teams: tuple[str, ...] = ()
@@ -59,11 +61,13 @@ class LocalProvider:
         argv: Sequence[str] = AGENT,
         detect: Callable[[], Awaitable[Sequence[Gpu]]] = gpus,
         sandbox: HostSandbox | None = None,
+        beside_rented: bool = False,
     ) -> None:
         """Prepare the provider without detecting GPUs.
 
         `argv`: program of each machine. `detect`: returns the GPUs; called once, at the first offer. `sandbox`: builder
-        of isolated machines.
+        of isolated machines. `beside_rented`: a rented cloud is configured, so a machine without a price, which would
+        win by being free, runs only the jobs that name it.
         """
         self._config = config
         self._installation = installation
@@ -74,6 +78,7 @@ class LocalProvider:
             state / "instances", provider=NAME, installation=installation, argv=argv, capacity=1, sandbox=sandbox
         )
         self._detect = detect
+        self._named_only = beside_rented and "usd_per_hour" not in config.model_fields_set
         self._gpus: asyncio.Future[Sequence[Gpu]] | None = None
 
     @property
@@ -87,6 +92,7 @@ class LocalProvider:
             self_stop="os_shutdown",
             reaches_local_files=True,
             runs_on_host=True,
+            named_only=self._named_only,
             has_trainer=has_trainer(),
             lists_all=True,
         )
@@ -117,8 +123,9 @@ class LocalProvider:
         if boot.nodes != 1:
             raise Rejected(f"{boot.nodes} nodes: this machine is a single node; ask for 1")
         machine = Machine(
-            name=name, provider=NAME, region=REGION, accelerator=offer.accelerator, gpus=offer.gpus, spot=False
-        )
+            name=name, provider=NAME, region=REGION, accelerator=offer.accelerator, gpus=offer.gpus, spot=False,
+            job=boot.job or "",
+        )  # fmt: skip
         with self._launchers.creating(name):
             return [await self._backend.start(machine, boot)]
 
@@ -152,7 +159,8 @@ class LocalProvider:
         gpus = await asyncio.shield(self._gpus)
         same = list(itertools.takewhile(lambda gpu: gpu == gpus[0], gpus))
         ram = psutil.virtual_memory().total
-        busy = any(observed.state is not InstanceState.GONE for observed in await self._backend.machines())
+        machines = [seen for seen in await self._backend.machines() if seen.state is not InstanceState.GONE]
+        busy_with = await self._backend.job(machines[0].handle.name) if machines else ""
         accelerator = same[0].accelerator if same else "cpu"
         kind = f"{len(same)}x-{accelerator}" if same else accelerator
         return Offer(
@@ -170,7 +178,8 @@ class LocalProvider:
             spot=False,
             usd_per_hour=usd(self._config.usd_per_hour),
             on_demand_usd_per_hour=usd(self._config.usd_per_hour),
-            available=not busy,
+            available=not machines,
+            busy_with=busy_with,
             reaches_local_files=True,
             seen_at=self._clock.now(),
         )

@@ -83,7 +83,9 @@ class Boot:
             if job.spec.train is not None and (extras := _extras(job.spec.train)):
                 env |= {"GPUBROKER_EXTRAS": extras}
         await self._put_spec(attempt, job)  # last, because a spec means that a create may have been sent
-        return replace(boot_properties(job), env=env, secret_env=secret_env, trainer=trainer, isolation=isolation)
+        return replace(
+            boot_properties(job), env=env, secret_env=secret_env, trainer=trainer, job=job.id, isolation=isolation
+        )
 
     async def _isolation(self, leased: Leased) -> HostIsolation | None:
         """Return the isolation that the owner's jobs need on the daemon's host; None: another host, or no isolation.

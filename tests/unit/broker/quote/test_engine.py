@@ -1,5 +1,6 @@
 """Quotes: what is kept, in which order, what it costs, and the words for what is dropped."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
@@ -341,3 +342,39 @@ def test_a_line_says_what_its_speed_rests_on() -> None:
     (line,) = quoted([offer()], work=LONG).lines
     assert line.runs == 0
     assert line.evidence == "fitted on runs on the h100-sxm; 90 % interval, which held 79 % of later runs"
+
+
+HOST_CAPS = {**CAPS, "mine": replace(CAPS["mine"], named_only=True)}
+HOST = offer(id="mine/x", provider="mine", cloud="mine", usd_per_hour=Decimal(0))
+
+
+@pytest.mark.parametrize(
+    ("resources", "caps", "best"),
+    [
+        ({}, HOST_CAPS, "cloud/x"),
+        ({"providers": ["mine"]}, HOST_CAPS, "mine/x"),
+        ({"providers": ["mine", "cloud"]}, HOST_CAPS, "mine/x"),
+        ({}, CAPS, "mine/x"),
+    ],
+    ids=["not named", "named", "named with a cloud", "priced, or without a cloud"],
+)
+def test_a_free_host_is_bought_only_where_it_is_meant(
+    resources: dict[str, Any], caps: Mapping[str, Caps], best: str
+) -> None:
+    made = quoted([offer(), HOST], resources=resources, caps=caps)
+    assert made.best is not None
+    assert made.best.offer.id == best
+
+
+def test_a_free_host_that_is_not_named_says_how_to_use_it() -> None:
+    line = quoted([HOST], caps=HOST_CAPS).lines[0]
+    assert line.drop is DropReason.PROVIDER
+    assert "resources.providers: [mine]" in line.reason
+    assert "providers.mine.usd_per_hour" in line.reason
+
+
+def test_a_busy_machine_names_its_job() -> None:
+    busy = quoted([replace(HOST, available=False, busy_with="b" * 13)]).lines[0]
+    assert (busy.drop, busy.reason) == (DropReason.UNAVAILABLE, "busy with job bbbbbbbbbbbbb")
+    unknown = quoted([replace(HOST, available=False)]).lines[0]
+    assert unknown.reason == "the cloud has none now"

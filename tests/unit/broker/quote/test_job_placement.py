@@ -230,3 +230,22 @@ def test_an_attempt_is_admitted_exactly_when_an_offer_is_bought(market: list[Off
     assert decision.outcome in {PlacementOutcome.ADMITTED, PlacementOutcome.WAITING, PlacementOutcome.CAPPED}
     assert (decision.due_in_s > 0) == (decision.outcome is PlacementOutcome.WAITING)
     assert "\n" not in only_event(decision).message
+
+
+@pytest.mark.parametrize(
+    ("resources", "named_only", "is_shown"),
+    [
+        ({}, False, True),
+        ({}, True, False),
+        ({"providers": ["mine"]}, True, True),
+        ({"providers": ["new"]}, False, False),
+    ],
+)
+def test_a_job_that_waits_for_a_busy_machine_says_for_which_job(
+    resources: dict[str, Any], named_only: bool, is_shown: bool
+) -> None:
+    caps = {**SETTINGS.caps, "mine": replace(CAPS["mine"], named_only=named_only)}
+    busy = offer(id="mine/x", provider="mine", cloud="mine", available=False, busy_with="b" * 13)
+    decision = decide(job({"resources": resources}), [busy], settings=replace(SETTINGS, caps=caps))
+    assert decision.outcome is PlacementOutcome.WAITING
+    assert ("mine: busy with job bbbbbbbbbbbbb" in decision.job.reason) is is_shown
