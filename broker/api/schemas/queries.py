@@ -1,8 +1,8 @@
 """Parameters of requests, with their rules: query strings and path parameters of HTTP, and fields of gRPC requests."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from broker.api.schemas.job_data import StoredKindView
 from broker.domain.ids import JobId
@@ -75,13 +75,7 @@ class OfferHistoryQuery(Config):
     points: Annotated[int, Field(ge=1, le=MAX_POINTS)] = 168
     """Maximum number of points of a series; each then covers several five-minute buckets."""
     limit: Annotated[int, Field(ge=1, le=500)] = 50
-    """Maximum number of series in the answer."""
-
-    @model_validator(mode="after")
-    def _is_small(self) -> Self:
-        if self.points * self.limit > MAX_POINTS:
-            raise ValueError(f"points × limit is above {MAX_POINTS}; ask for fewer points or series")
-        return self
+    """Maximum number of series in the answer; fewer if there would be more than 27000 points in all."""
 
 
 class JobsQuery(Config):

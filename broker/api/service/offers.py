@@ -1,7 +1,8 @@
 """Listings of offers and providers, and the history of prices and availability, for charts and for traces."""
 
+import asyncio
 from collections.abc import Collection, Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from broker.api.core.auth import Caller
 from broker.api.schemas.offers import (
@@ -14,13 +15,18 @@ from broker.api.schemas.offers import (
     ProviderStatusView,
     ProviderView,
 )
-from broker.api.schemas.queries import OfferHistoryQuery
+from broker.api.schemas.queries import MAX_POINTS, OfferHistoryQuery
 from broker.api.service.interfaces import MarketReader
 from broker.domain.market.offer_history import BUCKET_S, HistoryQuery, OfferSeries, RecordedHistory
 from broker.estimator.speed.hardware import matches
 from broker.ports import Clock, Store
 from broker.reporting.offer_history import series
 from broker.runtime.cpu_threads import CpuThreads
+
+MAX_READS = 2
+"""Maximum number of concurrent reads: one of 90 days takes up to three seconds of CPU in threads."""
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+"""Start of the first bucket."""
 
 
 def for_sale(market: MarketReader, *, provider: str | None, accelerators: Collection[str], limit: int) -> OfferList:
@@ -54,6 +60,7 @@ class OfferHistoryService:
         self._store = store
         self._clock = clock
         self._threads = CpuThreads()
+        self._reads = asyncio.Semaphore(MAX_READS)
 
     async def history(self, caller: Caller, query: OfferHistoryQuery) -> OfferHistoryView:
         """Return the series that a query selects, cheapest first. Raises Busy."""
@@ -64,15 +71,16 @@ class OfferHistoryService:
         until = query.until or self._clock.now()
         where = HistoryQuery(
             accelerators=names,
-            since=until - timedelta(days=query.days),
+            since=until - min(timedelta(days=query.days), max(until - EPOCH, timedelta(0))),
             until=until,
             clouds=query.cloud,
             regions=query.region,
             gpus=query.gpus,
             spot=None if query.market is None else query.market == "spot",
         )
-        recorded = await rows.offer_history(where) if names else RecordedHistory()
-        return await self._threads.of_team(caller.team)(lambda: _view(recorded, where, query))
+        async with self._reads:
+            recorded = await rows.offer_history(where) if names else RecordedHistory()
+            return await self._threads.of_team(caller.team)(lambda: _view(recorded, where, query))
 
 
 def _view(recorded: RecordedHistory, where: HistoryQuery, query: OfferHistoryQuery) -> OfferHistoryView:
@@ -82,7 +90,7 @@ def _view(recorded: RecordedHistory, where: HistoryQuery, query: OfferHistoryQue
         until=where.until,
         step_s=step * BUCKET_S,
         total=len(items),
-        items=tuple(map(_series_view, items[: query.limit])),
+        items=tuple(map(_series_view, items[: min(query.limit, MAX_POINTS // query.points)])),
     )
 
 

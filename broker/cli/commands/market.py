@@ -63,7 +63,7 @@ async def offers(
         return await _current(out, provider, names, limit or 500)
     _check_unused({"provider": provider}, "takes no part in --history; use --cloud")
     async with client() as c:
-        page = await _history(c, names, days=_days(history), limit=min(limit or 50, 160), **where)
+        page = await _history(c, names, days=_days(history), limit=min(limit or 50, MAX_GROUPS), **where)
     out.document(page)
     if as_csv and not as_json:
         out.log(offer_history.as_csv(page))
