@@ -1,6 +1,6 @@
 """Input of a quote, and the rules that exclude a kind of machine at any price."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
@@ -112,13 +112,8 @@ def drop_reason(ask: QuoteRequest, offer: Offer, caps: Caps) -> tuple[DropReason
     """Return why no machine of this kind is allowed, with a message; None: it is allowed."""
     want = ask.spec.resources
     gpus = max(1, offer.gpus)
-    if want.providers and offer.provider not in want.providers:
-        return DropReason.PROVIDER, f"provider {offer.provider}; asked for {', '.join(want.providers)}"
-    if caps.named_only and offer.provider not in want.providers:
-        return DropReason.PROVIDER, (
-            f"{offer.provider} runs only jobs that name it while a cloud is configured: ask for "
-            f"resources.providers: [{offer.provider}], or set providers.{offer.provider}.usd_per_hour"
-        )
+    if (message := _provider_message(offer.provider, want.providers, caps)) is not None:
+        return DropReason.PROVIDER, message
     if want.accelerators and not any(matches(a, offer.accelerator) for a in want.accelerators):
         return DropReason.ACCELERATOR, f"accelerator {offer.accelerator}; asked for {', '.join(want.accelerators)}"
     if want.gpus not in ("auto", gpus):
@@ -149,3 +144,17 @@ def drop_reason(ask: QuoteRequest, offer: Offer, caps: Caps) -> tuple[DropReason
     if ask.spec.train is not None and not caps.has_trainer:
         return DropReason.NO_TRAINER, "its machine lacks the trainer; run pip install 'gpubroker[trainer]' there"
     return None
+
+
+def _provider_message(name: str, wanted: Sequence[str], caps: Caps) -> str | None:
+    """Return why the job does not use a provider; None: it may."""
+    if name in wanted:
+        return None
+    if wanted:
+        return f"provider {name}; asked for {', '.join(wanted)}"
+    if not caps.named_only:
+        return None
+    return (
+        f"{name} runs only jobs that name it while a cloud is configured: ask for resources.providers: [{name}], "
+        f"or set providers.{name}.usd_per_hour"
+    )
