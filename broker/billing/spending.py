@@ -21,7 +21,7 @@ NO_KEY = "-"
 
 
 def billed_hours(attempt: Attempt) -> Decimal:
-    """Return the charged hours of one of its machines, exact and without rounding to the quantum."""
+    """Return the charged hours of one machine of an attempt, exact and without rounding to the quantum."""
     runs = attempt.running_at if attempt.line.offer.billed_from == "running" else None
     start, end = runs or attempt.create_sent_at, attempt.absent_at or attempt.charged_to
     return max(ZERO, _seconds(start, end) / HOUR)

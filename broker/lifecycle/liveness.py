@@ -32,6 +32,7 @@ class LivenessTimeouts:
     stopped_s: float = 10.0
     """Minimum of `stopped_after_s`."""
     silence_s: float = 300.0
+    """Heartbeat age after which a listed attempt counts as hung."""
     hang_s: float = 1800.0
     """Time without a new step, once training has begun."""
     stuck_s: float = 7200.0
@@ -78,7 +79,7 @@ class AttemptObservation:
     missing_from_listings: bool = False
     """True when several consecutive listings omit machines that existed for longer than the listing lag."""
     lost: frozenset[str] = frozenset()
-    """Ids of recorded machines, of several, whose absence is proven one by one; see `AbsenceProof.lost`."""
+    """Ids of recorded machines of a multi-node attempt that are proven absent individually; see `AbsenceProof.lost`."""
     peers_silent_s: float | None = None
     """Longest heartbeat age of the unfinished machines other than node 0; infinite: a machine has sent none. None: no
     other machine.

@@ -82,7 +82,7 @@ class PlacementFacts:
     forbidden: str = ""
     """Reason why the installation does not run this job; empty: it does."""
     excluded: Mapping[str, str] = field(default_factory=dict)
-    """Reason why an offer or an account is not bought from now, by its key."""
+    """Reason why nothing is bought now, by the key of an offer or an account."""
     troubles: Mapping[str, str] = field(default_factory=dict)
     """Reason why a provider lists no offers, by its name."""
     unreadable: str = ""

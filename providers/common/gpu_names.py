@@ -51,7 +51,7 @@ _ARM = re.compile(r"\bG[BH]\d{3}\b", re.I)
 def accelerator(name: str, memory_bytes: int | None) -> str:
     """Return the name in the hardware table, or a plain slug for an unknown GPU.
 
-    The memory of one GPU distinguishes the two products named A100. If it is unknown, a size in the name does.
+    The memory of one GPU distinguishes the two products named A100. If it is unknown, a size in the name counts.
     """
     words = _words(name)
     forms = [match[1] or match[2] or match[3] for word in words if (match := _FORM.fullmatch(word))]

@@ -24,7 +24,8 @@ def instances_with_processes(root: Path) -> set[str]:
 def namespace_init(folder: Path) -> int | None:
     """Return the PID of the first process of an isolated machine, or None if it does not run.
 
-    It has two PIDs: this one, and 1 in its namespace. A first process of a namespace that the job created has more.
+    That process has two PIDs: the returned one on the host, and 1 in its namespace. If the job creates a nested
+    namespace, the first process there has three PIDs.
     """
     for process, at in _marked():
         if at == folder:
@@ -48,7 +49,7 @@ def kill_instance(folder: Path, held: Callable[[], bool]) -> tuple[int, bool]:
     deadline = time.monotonic() + _PATIENCE_S
     killed: set[psutil.Process] = set()
     sessions: set[int] = set()
-    # A first process of a namespace that waits for the end of the others has no environment any more, so no mark.
+    # The first process of a namespace that only waits for the others to end has no environment, and therefore no mark.
     while (victims := _victims(folder, sessions) | {process for process in killed if _lives(process)}) or held():
         if time.monotonic() > deadline:
             return len(killed), False

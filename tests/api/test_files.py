@@ -142,7 +142,7 @@ async def until(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_an_upload_lies_on_the_disk_until_the_store_has_it_and_never_half(api: Running, tmp_path: Path) -> None:
+async def test_an_upload_is_spooled_to_disk_and_stored_completely(api: Running, tmp_path: Path) -> None:
     api.service.settings = replace(api.service.settings, spool=tmp_path / "spool", upload_bytes=8 << 20)
     me, rest = await api.token("ada"), asyncio.Event()
     whole = CSV.encode() + b"word,x\n" * 400_000
@@ -256,7 +256,7 @@ asyncio.run(main(Path(sys.argv[1])))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk")
-def test_a_disk_that_fills_while_an_upload_comes_keeps_nothing_of_it(tmp_path: Path) -> None:
+def test_a_disk_that_fills_during_an_upload_keeps_no_part_of_it(tmp_path: Path) -> None:
     script = f"mount -t tmpfs -o size=4m none {tmp_path} && exec {sys.executable} -c {shlex.quote(FILLS)} {tmp_path}"
     argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script]
     process = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
@@ -277,7 +277,7 @@ async def test_a_script_runs_from_an_uploaded_archive(api: Running) -> None:
     assert await api.service.blobs.get(keys.job_data(job["id"], upload["sha256"])) == packed.getvalue()
 
 
-async def test_an_archive_of_pictures_is_checked_when_it_comes(api: Running) -> None:
+async def test_an_archive_of_pictures_is_checked_at_upload(api: Running) -> None:
     me = await api.token("ada")
     png = b"\x89PNG\r\n\x1a\n"
     upload = await api.upload(me, tar({"cat/1.png": png, "dog/1.png": png + b"2"}), "pets.tar")

@@ -61,7 +61,7 @@ async def test_an_expired_token_is_refused_as_an_unknown_one_is(api: Running) ->
     assert await api.call("GET", "/v1/me", ada, 401) == unknown
 
 
-async def test_a_token_gives_none_that_outlives_it(api: Running) -> None:
+async def test_a_token_cannot_create_one_that_outlives_it(api: Running) -> None:
     admin = await api.token("ada", "admin")
     ends = (datetime.now(UTC) + timedelta(minutes=1)).replace(microsecond=0)
     wish = {"owner": "mia", "scopes": ["read", "manage"]}

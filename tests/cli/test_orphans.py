@@ -102,9 +102,7 @@ async def test_a_silent_cloud_is_no_clean_bill(clouds: Mapping[str, Listed], dae
     assert ran.document["silent"] == {"west": "west: 503"}
 
 
-def test_without_a_daemon_it_is_the_home_s_own_database_that_judges(
-    own_home: Path, clouds: Mapping[str, Listed]
-) -> None:
+def test_without_a_daemon_the_homes_database_decides(own_home: Path, clouds: Mapping[str, Listed]) -> None:
     async def once() -> None:
         async with await EmbeddedPostgres.start(own_home / "home" / "postgres", durable=False) as server:
             await migrate(server.dsn)

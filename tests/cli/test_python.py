@@ -35,7 +35,7 @@ def test_every_call_has_a_blocking_twin_of_the_same_signature() -> None:
         assert inspect.signature(getattr(Client, name)) == inspect.signature(getattr(AsyncClient, name)), name
 
 
-def test_the_package_offers_them_by_name() -> None:
+def test_the_package_exports_the_clients() -> None:
     assert (broker.Client, broker.AsyncClient) == (Client, AsyncClient)
     with pytest.raises(AttributeError, match="no attribute 'Clint'"):
         _ = broker.Clint  # type: ignore[attr-defined]
@@ -203,7 +203,7 @@ async def test_fit_asks_for_what_is_to_be_learned(
     assert await shell.api.service.store.jobs(JobFilter()) == []
 
 
-async def test_fit_keeps_what_else_is_said_of_the_data(shell: Shell) -> None:
+async def test_fit_keeps_the_other_data_settings(shell: Shell) -> None:
     data = {"completion": "{a}", "eval_share": 0.5}
     waits = broker.afit(model=MODEL, data=[{"a": f"x{n}"} for n in range(40)], cap_usd=2, train={"data": data})
     running = asyncio.create_task(waits)

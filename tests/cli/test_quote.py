@@ -95,7 +95,7 @@ async def test_a_quote_says_what_its_speeds_were_compared_with(shell: Shell) -> 
     assert "measured (fitted on runs on the h100-sxm; 90 % interval, which held 79 % of later runs)" in output
 
 
-async def test_explain_shows_what_own_spot_machines_went_through(shell: Shell) -> None:
+async def test_explain_shows_the_history_of_own_spot_machines(shell: Shell) -> None:
     market = shell.api.market
     market.items = [replace(one, id=f"o{n}") for n, one in enumerate(o for o in market.items if o.spot)]
     before = (await quoted(shell, "--json")).document

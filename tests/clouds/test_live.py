@@ -214,7 +214,7 @@ async def run(home: Path, *words: str, **env: str) -> tuple[int, str, dict[str, 
     return process.returncode, text, json.loads(text.splitlines()[-1])
 
 
-async def test_without_keys_it_says_how_to_get_them(tmp_path: Path) -> None:
+async def test_missing_keys_are_reported_with_their_source(tmp_path: Path) -> None:
     code, text, document = await run(tmp_path)
     assert (code, document["ok"]) == (0, True)
     assert all(document["clouds"][cloud]["skipped"] for cloud in CLOUD_CLASSES)

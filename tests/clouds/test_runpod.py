@@ -148,5 +148,5 @@ async def test_an_unknown_field_or_argument_is_a_violation(clouds: Clouds) -> No
     clouds.violations.clear()
 
 
-def test_a_start_command_that_is_no_skypilots_is_run_as_it_is() -> None:
+def test_a_start_command_without_skypilots_form_runs_unchanged() -> None:
     assert startup_of("python serve.py") == "python serve.py"

@@ -142,7 +142,7 @@ async def test_a_failing_channel_gives_one_stream_as_a_probe(timed_store: TimedS
     assert (await status(store, "log")).channel.failures == 1
 
 
-async def test_busy_channels_and_kinds_without_a_notifier_are_left_alone(store: Store) -> None:
+async def test_busy_channels_and_kinds_without_a_notifier_are_not_claimed(store: Store) -> None:
     await store.add_channel(make_channel())
     await submit_with_events(store, "a")
     hook = (await status(store)).channel.id

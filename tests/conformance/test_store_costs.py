@@ -109,7 +109,7 @@ async def test_nothing_is_noted_of_an_attempt_that_has_ended(store: Store) -> No
     assert await store.note([Note(attempt=attempt, job=job, forecast=forecast(), idle=None)]) == [False]
 
 
-async def test_storage_is_looked_at_by_turns_and_charged_once(timed_store: TimedStore) -> None:
+async def test_storage_is_checked_in_turn_and_charged_once(timed_store: TimedStore) -> None:
     store = timed_store.store
     job = await submitted(store)
     (due,) = await store.claim_stored(lease_s=600, limit=9)
@@ -136,7 +136,7 @@ async def test_storage_is_looked_at_by_turns_and_charged_once(timed_store: Timed
     assert await store.claim_stored(lease_s=600, limit=9) == []
 
 
-async def test_a_job_at_rest_is_looked_at_at_once(timed_store: TimedStore) -> None:
+async def test_a_terminal_job_is_due_for_a_storage_check_at_once(timed_store: TimedStore) -> None:
     store = timed_store.store
     await submitted(store)
     (job,) = await store.claim_stored(lease_s=HOUR, limit=9)

@@ -27,7 +27,7 @@ def heir_of(origin: Job, **changes: Any) -> Job:
     return replace(made, spec=made.spec.model_copy(update={"init_from": f"job/{origin.id}"}))
 
 
-async def test_either_something_starts_from_a_checkpoint_or_it_is_deleted(store: Store) -> None:
+async def test_a_checkpoint_is_either_deleted_or_used_as_an_origin(store: Store) -> None:
     cases: list[tuple[JobState, StoredKind, StoredKind]] = [
         (JobState.SUCCEEDED, "artifacts", "checkpoints"),
         (JobState.FAILED, "checkpoints", "artifacts"),

@@ -42,7 +42,9 @@ def token(name: str, **changes: object) -> Token:
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-async def test_a_job_and_all_of_it_is_its_team_s(store: Store, red: TenantStore, blue: TenantStore) -> None:
+async def test_a_job_and_its_rows_are_visible_to_its_team_only(
+    store: Store, red: TenantStore, blue: TenantStore
+) -> None:
     _, job = await running(store, AttemptState.TRAINING, team="red")
     for tenant, sees in ((red, True), (blue, False)):
         assert (await tenant.job(job.id) is not None) is sees

@@ -76,7 +76,7 @@ async def test_guarantees_of_create_are_requested_for_adopted_machines_too(build
         assert [a.reason for a in await rig.attempts(job)] == [Reason.COMPLETED]
 
 
-async def test_an_adopted_machine_that_is_not_what_it_must_be_is_given_back(build_rig: RigBuilder) -> None:
+async def test_an_adopted_machine_that_fails_its_checks_is_destroyed(build_rig: RigBuilder) -> None:
     rig = build_rig(LauncherCloud, virtual=ENDLESS)
     await rig.market.step()
     job = await rig.submit()

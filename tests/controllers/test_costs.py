@@ -25,7 +25,7 @@ from trainer.contract import object_keys as keys
 LONG = {"run_s": 3600, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02}
 
 
-async def test_a_deadline_checkpoints_and_ends_in_time_and_a_retry_would_go_on(build_rig: RigBuilder) -> None:
+async def test_a_deadline_saves_and_ends_in_time_and_a_retry_can_resume(build_rig: RigBuilder) -> None:
     rig = build_rig(virtual=LONG)
     # Both are reserved for the end and remain unused here: they cover a database that pauses.
     rig.limits = rig.limits.model_copy(update={"drain_s": 8})

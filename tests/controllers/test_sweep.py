@@ -197,7 +197,7 @@ def test_a_destroy_does_not_wait_for_a_listing_that_is_not_answered(
     run_in_virtual_time(story())
 
 
-def test_a_listing_that_leaves_it_out_once_does_not_make_it_young_again(
+def test_one_listing_without_an_orphan_does_not_restart_its_age(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second listing, which was to prove the end of the machine, leaves the machine out."""

@@ -95,7 +95,7 @@ async def test_orphan_is_reported_and_swept_and_lookalikes_are_spared(services: 
         assert [one.name for one in foreign if one.destroyed != float("inf")] == []
 
 
-async def test_restored_database_only_reports_orphans_until_a_person_acts(services: SharedServices) -> None:
+async def test_restored_database_only_reports_orphans_until_an_operator_acts(services: SharedServices) -> None:
     async with DaemonRig(services) as rig:
         machine, home = await working(rig), rig.daemon.home
         await rig.daemon.leave()

@@ -278,7 +278,7 @@ def _reach(message: Any, reached: set[str]) -> None:
 
 
 @pytest.mark.parametrize("targets", ["attention", ["q_proj", "v_proj"]])
-def test_a_word_or_names_in_its_place_come_back_as_they_were(targets: Any) -> None:
+def test_a_keyword_and_a_list_in_its_place_round_trip(targets: Any) -> None:
     method = {"kind": "qlora", "bits": 8, "targets": targets}
     train = {"model": "m/m", "data": {"path": "a.csv", "completion": "{x}"}, "method": method}
     spec = JobSpec.model_validate({"name": "a", "cap_usd": "1", "train": train})

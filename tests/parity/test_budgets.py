@@ -65,7 +65,7 @@ async def test_a_quote_states_over_both_apis_what_policies_would_do(both: ApiSer
     assert [(await transport.quote(given)).held for transport in transports] == [None, None]
 
 
-async def test_a_job_is_approved_by_one_who_may(servers: ApiServers) -> None:
+async def test_a_job_is_approved_only_with_the_scope_manage(servers: ApiServers) -> None:
     ada, boss = await servers.transport(), await servers.transport("boss", "read", "manage")
     job, _ = await ada.submit(await good(ada))
     with pytest.raises(Refused) as refused:

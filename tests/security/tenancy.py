@@ -135,7 +135,7 @@ DRIVERS: dict[str, Driver] = {driver.name: driver for driver in (HttpDriver(), G
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--transport", choices=sorted(DRIVERS), help="one of them; all without it")
+    parser.add_argument("--transport", choices=sorted(DRIVERS), help="transport to test; default: all")
     given = parser.parse_args()
     drivers = [DRIVERS[given.transport]] if given.transport else list(DRIVERS.values())
     verdict = asyncio.run(on_postgres(drivers))

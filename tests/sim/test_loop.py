@@ -65,7 +65,7 @@ def test_a_sleeper_can_be_cancelled_and_timed_out() -> None:
     assert _run(loop, story()) == 6.0
 
 
-def test_a_killed_process_never_runs_again_and_a_frozen_one_goes_on_later() -> None:
+def test_a_killed_process_never_runs_again_and_a_frozen_one_continues() -> None:
     loop = SimLoop(0)
     clock, readings = SimClock(loop), list[tuple[str, float]]()
     killed, frozen = Process("killed"), Process("frozen")

@@ -16,7 +16,7 @@ MOST_LINES = 4400
 """Limit for all pages together: longer documentation is not read."""
 
 
-def test_every_setting_of_the_daemon_says_what_it_is() -> None:
+def test_every_setting_of_the_daemon_is_described() -> None:
     """docs/reference/configuration.md is generated from these texts."""
     silent = [
         ".".join(path)

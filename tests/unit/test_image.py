@@ -45,7 +45,7 @@ def test_the_digest_is_printed_for_the_configuration(tmp_path: Path, engine: str
     assert PINNED.fullmatch(reference)
 
 
-def test_without_a_name_it_is_only_built(tmp_path: Path) -> None:
+def test_without_a_name_the_image_is_only_built(tmp_path: Path) -> None:
     done = image(tmp_path, "podman")
     assert done.returncode == 0
     assert "push" not in (tmp_path / "record").read_text()

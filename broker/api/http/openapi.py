@@ -37,13 +37,13 @@ TEXT: dict[int, str] = {
     403: "The token lacks the scope.",
     404: "It does not exist, or is another team's.",
     409: "The state does not allow this, or the idempotency key was used with another body.",
-    410: "It was there, and was deleted; the answer says when.",
+    410: "It was deleted; the answer names the date.",
     413: "Too many bytes.",
     415: "Another content type is needed.",
     422: "Something in the input is wrong; `errors` names each place and the fix.",
     429: "Too many calls, or too much at once; `Retry-After` says when to ask again.",
     502: "The blob store holds other bytes than the manifest says.",
-    503: "The database or the blob store cannot be reached, or there is too much to answer; `Retry-After` says when.",
+    503: "The database or the blob store cannot be reached, or too many requests run; see `Retry-After`.",
     507: "The daemon's disk has no space for the upload.",
 }
 

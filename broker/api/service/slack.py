@@ -150,7 +150,7 @@ class Slack:
                 raise Forbidden(f"you may not take the scope {beyond[0]!r}, which your own token lacks")
             await rows.delete_slack_user(link)
 
-    # -------------------------------------------------------------------------------------------------- what is sent
+    # ------------------------------------------------------------------------------------------------ received calls
 
     async def accept(self, body: bytes, timestamp: str | None, signature: str | None) -> None:
         """Accept a request that Slack signed; it is carried out after this returns.

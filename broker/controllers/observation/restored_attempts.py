@@ -1,6 +1,7 @@
 """Attempts of a job that a restored backup does not contain, found in the blob store and in listings.
 
-Asked before an attempt number is issued or a create is sent. Rules: `broker.lifecycle.backup_restore`.
+Used by placement before an attempt number is issued, and by launch before a create is sent. Rules:
+`broker.lifecycle.backup_restore`.
 """
 
 import asyncio

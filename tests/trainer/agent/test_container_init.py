@@ -79,17 +79,17 @@ def _names(processes: list[psutil.Process]) -> list[str]:
 
 
 @pytest.mark.parametrize(("command", "code"), [("exit 7", 7), ("kill -KILL $$", 137), ("true", 0)])
-def test_the_command_s_code_is_its_own(start: Start, notice: Path, command: str, code: int) -> None:
+def test_the_exit_code_is_that_of_the_command(start: Start, notice: Path, command: str, code: int) -> None:
     notice.write_text("5.0")
     assert start("sh", "-c", command).wait(600) == code
     assert not notice.exists(), "it was of an earlier start"
 
 
-def test_a_command_that_does_not_exist_ends_it(start: Start) -> None:
+def test_a_missing_command_ends_the_container_with_127(start: Start) -> None:
     assert start("/no/such/program").wait(600) == 127
 
 
-def test_a_sigterm_is_written_down_and_handed_on(start: Start, notice: Path) -> None:
+def test_a_sigterm_is_written_as_notice_and_forwarded(start: Start, notice: Path) -> None:
     first = start(sys.executable, "-c", OBEYS, grace_s=2.0)
     assert first.stdout is not None
     assert first.stdout.readline() == "ready\n"
@@ -98,7 +98,7 @@ def test_a_sigterm_is_written_down_and_handed_on(start: Start, notice: Path) -> 
     until(notice.exists, "the notice is written")
     assert first.wait(600) == 3
     assert float(notice.read_text()) == 2.0
-    assert time.monotonic() - told_at >= 2.0, "its end would be the container's, and with it the last save's"
+    assert time.monotonic() - told_at >= 2.0, "an earlier end would end the container and its last save"
 
 
 def test_orphans_are_collected(start: Start) -> None:
@@ -126,7 +126,7 @@ def test_a_container_stop_is_a_preemption_notice_to_the_agent(bench: Bench, star
     assert HOUR_S > (agent.beat.notice_s or HOUR_S) > 0
 
 
-def test_no_save_is_begun_that_the_notice_is_too_short_for(bench: Bench, notice: Path) -> None:
+def test_a_notice_too_short_for_a_save_starts_none(bench: Bench, notice: Path) -> None:
     bench.env = {"GPUBROKER_NOTICES": notice.as_uri()}
     agent = script(bench, SAVER, checkpoint={"every_s": 1})
     saved = until(lambda: agent.beat and agent.beat.checkpoint, "the first checkpoint")

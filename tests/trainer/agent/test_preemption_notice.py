@@ -183,7 +183,7 @@ def test_a_real_agent_saves_and_leaves_by_itself(bench: Bench, service: Service)
 
 
 @pytest.mark.parametrize("left_s", [0, 600])
-def test_a_notice_that_was_there_before_the_agent_ends_it_as_drained(
+def test_a_notice_older_than_the_agent_ends_the_attempt_as_drained(
     left_s: float, bench: Bench, service: Service
 ) -> None:
     service.notice(left_s)

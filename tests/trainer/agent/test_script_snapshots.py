@@ -49,9 +49,7 @@ def taken(folder: Path) -> list[set[str]]:
     return [{p.name for p in one.iterdir()} for one in RunFolder(root=folder / "run").waiting()]
 
 
-def test_a_folder_that_vanishes_while_it_is_looked_at_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_vanishes_during_a_snapshot_is_omitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program removes its oldest checkpoints during a snapshot; the snapshot leaves the removed folder out."""
     (tmp_path / "old" / "deep").mkdir(parents=True)
     (tmp_path / "kept").write_text("x")

@@ -311,7 +311,7 @@ def test_a_notice_too_short_for_a_save_lets_the_one_under_way_end(bench: Bench, 
     assert len(hold.begun()) == 2, "it went on, and did not begin anew"
 
 
-def test_a_notice_that_leaves_nothing_cuts_it_off(bench: Bench, hold: Hold, service: Service) -> None:
+def test_a_notice_without_time_aborts_the_upload(bench: Bench, hold: Hold, service: Service) -> None:
     agent = saving(bench, hold)
     service.notice(0)
     final = agent.wait()

@@ -286,7 +286,7 @@ async def test_a_store_s_folder_that_is_gone_does_not_end_the_training(
 
 
 @pytest.mark.parametrize("who", [{"node": 1}, {"token_cache_bytes": 0}])
-async def test_the_first_machine_sends_and_only_where_it_is_worth_it(
+async def test_only_the_first_machine_uploads_and_only_if_worthwhile(
     token_store: TokenStore, who: dict[str, Any]
 ) -> None:
     await token_store.sender(1, token_store.tokenised(1), **who).run()

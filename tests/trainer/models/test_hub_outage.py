@@ -124,7 +124,7 @@ def test_a_model_that_the_hub_has_not_is_the_users_fault(
 
 
 @pytest.mark.parametrize("read", READS)
-def test_a_hub_that_is_back_by_the_time_it_is_asked_did_break_off(
+def test_a_hub_that_has_recovered_still_caused_the_failure(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, read: str
 ) -> None:
     serve(200, "")

@@ -110,7 +110,7 @@ def test_full_weights_do_not_continue_with_another_models_tokens(tmp_path: Path)
     assert (ended.code, "another tokenizer" in ended.message) == (ExitCode.USER_ERROR, True), ended.message
 
 
-def test_adapters_do_not_go_on_with_a_tokenizer_that_was_swapped_in_place(tmp_path: Path) -> None:
+def test_adapters_do_not_resume_with_a_replaced_tokenizer(tmp_path: Path) -> None:
     ended = gone_on("lora", tmp_path, other=True)
     assert (ended.code, "another tokenizer" in ended.message) == (ExitCode.USER_ERROR, True), ended.message
 

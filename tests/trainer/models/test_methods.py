@@ -278,7 +278,7 @@ def fp16_overflowing_drained(rank: int) -> None:
     StepRunner._forward = draining  # type: ignore[method-assign]
 
 
-def test_a_step_that_is_left_out_under_fp16_is_gone_on_from(model: Path, data: Path, tmp_path: Path) -> None:
+def test_training_continues_after_a_step_skipped_under_fp16(model: Path, data: Path, tmp_path: Path) -> None:
     train = job(model, method=LoraConfig(r=4, dropout=0.2), max_steps=OVERFLOWS + 3)
     whole = Crew(tmp_path / "whole", train, data, each=1, harm=fp16_overflowing).done().last
     drained = Crew(tmp_path / "drained", train, data, each=1, harm=fp16_overflowing_drained).start()

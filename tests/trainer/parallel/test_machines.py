@@ -213,7 +213,7 @@ def test_gloo_takes_the_way_to_the_first_machine() -> None:
     assert launch.interface("127.0.0.1:29400") == {"GLOO_SOCKET_IFNAME": "lo"}
 
 
-def test_the_meeting_port_is_none_that_an_outgoing_connection_may_take() -> None:
+def test_the_rendezvous_port_is_below_the_ephemeral_ports() -> None:
     outgoing = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     ports = {free_port() for _ in range(50)}
     assert max(ports) < int(outgoing[0])

@@ -36,7 +36,7 @@ CONTEXT = Parallelism(kind="fsdp", context=2)
 OFFLOADED = Parallelism(kind="fsdp", offload=True)
 STEPS = 4
 METHODS = {"lora": LoraConfig(r=4, dropout=0.2), "still lora": LoraConfig(r=4, dropout=0)}
-"""Still: without dropout, which draws by what a process has of a layer."""
+"""`still lora` has no dropout, whose random numbers depend on the part of a layer that a process holds."""
 CLOSE: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-4}
 """Tolerances for weights. Adam moves a weight by up to the rate, 1e-2, regardless of the size of its gradient. With a
 gradient near zero the order of sums decides, and it differs in every run of four processes."""
@@ -169,7 +169,7 @@ def test_two_machines_equal_one_process(
     ("each", "how", "method"), [(3, DDP, "lora"), (4, DDP, "full"), (2, FSDP, "full")], ids=["three", "four", "fsdp"]
 )
 def test_resume_by_as_many_processes_is_bitwise(each: int, how: Parallelism, method: str, hire: Hire) -> None:
-    """Packing has the model compute something before it is restored. Sums of three and more depend on their order."""
+    """With packing the model computes once before the restore. Sums of three and more numbers depend on the order."""
     packed = {"packing": method == "full"}
     whole = hire(each, how, method=method, train=packed).done().last
     killed = hire(each, how, method=method, train=packed, harm=killed_within_a_step).start()
@@ -273,7 +273,7 @@ def test_corrupt_download_ends_the_attempt_before_loading(hire: Hire) -> None:
     assert ended.message == "host: data from process 1 to 0 arrives corrupted"
 
 
-def test_a_process_that_is_not_reached_is_named(hire: Hire) -> None:
+def test_an_unreachable_process_is_named(hire: Hire) -> None:
     crew = hire(2, harm=silent).start()
     until(crew.runs[0].ended.exists, "a word of the other one")
     ended = Ended.model_validate_json(crew.runs[0].ended.read_bytes())

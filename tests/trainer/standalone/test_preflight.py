@@ -122,7 +122,7 @@ def test_bad_rows_of_every_kind_are_counted_and_the_data_refused(
     assert err.count("\n") == 1
 
 
-def test_a_folder_of_pictures_is_looked_at_as_it_will_be_trained(
+def test_a_folder_of_pictures_is_checked_as_it_will_be_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     vit = heads.vit(tmp_path / "vit")

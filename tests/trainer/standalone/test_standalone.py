@@ -30,7 +30,7 @@ def train(folder: Path) -> dict[str, Any]:
     return {"model": str(folder / "absent"), "global_batch": 1, "max_length": 16, "data": data}
 
 
-def test_a_spec_s_checkpoint_counts_and_the_option_before_it(tmp_path: Path) -> None:
+def test_the_option_overrides_the_specs_checkpoint_interval(tmp_path: Path) -> None:
     path = written(tmp_path, {"train": train(tmp_path), "checkpoint": {"every_s": 60, "keep": 3, "keep_every": 500}})
     assert config_file.read_saving(path, None) == CheckpointConfig(every_s=60, keep=3, keep_every=500)
     assert config_file.read_saving(path, 5) == CheckpointConfig(every_s=5, keep=3, keep_every=500)

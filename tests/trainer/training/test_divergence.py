@@ -105,7 +105,7 @@ def test_a_selection_without_evaluations_is_refused(tmp_path: Path) -> None:
         TrainConfig.model_validate({**fields, "selection": {"patience": 1}})
 
 
-def test_the_last_weights_are_back_whatever_happens_to_the_results() -> None:
+def test_the_last_weights_are_restored_even_if_the_results_fail() -> None:
     """The last weights are saved then, together with the last moments."""
     weights = {"w": torch.tensor([1.0])}
     chosen = selection.Selection(SelectionConfig(best=True))

@@ -15,7 +15,7 @@ def load(home: Path, text: str) -> DaemonConfig:
     return DaemonConfig.load(home=home, env={})
 
 
-def test_without_anything_it_serves_this_machine_on_loopback(tmp_path: Path) -> None:
+def test_the_default_configuration_serves_on_loopback(tmp_path: Path) -> None:
     config = DaemonConfig.load(home=tmp_path, env={})
     assert (config.host, config.database_url) == ("127.0.0.1", None)
     assert config.providers.local is not None

@@ -133,7 +133,7 @@ def test_a_start_removes_half_written_files_of_a_killed_daemon(tmp_path: Path) -
         assert {file.name for file in tmp_path.iterdir()} == {*kept, "lock"}
 
 
-def test_a_full_disk_is_said_in_one_line_and_leaves_no_draft(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_in_one_line_and_leaves_no_draft(tmp_path: Path) -> None:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1, limit[1]))
     try:

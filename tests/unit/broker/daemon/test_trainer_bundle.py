@@ -103,7 +103,7 @@ def test_the_bundle_is_the_same_bytes_and_holds_what_an_installation_needs() -> 
     assert modes["deploy/trainer_install.sh"] == 0o755
 
 
-def test_a_wheel_carries_the_recipe_to_where_it_is_looked_for() -> None:
+def test_a_wheel_installs_the_recipe_where_the_daemon_finds_it() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     forced = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     assert {path: f"broker/_trainer/{path}" for path in RECIPE}.items() <= forced.items()

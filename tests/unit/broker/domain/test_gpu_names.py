@@ -63,7 +63,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize(("said", "name"), SPELT.items())
-def test_a_name_is_known_however_it_is_written(said: str, name: str) -> None:
+def test_spelling_variants_of_a_gpu_name_are_recognised(said: str, name: str) -> None:
     assert gpu_name(said) == name
     found = [name] if name in TABLE else [known for known in TABLE if matches(name, known)]
     assert found

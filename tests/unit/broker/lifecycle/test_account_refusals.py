@@ -52,7 +52,7 @@ def refused(message: str = CREDIT, **changes: object) -> Attempt:
         ("RunPod: POST /v1/pods: 400 bad request", None),
     ],
 )
-def test_a_refusal_is_of_the_account_or_of_one_offer(message: str, key: str | None) -> None:
+def test_a_refusal_blames_the_account_or_one_offer(message: str, key: str | None) -> None:
     found = account_refusal(offer(), message)
     assert (found.key if found else None) == key
     if found is not None:
@@ -93,7 +93,7 @@ def test_refusals_before_one_that_came_up_do_not_count(earlier: Sequence[Attempt
     assert len(refused_in_a_row(earlier)) == counted
 
 
-def test_an_account_is_left_alone_for_longer_each_time() -> None:
+def test_an_account_is_blocked_for_longer_each_time() -> None:
     found = account_refusal(offer(), CREDIT)
     assert found is not None
     blocks = [block_s(found, [refused()] * times) for times in (0, 1, 2, 3, 50)]

@@ -1,4 +1,4 @@
-"""A job that starts from another one's checkpoint must have a place for what is in it."""
+"""A job that starts from another job's checkpoint must have a parameter for each of its tensors."""
 
 from typing import Any
 

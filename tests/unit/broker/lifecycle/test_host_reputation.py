@@ -83,7 +83,7 @@ def test_a_score_only_falls_with_time_and_a_block_always_ends(
     assert blocked is None or 0 < blocked.for_s <= MAX_BLOCK_S
 
 
-def test_a_machine_that_its_own_check_found_unfit_is_left_alone_at_once() -> None:
+def test_a_host_that_failed_the_machine_check_is_avoided_at_once() -> None:
     unfit = Final(attempt="a", outcome=Outcome.INFRASTRUCTURE, message="host: GPU 1 computes wrongly", bad_host=True)
     blocked = judge_host([ended(Reason.INFRASTRUCTURE, final=unfit, detail=unfit.message)], NOW)
     assert blocked is not None

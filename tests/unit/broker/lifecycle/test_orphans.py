@@ -24,7 +24,7 @@ LIVE = build.attempt(handles=(Handle(provider="simulated", id="i-1", name=build.
 ENDED = build.attempt(AttemptState.ENDED, ended_at=build.T0)
 
 
-def test_a_live_attempts_machine_is_left_alone() -> None:
+def test_a_live_attempts_machine_is_no_orphan() -> None:
     assert orphans(build.INSTALLATION, [observed(LIVE.name)], {LIVE.id: LIVE}) == ()
 
 

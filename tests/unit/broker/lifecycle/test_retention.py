@@ -71,7 +71,7 @@ EVERYTHING = [*files(10), *files(20), *files(30), (DATA, 7), (LOG, 5), (SPEC, 3)
 
 
 @pytest.mark.parametrize("state", sorted(RESTING_JOB_STATES))
-def test_tokenised_rows_stay_with_the_checkpoints_of_a_job_that_may_go_on(state: JobState) -> None:
+def test_token_caches_stay_with_the_checkpoints_of_a_resumable_job(state: JobState) -> None:
     whole = [
         keys.token_cache(build.JOB_ID, ATTEMPT.id, "e" * 64, "n") + name for name in ("files/rows.bin/0", keys.MANIFEST)
     ]
@@ -175,7 +175,7 @@ def test_marked_data_is_deleted_manifests_first() -> None:
     assert set(doomed) == {key for key, _ in files(30)} | {LOG, SPEC}
 
 
-def test_a_file_named_like_a_manifest_is_none() -> None:
+def test_a_file_named_like_a_manifest_is_no_manifest() -> None:
     """A checkpoint without a manifest must not count as committed. A listing would offer files in deletion."""
     named = [
         (folder(step) + keys.FILES + name, 1) for step in (40, 50) for name in ("manifest.json", "a/manifest.json")

@@ -260,7 +260,7 @@ def test_the_time_of_a_jobs_machines_is_added_up_to_their_absence() -> None:
         (Reason.LOST, 5, 160), (Reason.LOST, 7, 300), (Reason.QUOTE_EXPIRED, 4, 0),
     ],
 )  # fmt: skip
-def test_each_try_waits_longer_and_each_cause_as_it_deserves(reason: Reason, used: int, wait_s: float) -> None:
+def test_back_off_grows_with_tries_and_depends_on_the_cause(reason: Reason, used: int, wait_s: float) -> None:
     job = build.active_job(spec_changes={"retry": {"max": 20}}, retries_used=used)
     assert after_attempt(job, build.attempt(), reason, "", build.at(1)).due_at == build.at(1 + wait_s)
 
@@ -302,7 +302,7 @@ def test_the_last_retry_for_an_image_is_the_last() -> None:
     assert (again.state, over.state) == (JobState.RECOVERING, JobState.FAILED)
 
 
-def test_a_drain_ends_for_what_it_was_begun_for() -> None:
+def test_a_drain_ends_with_the_reason_for_which_it_began() -> None:
     assert end_reason(ending(reason=Reason.IDLE, final=final(Outcome.DRAINED)), build.active_job()) is Reason.IDLE
 
 

@@ -33,5 +33,5 @@ def test_a_bare_config_is_its_class_default(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", sorted(set(DEFAULTS) - ENCODERS - SAME_CODE.keys()))
-def test_embeddings_are_tied_as_the_class_ties_them(family: str) -> None:
+def test_embeddings_are_tied_as_in_the_models_class(family: str) -> None:
     assert is_tied({"model_type": family}) == _whole(family)["tie_word_embeddings"]

@@ -74,7 +74,7 @@ def test_charged_and_reserved_never_pass_the_limit(
 
 
 @given(st.lists(money, max_size=30))
-def test_one_after_the_other_they_never_jointly_pass_the_limit(wishes: list[Decimal]) -> None:
+def test_successive_admissions_never_jointly_pass_the_limit(wishes: list[Decimal]) -> None:
     one = applied(policy(budgets=[budget("150")], max_jobs=7))
     granted = ZERO
     for usd in wishes:

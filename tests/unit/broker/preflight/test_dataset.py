@@ -264,7 +264,7 @@ def test_unlearnable_labels_are_refused(cells: list[Any], message: str) -> None:
     assert message in said
 
 
-def test_numbers_that_are_none_are_named_by_row() -> None:
+def test_cells_that_are_no_numbers_are_named_by_row() -> None:
     config = classes().model_copy(update={"task": "text_regression"})
     assert check(config, rows({"t": "a", "mood": 1}, {"t": "b", "mood": "2.5"})).labels == ()
     field, said = refusal(check, config, rows({"t": "a", "mood": 1}, {"t": "b", "mood": "much"}))

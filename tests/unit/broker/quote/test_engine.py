@@ -177,7 +177,7 @@ def test_a_full_fine_tune_loses_what_its_uploads_take() -> None:
     assert spot.hours.preemptions == pytest.approx(work * (1 / (1 - rate * lost) - 1))
 
 
-def test_an_unknown_preemption_rate_is_assumed_and_said() -> None:
+def test_an_unknown_preemption_rate_is_assumed_and_stated() -> None:
     unknown, calm = only(quoted([offer(spot=True)])), only(quoted([offer(spot=True, preemptions_per_hour=0.0)]))
     assert "one in 3.7 h assumed" in unknown.reason
     assert "assumed" not in calm.reason
@@ -226,7 +226,7 @@ def test_a_script_is_ranked_by_price_and_its_time_is_not_known() -> None:
     assert quoted(offers, work=SCRIPT, cap_left=Decimal("0.0001")).kept_count == 0
 
 
-def test_a_whole_word_of_work_is_cheaper_where_it_is_faster() -> None:
+def test_a_faster_gpu_can_make_the_same_work_cheaper() -> None:
     """A dearer hour may be the cheaper job."""
     fast = offer(id="h100", usd_per_hour=Decimal("2.5"))
     slow = offer(id="a6000", accelerator="a6000", gpu_memory_bytes=48 * GIB, usd_per_hour=Decimal("1.5"))

@@ -53,7 +53,7 @@ def job(cap: str = "10", **spec: Any) -> Job:
 # --------------------------------------------------------------------------------------------------------------- pace
 
 
-def test_the_pace_is_the_time_between_steps_with_what_lay_between_them() -> None:
+def test_the_step_time_includes_saves_and_evaluations() -> None:
     pace = watch(None, at_step(0), 0)
     assert pace is None, "set-up"
     pace = watch(pace, at_step(10), 100)
@@ -68,7 +68,7 @@ def test_the_pace_is_the_time_between_steps_with_what_lay_between_them() -> None
 
 
 @pytest.mark.parametrize(("step", "at"), [(11, 500), (20, 110)])
-def test_too_little_evidence_is_none(step: int, at: float) -> None:
+def test_too_few_steps_give_no_forecast(step: int, at: float) -> None:
     pace = watch(watch(None, at_step(10), 100), at_step(step), at)
     assert pace is not None
     assert pace.step_s is None

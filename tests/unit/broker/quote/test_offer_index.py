@@ -26,7 +26,7 @@ def learned(offers: list[Offer] | tuple[Offer, ...], experience: Corrections) ->
     )  # fmt: skip
 
 
-def test_a_market_is_gone_through_once_until_it_or_the_own_history_changes() -> None:
+def test_the_index_is_rebuilt_only_when_market_or_history_changes() -> None:
     spots = TAKEN.spots
     first = offer_index(MARKET, spots)
     assert offer_index(MARKET, spots) is first

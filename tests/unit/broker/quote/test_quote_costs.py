@@ -206,6 +206,6 @@ def test_a_host_that_is_small_for_its_gpus_says_so() -> None:
     assert "few" not in kept(offer(vcpus=4)).reason
 
 
-def test_an_emulated_host_is_as_it_is() -> None:
+def test_an_emulated_host_is_not_judged_by_its_size() -> None:
     small = offer(emulated_on="cpu", emulated_vcpus=2, vcpus=1, ram_bytes=GIB, disk_bytes=GIB)
     assert kept(small, cap_left=Decimal(10**6)).hours is not None

@@ -23,7 +23,7 @@ def test_regions_without_offers_are_named(asked: tuple[str, ...], sold: set[str]
     assert unsold_regions(asked, sold) == said
 
 
-def test_a_quote_and_the_reason_of_a_waiting_job_name_it() -> None:
+def test_quote_and_wait_reason_name_unsold_regions() -> None:
     made = quoted([offer(region="us-east-1")], resources={"regions": ["us-est-1", "us-east-1"]})
     assert (made.kept_count, made.unsold_regions) == (1, ("us-est-1 (did you mean us-east-1?)",))
     made = quoted([offer(region="us-east-1")], resources={"regions": ["us-est-1"]})

@@ -86,7 +86,7 @@ def test_a_channel_that_takes_anything_works() -> None:
     assert (move.failures, move.wait_s, move.disable) == (0, 0, False)
 
 
-def test_a_channel_that_takes_nothing_is_left_alone_for_longer_and_longer() -> None:
+def test_a_failing_channel_is_paused_for_longer_each_time() -> None:
     first = channel_after(0, delivered=False, failed=True, pause_s=0, jitter=0)
     third = channel_after(2, delivered=False, failed=True, pause_s=0, jitter=0)
     assert (first.failures, first.wait_s, third.failures, third.wait_s) == (1, 1, 3, 4)

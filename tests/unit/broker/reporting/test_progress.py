@@ -22,7 +22,7 @@ def test_steps_come_from_the_last_word_as_well() -> None:
     assert steps(Ran(beat=ran(18, 10).beat, final=final)) == (10, 45)
 
 
-def test_redone_is_what_the_resume_went_back() -> None:
+def test_redone_steps_are_those_before_the_resume_point() -> None:
     assert steps_redone([ran(20), Ran(), ran(30, 15), ran(45, 30)]) == 5
     assert steps_redone([ran(20), ran(18, 15)]) == 3
     assert steps_redone([]) == 0

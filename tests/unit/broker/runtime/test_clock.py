@@ -110,7 +110,7 @@ async def test_an_answer_that_took_long_is_not_believed() -> None:
     assert clock.now() == at(409)
 
 
-async def test_without_a_quick_answer_it_does_not_start() -> None:
+async def test_the_clock_does_not_start_without_a_quick_answer() -> None:
     clock, database = clock_of(Host())
     database.trip_s = 30
     with pytest.raises(StoreUnavailable, match="more than 1 s to report its time"):

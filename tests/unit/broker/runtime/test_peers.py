@@ -149,7 +149,7 @@ def test_machines_that_are_processes_belong_to_the_home_that_starts_them(tmp_pat
 
 
 @pytest.mark.parametrize("every_s", [0.5, 60.0, 200.0])
-async def test_who_watches_for_less_than_two_rounds_of_a_lease_watches_for_these(every_s: float) -> None:
+async def test_the_lease_is_watched_for_two_rounds_at_least(every_s: float) -> None:
     """The watch takes at least two rounds of the lease. After a shorter one, a sweep without a database would destroy
     the machines of a live broker.
     """

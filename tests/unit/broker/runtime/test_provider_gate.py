@@ -73,7 +73,7 @@ async def refused(gate: RateLimitedProvider) -> Throttled:
     return raised.value
 
 
-def test_a_cloud_is_not_asked_again_before_it_wants_to_be() -> None:
+def test_a_cloud_is_not_called_before_its_retry_time() -> None:
     async def story() -> None:
         paper = Paper(answers=[Throttled("429", after_s=30.0), None])
         gate, clock = gate_of(paper), LoopClock()
@@ -119,7 +119,7 @@ def test_our_own_back_off_never_keeps_a_bill_running_for_long() -> None:
     run_in_virtual_time(story())
 
 
-def test_a_destroy_that_is_refused_comes_back_when_the_cloud_wants_it() -> None:
+def test_a_refused_destroy_is_repeated_at_the_clouds_retry_time() -> None:
     async def story() -> None:
         paper, clock = Paper(answers=[Throttled("429", after_s=30.0), None]), LoopClock()
         gate = gate_of(paper)

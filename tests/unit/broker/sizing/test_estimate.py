@@ -136,7 +136,7 @@ def test_a_file_that_is_no_text_and_json_that_is_no_object_are_refused(tmp_path:
 
 
 @pytest.mark.parametrize("more", [{"sharding": "hybrid", "offload": True}, {"sharding": "tensor"}, {"gpus": 32_768}])
-def test_speed_of_what_the_model_of_time_has_no_term_for_is_not_said(more: dict[str, Any]) -> None:
+def test_no_speed_is_given_for_options_outside_the_speed_model(more: dict[str, Any]) -> None:
     found = estimate(MISTRAL, gpu="h100-sxm", **{"gpus": 16, "nodes": 2, **more})
     assert (found["tokens_per_s"], found["tokens_per_s_evidence"]) == (None, None)
     assert "no basis" in found["tokens_per_s_basis"]
@@ -185,7 +185,7 @@ def test_a_task_that_cannot_be_estimated_is_one_line(words: list[str], told: str
     assert told in ran.stderr
 
 
-def test_speed_is_not_known_where_it_has_no_basis() -> None:
+def test_speed_without_a_basis_is_unknown() -> None:
     found = estimate(MISTRAL, gpu="a100-80gb-sxm", method="adapter", trainable_parameters=1000)
     assert (found["tokens_per_s"], found["tokens_per_s_interval"]) == (None, None)
     assert "no run of such an adapter" in found["tokens_per_s_basis"]
@@ -216,7 +216,7 @@ def test_speed_of_several_gpus_and_of_a_quantised_base() -> None:
         ({"gpu": "h100-sxm"}, "fitted on runs on the h100-sxm; 90 % interval, which held 79 % of later runs"),
     ],
 )
-def test_speed_says_what_it_rests_on_and_how_far_it_may_be_off(asked: dict[str, Any], told: str) -> None:
+def test_speed_states_its_evidence_and_interval(asked: dict[str, Any], told: str) -> None:
     found = estimate(MISTRAL, micro_batch=16, **asked)
     assert told in found["tokens_per_s_basis"]
     low, high = found["tokens_per_s_interval"]

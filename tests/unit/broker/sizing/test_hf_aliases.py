@@ -62,7 +62,7 @@ def test_an_invalid_stack_is_refused_in_one_line(stack: str, told: str) -> None:
         estimate(config=TINY, seq=128, stack=stack)
 
 
-def test_the_command_takes_it_several_times() -> None:
+def test_the_command_accepts_several_stack_options() -> None:
     words = [
         "--config",
         json.dumps(TINY),

@@ -81,7 +81,7 @@ def test_bad_input_is_one_line_that_names_it(change: dict[str, object], words: s
     assert "\n" not in str(refused.value)
 
 
-def test_a_specs_encoder_decoder_is_asked_by_what_it_reads_and_writes() -> None:
+def test_a_specs_encoder_decoder_is_scaled_by_both_lengths() -> None:
     shape, h100 = model_shape(*config_of("google/flan-t5-base", None)), hardware_of("h100-sxm")
     assert h100 is not None
     train = TrainConfig.model_validate(

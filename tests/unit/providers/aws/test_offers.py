@@ -188,7 +188,7 @@ async def test_a_destroyed_machine_is_listed_as_gone(world: World) -> None:
         await cloud.destroy(handle(machine, region=""))
 
 
-async def test_a_listing_without_one_region_is_none(world: World) -> None:
+async def test_a_listing_without_one_region_is_an_error(world: World) -> None:
     world.launch()
     world.front.failing = {(WEST, "DescribeInstances"): (503, "RequestLimitExceeded")}
     with pytest.raises(Throttled):
@@ -211,7 +211,7 @@ async def test_check_is_read_only_and_says_what_is_missing(world: World) -> None
         await world.open().check()
 
 
-async def test_keys_of_the_home_are_taken_up_when_they_change(world: World) -> None:
+async def test_changed_keys_of_the_home_are_used(world: World) -> None:
     cloud = world.open(AWS_REGION=EAST)
     with pytest.raises(Rejected):
         await cloud.check()

@@ -130,7 +130,7 @@ async def test_a_cloud_that_lists_no_more_after_the_launch_has_refused_nothing()
         await opened(paper).create(NAME, OFFER, BOOT)
 
 
-async def test_a_machine_is_looked_at_again_when_its_cloud_is_asked_too_much() -> None:
+async def test_a_throttled_machine_check_is_repeated() -> None:
     paper = Paper(looks=[Throttled("RequestLimitExceeded", after_s=0.0)])
     assert len(await opened(paper).create(NAME, OFFER, BOOT)) == 1
     paper = Paper(looks=[Throttled("RequestLimitExceeded", after_s=0.0)] * 100)
@@ -170,7 +170,7 @@ async def test_missing_configured_region_is_reported_and_logged_once(
     assert await provider.check() is None
 
 
-async def test_skypilot_ends_nothing_by_name_while_another_machine_has_it() -> None:
+async def test_skypilot_purges_no_name_that_another_machine_has() -> None:
     """SkyPilot ends nothing by name while another machine has the same name."""
     paper = Paper(machines=[standing("1"), standing("2")])
     provider = opened(paper)
@@ -217,14 +217,14 @@ async def test_a_task_that_failed_marks_its_machine_with_cloud_and_cause() -> No
 
 
 @pytest.mark.parametrize(("said", "refused"), [("manifest unknown", True), ("docker does not answer", False)])
-async def test_a_clouds_own_word_goes_before_what_is_heard(said: str, refused: bool) -> None:
+async def test_a_listed_fault_precedes_the_fault_found_over_ssh(said: str, refused: bool) -> None:
     paper = Paper(machines=[replace(standing("1"), fault=said)], heard=[False])
     provider = opened(paper)
     assert [(o.fault, o.image_refused) for o in await provider.list()] == [(f"paper: {said}", refused)]
     await provider.close()
 
 
-async def test_a_task_that_runs_is_looked_at_no_more() -> None:
+async def test_a_running_task_is_checked_no_more() -> None:
     paper = Paper(machines=[standing("1"), machine(WITNESS)], heard=[True, "never heard"])
     provider = opened(paper)
     await provider.list()
@@ -235,7 +235,7 @@ async def test_a_task_that_runs_is_looked_at_no_more() -> None:
 
 
 @pytest.mark.parametrize("destroyed", [True, False])
-async def test_a_machine_that_is_given_back_is_looked_at_no_more(destroyed: bool) -> None:
+async def test_a_machine_that_is_being_destroyed_is_checked_no_more(destroyed: bool) -> None:
     paper = Paper(machines=[standing("1"), machine(WITNESS)], heard=[False])
     others = asyncio.all_tasks()
     provider = opened(paper)
@@ -253,7 +253,7 @@ async def test_a_machine_that_is_given_back_is_looked_at_no_more(destroyed: bool
     assert asyncio.all_tasks() == others
 
 
-async def test_machines_of_others_are_not_looked_at() -> None:
+async def test_machines_of_others_are_not_checked() -> None:
     theirs = instance_name(Installation("zzzz"), AttemptId("b" * 13))
     paper = Paper(machines=[machine(theirs), machine(WITNESS)])
     provider = opened(paper)

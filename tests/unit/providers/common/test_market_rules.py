@@ -1,4 +1,4 @@
-"""Rows that cannot be true are counted by reason, never repaired; what was not asked for is passed over."""
+"""Impossible rows are counted by reason and never repaired; offers that were not asked for are skipped."""
 
 from dataclasses import replace
 from datetime import UTC, datetime

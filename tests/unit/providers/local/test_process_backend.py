@@ -150,7 +150,7 @@ async def test_notice_is_listed_before_the_preemption(make: Callable[[str], Proc
     assert 500 < ((await the_one(body)).notice_s or 0) <= 599.9
 
 
-async def test_a_program_that_ends_takes_what_it_left_behind_along(
+async def test_processes_that_a_program_left_end_with_its_machine(
     make: Callable[[str], ProcessBackend], tmp_path: Path
 ) -> None:
     body = make(
@@ -186,7 +186,7 @@ async def test_without_its_hypervisor_the_agent_dies_and_orphans_are_found(
     assert await body.machines() == []
 
 
-async def test_destroy_reaches_those_who_cleared_their_environment(
+async def test_destroy_kills_processes_that_cleared_their_environment(
     make: Callable[[str], ProcessBackend], tmp_path: Path
 ) -> None:
     body = make(FAMILY)

@@ -58,7 +58,7 @@ def test_a_task_is_pinned_to_one_thing_in_one_place() -> None:
     }
 
 
-def test_the_way_in_ignores_a_persons_own_ssh_configuration() -> None:
+def test_the_ssh_command_ignores_the_users_configuration() -> None:
     way = {"host": "10.0.0.1", "port": 2222, "user": "ubuntu", "proxy": "nc jump %h"}
     ssh = argv(way, Path("/key"), Path("/a 100%/known"), tty=False)
     assert ssh[:3] == ["ssh", "-F", "none"]

@@ -129,9 +129,7 @@ def test_none_of_several_machines_begins_before_all_answer(tmp_path: Path, monke
     assert [machine.text("code") for machine in machines] == ["0\n", "0\n"]
 
 
-def test_a_machine_that_answers_and_does_not_do_it_is_given_up_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_that_cannot_start_the_task_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sky_ssh, "COMMAND_RETRY_S", 0.1)
     machine = Machine(tmp_path / "m")
     machine.folder.touch()

@@ -38,7 +38,7 @@ def job(status: str, log: str = "", ran_s: float = 0.0) -> SkyJob:
     return SkyJob(status=status, ran_s=ran_s, log=log)
 
 
-async def test_a_machine_is_asked_how_it_fares(tmp_path: Path) -> None:
+async def test_the_state_of_a_task_is_read_from_its_machine(tmp_path: Path) -> None:
     seen = await read_job(machine(tmp_path, running_s=100, log="é\n" * 20_000 + PULL))
     assert seen is not None
     assert (seen.status, 100 <= seen.ran_s < 130) == ("RUNNING", True)
@@ -83,7 +83,7 @@ async def test_a_machine_that_hangs_is_not_waited_for(monkeypatch: pytest.Monkey
         (job("RUNNING", "gpubroker-run: the trainer ended with 65", 1), True),
     ],
 )
-def test_a_job_that_has_not_failed_runs_once_it_has_for_a_while(seen: SkyJob, expected: bool) -> None:
+def test_a_task_that_ran_for_a_while_counts_as_started(seen: SkyJob, expected: bool) -> None:
     assert start_result(seen, []) is expected
 
 

@@ -137,7 +137,7 @@ async def test_an_answer_that_was_cut_off_is_followed_by_searches_for_each_gpu(w
     assert len(world.api.asked) == 1
 
 
-async def test_disk_price_is_worked_out_where_the_ask_does_not_tell_it(world: World) -> None:
+async def test_a_missing_disk_price_is_computed_from_the_ask(world: World) -> None:
     (fixed, _), _ = await world.offers(ask(storage_total_cost=None, storage_cost=0.36))
     assert fixed.usd_per_hour == Decimal("0.45")
 
@@ -249,7 +249,7 @@ async def test_purchase_pins_the_ask_and_gives_the_bid(world: World) -> None:
 
 
 @pytest.mark.parametrize("gpu", ["RTX 4090-D", "Q RTX 6000 - Ada"])
-async def test_a_hyphen_in_the_name_of_a_gpu_is_none_in_its_type(world: World, gpu: str) -> None:
+async def test_a_hyphen_in_a_gpu_name_is_a_space_in_its_type(world: World, gpu: str) -> None:
     """SkyPilot, and we, split the type at its hyphens."""
     (fixed, _), _ = await world.offers(ask(gpu_name=gpu))
     first, _, cores, number, ram = world.cloud().purchase(fixed, BootSpec()).instance_type.split("-")
@@ -332,7 +332,7 @@ async def test_all_pages_are_read(world: World) -> None:
         [],
     ],
 )
-async def test_a_listing_that_may_be_incomplete_is_none(world: World, answer: Any) -> None:
+async def test_a_possibly_incomplete_listing_is_an_error(world: World, answer: Any) -> None:
     world.api.routes[INSTANCES] = lambda body, query: answer
     with pytest.raises(OutcomeUnknown):
         await world.cloud().list()

@@ -310,7 +310,7 @@ async def test_the_state_before_a_failed_delivery_is_stored(desk: Desk) -> None:
     assert row.state == {"ts": "1", "replied": True}
 
 
-async def test_a_live_job_is_refreshed_until_it_rests(desk: Desk) -> None:
+async def test_a_live_job_is_refreshed_until_it_is_terminal(desk: Desk) -> None:
     desk.notifier.refresh_s = 10
     job = await desk.job("a")
     await desk.live(35)

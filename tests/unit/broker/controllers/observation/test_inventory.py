@@ -315,7 +315,7 @@ async def test_two_listings_within_the_lag_prove_nothing() -> None:
     assert not seen.absence("scripted", NAME, 0).proven
 
 
-async def test_listings_that_lag_and_one_that_leaves_it_out_prove_nothing() -> None:
+async def test_one_listing_without_a_machine_among_lagging_ones_proves_nothing() -> None:
     """A machine that was just created: not shown yet, not shown yet, left out once."""
     seen, _ = await listed([(1, ()), (LAG_S / 2, ()), (LAG_S, ())])
     assert not seen.absence("scripted", NAME, 0).proven
@@ -382,7 +382,7 @@ async def test_machines_run_since_the_last_listing_that_showed_none_that_does() 
     assert seen.running_at(SENT) == build.T0 + timedelta(seconds=times[1] - LAG_S)
 
 
-async def test_nothing_is_said_of_machines_that_only_start() -> None:
+async def test_starting_machines_have_no_known_run_time() -> None:
     seen, _ = await listed([(20, ()), (5, STARTS)])
     assert seen.running_at(SENT) is None
 

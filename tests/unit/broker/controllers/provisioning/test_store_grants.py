@@ -299,7 +299,7 @@ async def test_a_folder_store_causes_no_renewal_round() -> None:
     assert await Grants(context, Granting(context=context, box=BOX)).step() is False
 
 
-async def test_boot_hands_over_what_it_writes() -> None:
+async def test_boot_passes_the_grant_that_it_writes() -> None:
     rig = GrantRig()
 
     class Machines:

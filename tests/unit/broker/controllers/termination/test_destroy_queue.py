@@ -42,7 +42,7 @@ def destroys(cloud: Slow) -> Destroys:
     return Destroys(context)
 
 
-def test_a_call_that_takes_long_is_one_call_however_often_it_is_asked_for() -> None:
+def test_repeated_requests_join_a_destroy_in_progress() -> None:
     async def story() -> None:
         cloud = Slow(takes_s=45)
         own = destroys(cloud)
@@ -82,7 +82,7 @@ def test_the_clouds_answer_is_returned_to_the_next_caller(says: Exception) -> No
 
 
 @pytest.mark.parametrize("cloud", [Slow(takes_s=1e9), Slow(says=KeyError("id"))])
-def test_a_cloud_that_hangs_and_one_that_breaks_our_code_have_not_taken_it(cloud: Slow) -> None:
+def test_a_hanging_or_failing_call_counts_as_unsent(cloud: Slow) -> None:
     async def story() -> None:
         own = destroys(cloud)
         with suppress(OutcomeUnknown):

@@ -73,7 +73,7 @@ async def test_a_store_without_any_lease_is_the_wrong_one_and_makes_none(tmp_pat
     assert "is `blobs` that of the daemon?" in found.judged_by
 
 
-async def test_with_the_database_it_is_the_sweep_s_own_judgement(tmp_path: Path, blobs: ObstoreBlobs) -> None:
+async def test_with_the_database_the_sweeps_own_rules_decide(tmp_path: Path, blobs: ObstoreBlobs) -> None:
     clock = ManualClock()
     cloud = await standing(tmp_path, blobs, clock)
     found = await outside.survey(HERE, {"simulated": cloud}, clock, store=MemoryStore(clock), blobs=blobs, watch_s=60)

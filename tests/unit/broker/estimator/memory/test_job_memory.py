@@ -50,7 +50,7 @@ def test_adapters_are_counted_as_peft_counts_them() -> None:
     assert trained(replace(WORK, method="full")) == LLAMA_3_8B.parameters
 
 
-def test_nothing_is_said_about_a_script() -> None:
+def test_a_script_has_no_memory_estimate() -> None:
     assert memory(SCRIPT, bf16=True, gpu=True) is None
 
 
@@ -80,7 +80,7 @@ def test_a_cpu_trains_in_fp32_and_holds_the_process_itself() -> None:
     assert cpu.weights - gpu.weights == 2 * SMOLLM2_135M.parameters
 
 
-def test_dropout_masks_of_a_cpu_are_as_wide_as_what_they_cover() -> None:
+def test_dropout_masks_of_a_cpu_take_more_than_those_of_a_gpu() -> None:
     work = replace(WORK, shape=SMOLLM2_135M, gradient_checkpointing=False)
     assert peak_gib(work, gpu=False) > peak_gib(work) * 1.1
 

@@ -47,7 +47,7 @@ def matmul_flop(work: Workload, shape: ModelShape) -> float:
     return ideal(run, A100).matmul * A100.matmul_flops / (run.tokens * run.micro_batches)
 
 
-def test_a_token_of_a_mixture_costs_what_is_active_of_it() -> None:
+def test_a_token_of_a_mixture_costs_its_active_experts() -> None:
     """12.9 of 46.7 billion parameters, as its owner says; the table of words is in no product."""
     active = 12.88e9 - MIXTRAL.vocabulary * MIXTRAL.hidden
     assert matmul_flop(FULL, MIXTRAL) == pytest.approx(6 * active, rel=0.01)

@@ -38,7 +38,7 @@ def test_unknown_hardware_is_named() -> None:
         assert ("tpu-v5" in found.reason) or ("abacus" in found.reason)
 
 
-def test_gpus_that_get_no_micro_batch_are_idle_and_said_so() -> None:
+def test_gpus_without_a_micro_batch_are_reported_as_idle() -> None:
     found = fit(replace(WORK, global_batch=2), offer(gpus=8))
     assert found.devices == 2
     assert "uses 2 of 8 GPUs" in found.reason
@@ -57,7 +57,7 @@ def test_several_machines_share_the_work_over_a_slower_link() -> None:
     assert fit(SCRIPT, offer(gpus=4), nodes=2).devices == 8
 
 
-def test_a_simulated_gpu_takes_the_time_of_what_computes_for_it() -> None:
+def test_a_simulated_gpu_is_as_fast_as_its_hosts_hardware() -> None:
     small = replace(WORK, shape=SMOLLM2_135M)
     real = fit(small, offer())
     emulated = fit(small, offer(gpus=8, emulated_on="cpu", emulated_vcpus=2))

@@ -51,7 +51,7 @@ def test_a_lora_trains_the_head_whole_and_berts_pooler_with_an_adapter() -> None
     assert every == 12 * 8 * (4 * 2 * 768 + 2 * (768 + 3072)) + 8 * 2 * 768 + head
 
 
-def test_an_images_tokens_are_its_patches_whatever_length_is_asked() -> None:
+def test_an_images_tokens_are_its_patches_at_any_length_option() -> None:
     short, long = (estimate(PUBLISHED["vit"], seq=seq) for seq in (16, 4096))
     assert short["peak_allocated_bytes"] == long["peak_allocated_bytes"]
 

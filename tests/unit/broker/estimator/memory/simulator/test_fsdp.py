@@ -50,7 +50,7 @@ def test_the_peak_is_that_of_the_first_of_several_traced_devices(
     assert peak(shape, **ask) == pytest.approx(traced, rel=0.004)
 
 
-def test_every_gather_and_reduction_is_there_as_long_as_torch_names_it() -> None:
+def test_every_gather_and_reduction_lives_as_long_as_in_torch() -> None:
     tape = Tape()
     root = Unit(gathered=1000, cast=100, reduced=2000, named=300)
     world = Sharded(tape, root, Unit(gathered=64, cast=16, reduced=128), 4, keeps=True)
@@ -155,7 +155,7 @@ def test_shares_in_the_hosts_memory_leave_what_is_gathered() -> None:
 @pytest.mark.parametrize("method", ["full", "lora"])
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize(("way", "nodes"), [("fsdp", 1), ("hybrid", 2)])
-def test_a_plan_needs_what_an_estimate_of_it_says(way: Any, nodes: int, method: Any, precision: Any) -> None:
+def test_a_plan_needs_the_memory_that_its_estimate_states(way: Any, nodes: int, method: Any, precision: Any) -> None:
     work = replace(WORK, method=method, precision=precision)
     plan = Plan(parallelism=way, devices=4, micro_batch=1, accumulation=2, gradient_checkpointing=True)
     need = Planner(work).need(plan, TABLE["h100-sxm"], nodes)
