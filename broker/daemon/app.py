@@ -42,6 +42,7 @@ from broker.daemon.trainer_bundle import TrainerSource, image_of
 from broker.domain.errors import GpubrokerError, SchemaNewer
 from broker.domain.ids import Installation
 from broker.domain.job import Handle
+from broker.domain.offer import CredentialCheck
 from broker.domain.spec import Retention
 from broker.estimator.planning.corrections import LearnedCorrections
 from broker.notify.log import LogNotifier
@@ -346,8 +347,8 @@ async def _reach(providers: Mapping[str, Provider], handle: Handle, command: Seq
     return await provider.reach(handle, command, tty=tty)
 
 
-async def _check_providers(providers: Mapping[str, Provider]) -> dict[str, str | None]:
-    async def ask(provider: Provider) -> str | None:
+async def _check_providers(providers: Mapping[str, Provider]) -> dict[str, CredentialCheck]:
+    async def check(provider: Provider) -> str | None:
         try:
             async with asyncio.timeout(CHECK_S):
                 return await provider.check()
@@ -357,7 +358,9 @@ async def _check_providers(providers: Mapping[str, Provider]) -> dict[str, str |
             log.exception("checking %s failed", provider.name)
             return f"{type(e).__name__} while it was checked; see the daemon's log"
 
-    return dict(zip(providers, await asyncio.gather(*map(ask, providers.values())), strict=True))
+    problems = await asyncio.gather(*map(check, providers.values()))
+    checked = zip(providers.items(), problems, strict=True)
+    return {name: CredentialCheck(problem=problem, identity=one.identity) for (name, one), problem in checked}
 
 
 # --------------------------------------------------------------------------------------------------------- the network

@@ -114,6 +114,16 @@ class Offer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CredentialCheck:
+    """Result of a check of one provider's credentials."""
+
+    problem: str | None = None
+    """Missing credentials or permissions, with the fix; None: none."""
+    identity: str | None = None
+    """Source and account of the credentials in use; None: the provider needs none."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProviderStatus:
     """Market state of one provider: an unreachable cloud is a status, not an error."""
 

@@ -25,6 +25,11 @@ class Provider(Protocol):
         """Rows dropped from the latest `offers` by reason, because they are implausible or cannot run the image."""
         ...
 
+    @property
+    def identity(self) -> str | None:
+        """Source and account of the credentials in use, without secrets; None: the provider needs none."""
+        ...
+
     async def offers(self, ask: GpuAsk) -> Sequence[Offer]:
         """Return offers for sale now. Raises Rejected (credentials), Throttled, OutcomeUnknown."""
         ...

@@ -220,6 +220,10 @@ class RateLimitedProvider:
         return self._provider.caps
 
     @property
+    def identity(self) -> str | None:
+        return self._provider.identity
+
+    @property
     def dropped(self) -> Mapping[str, int]:
         return self._provider.dropped
 

@@ -13,6 +13,7 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from broker.domain.errors import Gone, NoCapacity, OutcomeUnknown, ProviderError, Rejected, Throttled
+from providers.common.credentials import aws_environment
 
 T = TypeVar("T")
 
@@ -57,6 +58,8 @@ _NO_KEYS = {
 _NO_LOGIN = {
     "TokenRetrievalError", "SSOError", "LoginError", "NoAuthTokenError",
 }  # fmt: skip
+_UNSHARED = ("ec2-credentials-file", "boto")
+"""Methods of botocore whose files SkyPilot's server does not get."""
 _WRONG_REQUEST = {
     "ParamValidationError",
     "ValidationError",
@@ -131,7 +134,9 @@ class Aws:
 
         `endpoint`: URL of an emulator of all services; `AWS_ENDPOINT_URL_<SERVICE>` has priority. None: AWS.
         """
-        self._endpoint, self._env, self._home = endpoint, env, home
+        self._endpoint, self._env, self._home = endpoint, aws_environment(env), home
+        self.source = ""
+        """Source of the latest credentials: botocore's name of the method, and the profile."""
         self._clients: dict[tuple[str, str], Any] = {}
         self._session: Any = None
         self._lock = Lock()
@@ -174,6 +179,8 @@ class Aws:
             credentials = self._open_session().get_credentials()
         if credentials is None:
             raise NoCredentialsError
+        profile = self._env.get("AWS_PROFILE", "default")
+        self.source = "the environment" if credentials.method == "env" else f"{credentials.method}, profile {profile}"
         return str(credentials.get_frozen_credentials().access_key)
 
     async def _in_thread(self, operation_text: str, work: Callable[[], T]) -> T:
@@ -208,11 +215,14 @@ class Aws:
     def _open_session(self) -> Any:
         """Return the session, which finds credentials in `env` and `home` as AWS's command line does."""
         if self._session is None:
+            from botocore.configprovider import ConstantProvider
             from botocore.credentials import EnvProvider
             from botocore.session import Session
 
-            profile = self._env.get("AWS_PROFILE") or self._env.get("AWS_DEFAULT_PROFILE")
-            session = Session(profile=profile)
+            session = Session()
+            # A profile given to Session would disable the environment, which SkyPilot's sessions read first.
+            profile = ConstantProvider(self._env.get("AWS_PROFILE"))
+            session.get_component("config_store").set_config_provider("profile", profile)
             files = {
                 "credentials_file": ("AWS_SHARED_CREDENTIALS_FILE", ".aws/credentials"),
                 "config_file": ("AWS_CONFIG_FILE", ".aws/config"),
@@ -220,9 +230,9 @@ class Aws:
             for setting, (variable, usual) in files.items():
                 session.set_config_variable(setting, self._env.get(variable) or str(self._home / usual))
             chain = session.get_component("credential_provider")
-            if profile is None:
-                chain.remove("env")
-                chain.providers.insert(0, EnvProvider(environ=dict(self._env)))
+            for method in ("env", *_UNSHARED):
+                chain.remove(method)
+            chain.providers.insert(0, EnvProvider(environ=dict(self._env)))
             if self._env.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
                 chain.remove("iam-role")
             self._session = session

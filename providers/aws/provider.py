@@ -22,7 +22,7 @@ from providers.aws.api import Aws
 from providers.aws.market import KNOWN_GPUS, AwsMarket, InstanceTypes
 from providers.aws.offers import DISK_GIB, AwsOffers
 from providers.common.cloud import Purchase
-from providers.common.credentials import digest_of, sky_files
+from providers.common.credentials import aws_source, digest_of, sky_files
 from providers.common.market_rules import OfferFilter
 from providers.common.skypilot_names import cluster_of, gpu_columns
 from trainer.contract.base import Config
@@ -153,6 +153,9 @@ class AwsCloud:
             if "DryRunOperation" not in str(e):
                 raise
         return None
+
+    def source(self) -> str:
+        return self._aws.source or aws_source(self._env, self._home) or "no credentials"
 
     async def credential(self) -> str:
         """Return the digest of the credential files and the id of the access key in use.

@@ -46,6 +46,8 @@ class Account:
         self._verified: str | None = None
         """Credentials that were verified to belong to the account; None: none yet."""
         self._must_verify = False
+        self.mark = ""
+        """First mark of the account as messages show it; empty: not verified yet."""
         self._lock = asyncio.Lock()
 
     def owns(self, digest: str) -> bool:
@@ -74,7 +76,7 @@ class Account:
         marks = await self._cloud.account()
         await self._check_unchanged(credential)
         self._check_marks(marks)
-        self._verified = credential
+        self._verified, self.mark = credential, _shown(marks)
 
     @asynccontextmanager
     async def same(self) -> AsyncIterator[None]:

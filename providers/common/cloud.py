@@ -66,6 +66,10 @@ class Cloud(Owned, Protocol):
         """Add every current offer to `offer_filter`. Raises Rejected, Throttled, OutcomeUnknown."""
         ...
 
+    def source(self) -> str:
+        """Return the source of the credentials in use: a variable, a file or a profile. Makes no call."""
+        ...
+
     async def list(self) -> Sequence[Observed]: ...
     async def destroy(self, handle: Handle) -> None: ...
     async def check(self) -> str | None: ...
@@ -140,6 +144,11 @@ class CloudProvider:
         if not self._emulated:
             return caps
         return replace(caps, simulated=True, agent_start_s=min(caps.agent_start_s or 0.0, EMULATED_START_S))
+
+    @property
+    def identity(self) -> str | None:
+        account = f", account {self._account.mark}" if self._account.mark else ""
+        return f"{self._cloud.source()}{account}"
 
     async def offers(self, ask: GpuAsk) -> Sequence[Offer]:
         await self._account.verify()  # offer nothing if the account's machines cannot be listed

@@ -16,8 +16,11 @@ _AWS_FILES = {"AWS_SHARED_CREDENTIALS_FILE": ".aws/credentials", "AWS_CONFIG_FIL
 """Default path of each of the two AWS files, by the variable that replaces the path."""
 _AWS_CACHES = (".aws/sso/cache", ".aws/login/cache")
 """Folders with the short-lived tokens of `aws sso login` and `aws login`."""
+_AWS_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN")
+_AWS_PROFILES = ("AWS_DEFAULT_PROFILE", "AWS_PROFILE")
+"""Variables that name a profile. botocore reads the first that is set."""
 _AWS_SOURCES = (
-    "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_ACCESS_KEY_ID", *_AWS_PROFILES, "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )  # fmt: skip
 
@@ -94,6 +97,14 @@ def key_of(cloud: str, env: Mapping[str, str], home: Path) -> Credential:
     raise Rejected(f"{place.cloud}: no API key; {key_help(cloud)}")
 
 
+def source_of(cloud: str, env: Mapping[str, str], home: Path) -> str:
+    """Return the variable or the file that holds the key of `runpod`, `vast` or `lambda`."""
+    try:
+        return key_of(cloud, env, home).source
+    except Rejected:
+        return "no key"
+
+
 def key_help(cloud: str) -> str:
     """Return the end of a message: how to get a valid key of `runpod`, `vast` or `lambda`."""
     place = _PLACES[cloud]
@@ -101,14 +112,30 @@ def key_help(cloud: str) -> str:
 
 
 def aws_source(env: Mapping[str, str], home: Path) -> str | None:
-    """Return the first source of credentials in boto3's order: a variable or a file.
+    """Return the first source of credentials in botocore's order: a variable or a file.
 
     None: there is neither, but an instance role may exist.
     """
+    chosen = aws_environment(env)
     for variable in _AWS_SOURCES:
-        if env.get(variable):
+        if env.get(variable) and (variable not in _AWS_PROFILES or chosen.get("AWS_PROFILE") == env[variable]):
             return variable
     return next((f"~/{name}" for path, name in _aws_files(env, home) if path.is_file()), None)
+
+
+def aws_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the AWS variables of `env` with one choice of credentials: keys, or one profile in `AWS_PROFILE`.
+
+    botocore's order (botocore/credentials.py, session.py): keys before any profile that a variable names, and
+    `AWS_DEFAULT_PROFILE` before `AWS_PROFILE`. Listing and creating both use the result, so they use one account.
+    """
+    chosen = {name: value for name, value in env.items() if name.startswith("AWS_") and name not in _AWS_PROFILES}
+    if env.get("AWS_ACCESS_KEY_ID"):
+        return chosen
+    for name in _AWS_KEYS:
+        chosen.pop(name, None)
+    profile = next((env[name] for name in _AWS_PROFILES if env.get(name)), "")
+    return chosen | ({"AWS_PROFILE": profile} if profile else {})
 
 
 def sky_files(cloud: str, env: Mapping[str, str], home: Path) -> dict[str, bytes]:
@@ -147,7 +174,7 @@ def sky_env(clouds: Iterable[str], env: Mapping[str, str], home: Path) -> dict[s
     if "aws" not in set(clouds):
         return {}
     copied = {variable for variable, path in _aws_paths(env, home).items() if path.is_file()}
-    return {name: value for name, value in env.items() if name.startswith("AWS_") and name not in copied}
+    return {name: value for name, value in aws_environment(env).items() if name not in copied}
 
 
 def _plain(place: _KeyLocation, key: str, source: str) -> str:

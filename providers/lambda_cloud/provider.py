@@ -18,7 +18,7 @@ from broker.domain.money import ZERO, usd
 from broker.domain.offer import GIB, HostFacts, Offer
 from broker.ports import Clock
 from providers.common.cloud import Purchase
-from providers.common.credentials import digest_of, key_help, key_of, sky_files
+from providers.common.credentials import digest_of, key_help, key_of, sky_files, source_of
 from providers.common.gpu_names import GB, accelerator
 from providers.common.http_json import Rest
 from providers.common.market_rules import OfferFilter, RawRow
@@ -178,6 +178,9 @@ class LambdaCloud:
     async def check(self) -> str | None:
         await self._call("GET", "/instances")
         return None
+
+    def source(self) -> str:
+        return source_of("lambda", self._env, self._home)
 
     async def credential(self) -> str:
         return digest_of(sky_files("lambda", self._env, self._home))

@@ -98,6 +98,10 @@ class LocalProvider:
         )
 
     @property
+    def identity(self) -> str | None:
+        return None
+
+    @property
     def dropped(self) -> Mapping[str, int]:
         return {}
 

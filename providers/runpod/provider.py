@@ -17,7 +17,7 @@ from broker.domain.money import show
 from broker.domain.offer import Offer
 from broker.ports import Clock
 from providers.common.cloud import Purchase
-from providers.common.credentials import digest_of, sky_files
+from providers.common.credentials import digest_of, sky_files, source_of
 from providers.common.gpu_names import GB
 from providers.common.market_rules import OfferFilter
 from providers.common.skypilot_names import cluster_of, gpu_columns
@@ -183,6 +183,9 @@ class RunpodCloud:
                 f"RunPod: the balance is {show(balance_usd)}; add credit at https://www.console.runpod.io/user/billing"
             )
         return None
+
+    def source(self) -> str:
+        return source_of("runpod", self._env, self._home)
 
     async def credential(self) -> str:
         return digest_of(sky_files("runpod", self._env, self._home))

@@ -77,6 +77,10 @@ class SimulatedProvider:
         )
 
     @property
+    def identity(self) -> str | None:
+        return None
+
+    @property
     def dropped(self) -> Mapping[str, int]:
         return {}
 

@@ -20,7 +20,7 @@ from broker.domain.offer import Offer
 from broker.ports import Clock
 from providers.common.call_rates import CallLimit, CallRates, RateClock
 from providers.common.cloud import Purchase
-from providers.common.credentials import digest_of, key_help, key_of, sky_files
+from providers.common.credentials import digest_of, key_help, key_of, sky_files, source_of
 from providers.common.gpu_names import GB, accelerator
 from providers.common.http_json import Rest
 from providers.common.machine_task import IMAGE_FIX, image_refused
@@ -210,6 +210,9 @@ class VastCloud:
         if credit_usd is not None and credit_usd < LOW_BALANCE_USD:
             return f"Vast: the credit is {show(credit_usd)}; add some at https://cloud.vast.ai/billing/"
         return None
+
+    def source(self) -> str:
+        return source_of("vast", self._env, self._home)
 
     async def credential(self) -> str:
         return digest_of(sky_files("vast", self._env, self._home))

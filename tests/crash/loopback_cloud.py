@@ -277,6 +277,7 @@ class LoopbackProvider:
     """`ports.Provider` of the cloud at `url`; `state` is a folder of its own."""
 
     dropped: Mapping[str, int] = {}
+    identity: str | None = None
     caps = Caps(
         spot=False, list_lag_s=LAG_S, teardown_s=1.0, boot_s=AGENT.boot_s, boot_deadline_s=300.0, trust="secure",
         self_stop="os_shutdown",

@@ -211,6 +211,10 @@ class CloudConnection:
         return self._world.cloud.caps
 
     @property
+    def identity(self) -> str | None:
+        return None
+
+    @property
     def dropped(self) -> Mapping[str, int]:
         return {}
 

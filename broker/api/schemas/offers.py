@@ -75,6 +75,8 @@ class ProviderView(ProviderStatusView):
 
     problem: str | None = None
     """Missing credentials or permissions, with the fix; null: none, or not checked."""
+    identity: str | None = None
+    """Source and account of the credentials in use; null: the provider needs none, or they were not checked."""
     self_stop: str
     """Way in which a machine ends its own billing without the broker: `instance_key`, `os_shutdown` or `none`."""
 

@@ -11,7 +11,7 @@ from broker.domain.errors import Rejected
 from broker.domain.instance import Caps
 from broker.domain.job import Handle
 from broker.domain.money import ZERO
-from broker.domain.offer import Offer, ProviderStatus
+from broker.domain.offer import CredentialCheck, Offer, ProviderStatus
 from broker.domain.spec import JobSpec
 from broker.domain.workload import Workload
 from broker.runtime.cpu_threads import RunCpu
@@ -101,11 +101,11 @@ async def nowhere(handle: Handle, command: Sequence[str], tty: bool) -> Sequence
     raise Rejected(f"{handle.provider} is not configured here, so there is no way to {handle.name}")
 
 
-CheckProviders = Callable[[], Awaitable[Mapping[str, str | None]]]
-"""() -> fault of each provider's credentials in one line; None if they work."""
+CheckProviders = Callable[[], Awaitable[Mapping[str, CredentialCheck]]]
+"""() -> check of each provider's credentials."""
 
 
-async def _no_checks() -> Mapping[str, str | None]:
+async def _no_checks() -> Mapping[str, CredentialCheck]:
     return {}
 
 

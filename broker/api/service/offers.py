@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 
 from broker.api.core.auth import Caller
@@ -18,6 +19,7 @@ from broker.api.schemas.offers import (
 from broker.api.schemas.queries import MAX_POINTS, OfferHistoryQuery
 from broker.api.service.interfaces import MarketReader
 from broker.domain.market.offer_history import BUCKET_S, HistoryQuery, OfferSeries, RecordedHistory
+from broker.domain.offer import CredentialCheck
 from broker.estimator.speed.hardware import matches
 from broker.ports import Clock, Store
 from broker.reporting.offer_history import series
@@ -43,12 +45,13 @@ def for_sale(market: MarketReader, *, provider: str | None, accelerators: Collec
     return OfferList(items=shown, total=len(matching), providers=sources)
 
 
-def providers(market: MarketReader, problems: Mapping[str, str | None]) -> ProviderList:
-    """List configured providers. `problems`: faults of their credentials, by provider; empty: not checked."""
+def providers(market: MarketReader, checks: Mapping[str, CredentialCheck]) -> ProviderList:
+    """List configured providers. `checks`: checks of their credentials, by provider; empty: not checked."""
     caps = market.caps()
     views = []
     for status in market.status():
-        known = {"problem": problems.get(status.name), "self_stop": caps[status.name].self_stop}
+        check = checks.get(status.name, CredentialCheck())
+        known = asdict(check) | {"self_stop": caps[status.name].self_stop}
         views.append(ProviderView(**ProviderStatusView.model_validate(status).model_dump(), **known))
     return ProviderList(items=tuple(views))
 

@@ -76,7 +76,8 @@ async def _providers(client: AsyncClient, *, ask: bool) -> list[DoctorCheck]:
 
 def _provider(status: ProviderView, *, has_credentials_checked: bool) -> DoctorCheck:
     problem = status.problem or status.error
-    detail = problem or f"{'credentials work, ' if has_credentials_checked else ''}{status.offers} offers"
+    work = f"credentials work{f' ({status.identity})' if status.identity else ''}, "
+    detail = problem or f"{work if has_credentials_checked else ''}{status.offers} offers"
     if problem is None and status.self_stop == "none":
         detail += "; its machines cannot stop themselves: run `gpubroker sweep` on a second machine as a safety net"
     return DoctorCheck(name=status.name, ok=problem is None, detail=detail)

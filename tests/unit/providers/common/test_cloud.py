@@ -66,6 +66,9 @@ class Paper:
             raise error
         return list(self.machines)
 
+    def source(self) -> str:
+        return "PAPER_KEY"
+
     async def destroy(self, handle: Handle) -> None: ...
     async def check(self) -> str | None: ...
     async def credential(self) -> str:
@@ -271,3 +274,10 @@ async def test_a_failed_machine_poll_stops_no_listing(caplog: pytest.LogCaptureF
     assert [o.fault for o in await provider.list()] == [None, None]
     assert [record.exc_info is not None for record in caplog.records] == [True]
     await provider.close()
+
+
+async def test_identity_names_source_and_account() -> None:
+    provider = opened(Paper())
+    assert provider.identity == "PAPER_KEY"
+    await provider.list()
+    assert provider.identity == "PAPER_KEY, account me"

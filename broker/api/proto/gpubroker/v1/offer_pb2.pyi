@@ -119,7 +119,7 @@ class ProviderStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., offers: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., seen_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Provider(_message.Message):
-    __slots__ = ("name", "offers", "dropped", "seen_at", "error", "problem", "self_stop")
+    __slots__ = ("name", "offers", "dropped", "seen_at", "error", "problem", "self_stop", "identity")
     class DroppedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +134,7 @@ class Provider(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     SELF_STOP_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
     name: str
     offers: int
     dropped: _containers.ScalarMap[str, int]
@@ -141,7 +142,8 @@ class Provider(_message.Message):
     error: str
     problem: str
     self_stop: str
-    def __init__(self, name: _Optional[str] = ..., offers: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., seen_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., error: _Optional[str] = ..., problem: _Optional[str] = ..., self_stop: _Optional[str] = ...) -> None: ...
+    identity: str
+    def __init__(self, name: _Optional[str] = ..., offers: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., seen_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., error: _Optional[str] = ..., problem: _Optional[str] = ..., self_stop: _Optional[str] = ..., identity: _Optional[str] = ...) -> None: ...
 
 class PricePoint(_message.Message):
     __slots__ = ("at", "lowest_usd", "median_usd", "available")

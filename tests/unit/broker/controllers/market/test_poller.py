@@ -25,6 +25,7 @@ class Cloud:
         self.name, self._clock = name, clock
         self.fault: BaseException | None = None
         self.dropped: Mapping[str, int] = {"price 0 or less": 1}
+        self.identity: str | None = None
         self.hangs = False
         self.sells = True
 
