@@ -4,13 +4,14 @@ Used by quote and submit when all current offers are dropped for lasting reasons
 not list today. So the rules judge imagined offers: every GPU that a provider may sell, on an ample host.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
 from broker.domain.errors import Problem
+from broker.domain.formatting import unsold_regions
 from broker.domain.instance import Caps
 from broker.domain.offer import GIB, DropReason, Offer, ProviderStatus, Quote, QuoteLine
 from broker.domain.spec import JobSpec, Resources
@@ -71,14 +72,15 @@ def unserved(spec: JobSpec, workload: Workload, market: ServableMarket) -> Probl
     if not offers or may_be_served(quoted):
         return None
     farthest = max(quoted.lines, key=lambda line: RULES.index(_drop(line)))
+    why = _why(spec.resources, farthest, {offer.region for offer in offers})
     for field, change, text in _relaxations(spec):
         relaxed = spec.model_copy(update={"resources": spec.resources.model_copy(update=change)})
         served = _served(_judged(relaxed, workload, market, offers))
         if served:
             best = min(served, key=lambda offer: _distance(spec.resources, offer))
-            fix = text.format(machine=f"{best.gpus}× {best.accelerator} at {best.provider}", best=best)
-            return Problem(field=f"resources.{field}", message=f"{_why(spec.resources, farthest)}; {fix}")
-    return Problem(field="resources", message=f"{_why(spec.resources, farthest)}; {_smaller(spec, _drop(farthest))}")
+            fix = text.format(machine=_machine(best), best=best)
+            return Problem(field=f"resources.{field}", message=f"{why}; {fix}")
+    return Problem(field="resources", message=f"{why}; {_smaller(spec, _drop(farthest))}")
 
 
 def _is_known(want: Resources, market: ServableMarket) -> bool:
@@ -171,12 +173,16 @@ def _distance(want: Resources, offer: Offer) -> tuple[object, ...]:
     sizes = [h.memory_bytes for name, h in TABLE.items() if any(matches(asked, name) for asked in want.accelerators)]
     gap = min((abs(offer.gpu_memory_bytes - size) for size in sizes), default=0)
     count = abs(offer.gpus - want.gpus) if want.gpus != "auto" else offer.gpus
-    return gap, count, offer.gpus, offer.gpu_memory_bytes, offer.id
+    return not offer.gpus, gap, count, offer.gpus, offer.gpu_memory_bytes, offer.id
 
 
-def _why(want: Resources, line: QuoteLine) -> str:
-    """Return the requirement that no provider meets."""
-    gpus, names = want.gpus, " or ".join(want.accelerators)
+def _machine(offer: Offer) -> str:
+    return f"{offer.gpus}× {offer.accelerator} at {offer.provider}" if offer.gpus else f"the CPU at {offer.provider}"
+
+
+def _why(want: Resources, line: QuoteLine, regions: Collection[str]) -> str:
+    """Return the requirement that no provider meets. `regions`: where something is sold."""
+    gpus, names, unsold = want.gpus, " or ".join(want.accelerators), ", ".join(unsold_regions(want.regions, regions))
     count = f"{gpus} {names or 'GPUs'}" if gpus != "auto" else names or "GPU"
     texts = {
         DropReason.PROVIDER: f"{', '.join(want.providers)} can never serve this job",
@@ -185,12 +191,10 @@ def _why(want: Resources, line: QuoteLine) -> str:
         DropReason.NODES: f"no provider that the job may use connects {want.nodes} machines",
         DropReason.SPOT: f"no provider that the job may use sells such a machine with spot: {want.spot}",
         DropReason.TRUST: f"no provider that the job may use has hosts of trust {want.trust}",
-        DropReason.REGION: f"no provider that the job may use sells in {', '.join(want.regions)}",
+        DropReason.REGION: f"no provider that the job may use sells in {unsold}",
     }
     offer, drop = line.offer, _drop(line)
-    best = (
-        f"no machine can ever serve this job: on {offer.gpus}× {offer.accelerator} at {offer.provider}: {line.reason}"
-    )
+    best = f"no machine can ever serve this job: on {_machine(offer)}: {line.reason}"
     return texts.get(drop, best)
 
 

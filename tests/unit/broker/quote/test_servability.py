@@ -71,7 +71,12 @@ def test_an_offer_that_is_only_sold_out_or_dear_may_be_served() -> None:
         ({"nodes": 2}, {"a": RENTED}, "nodes", "connects 2 machines; one node of 1× a10g at a would do"),
         ({"spot": "only"}, {"aws": ON_DEMAND}, "spot", "with spot: only; with spot: allowed, 1× a10g at aws would do"),
         ({"trust": "own"}, {"a": RENTED}, "trust", "hosts of trust own; with trust: secure, 1× a10g at a would do"),
-        ({"regions": ["us"]}, {"mine": MINE}, "regions", "sells in us; in region here, 1× rtx4090 at mine would do"),
+        (
+            {"regions": ["us"]},
+            {"mine": MINE},
+            "regions",
+            "sells in us (there are here); in region here, 1× rtx4090 at mine would do",
+        ),
         (
             {"providers": ["mine"], "nodes": 2},
             {"mine": MINE, "aws": ON_DEMAND},
@@ -154,6 +159,15 @@ def test_more_machines_are_suggested_if_they_would_do() -> None:
     assert named is not None
     assert named[0] == "resources.nodes"
     assert "nodes of 1× rtx4090 at mine would do" in named[1]
+
+
+def test_a_machine_without_a_gpu_is_named_last() -> None:
+    bare = replace(HERE, id="mine/bare", accelerator="cpu", gpus=0, ram_bytes=10**12)
+    job = script(resources={"nodes": 2})
+    for offers, words in (([bare, HERE], "one node of 1× rtx4090 at mine"), ([bare], "one node of the CPU at mine")):
+        named = refusal(job, market({"mine": MINE}, offers), SCRIPT)
+        assert named is not None
+        assert words in named[1]
 
 
 def test_files_of_this_host_need_a_provider_of_this_host() -> None:
