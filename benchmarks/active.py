@@ -66,8 +66,8 @@ class ListedCloud(SimulatedProvider):
 def _offers(now: datetime) -> tuple[Offer, ...]:
     """Return a small market: each GPU on demand, and on spot in 20 regions at a price that pays for no move."""
     like = Offer(
-        id="", provider="simulated", cloud="simulated", region="", instance_type="1xh100", accelerator="h100", gpus=1,
-        gpu_memory_bytes=80 << 30, vcpus=16, ram_bytes=128 << 30, disk_bytes=10**12, spot=False,
+        id="", provider="simulated", cloud="simulated", region="", instance_type="1xh100", accelerator="h100-sxm",
+        gpus=1, gpu_memory_bytes=80 << 30, vcpus=16, ram_bytes=128 << 30, disk_bytes=10**12, spot=False,
         usd_per_hour=Decimal("2.50"), on_demand_usd_per_hour=Decimal("2.50"), billing_quantum_s=QUANTUM_S, seen_at=now,
     )  # fmt: skip
     return tuple(
@@ -76,7 +76,7 @@ def _offers(now: datetime) -> tuple[Offer, ...]:
             gpu_memory_bytes=memory << 30, spot=spot, usd_per_hour=Decimal("2.40") if spot else Decimal("2.50"),
         )
         for region in range(20)
-        for gpu, memory in (("h100", 80), ("a100-80gb", 80), ("l40s", 48))
+        for gpu, memory in (("h100-sxm", 80), ("a100-80gb-sxm", 80), ("l40s", 48))
         for spot in (False, True)
     )  # fmt: skip
 
@@ -123,7 +123,7 @@ async def _fill(store: PostgresStore, count: int, offers: Sequence[Offer], blobs
         )
         machines += [
             Observed(
-                handle=attempt.handles[0], state=InstanceState.RUNNING, accelerator="h100", gpus=1,
+                handle=attempt.handles[0], state=InstanceState.RUNNING, accelerator="h100-sxm", gpus=1,
                 usd_per_hour=Decimal("2.50"), created_at=began,
             )
             for attempt in running

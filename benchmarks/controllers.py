@@ -4,6 +4,9 @@
 
 Everything is real but the machines: PostgreSQL with fsync, the controllers with their production code, a blob store in
 memory. Machines are virtual: they read their spec, beat, commit a final checkpoint and end. The last line is JSON.
+
+`slope`: CPU seconds per job for the second quarter of the jobs, when the queue is long, over those for the last one.
+1.0: a job costs the same however many wait.
 """
 
 import argparse
@@ -13,6 +16,7 @@ import os
 import resource
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,6 +94,13 @@ def _fleet(store: PostgresStore, state: Path, run_s: float) -> tuple[Fleet, Simu
     return Fleet.build(context, SecretBox(bytes(32)), market.offers, ()), provider, market
 
 
+def _cpu_s_per_job(spent: Sequence[tuple[int, float]], since: float, until: float, jobs: int) -> float:
+    """Return the CPU seconds of a job between two shares of all jobs. `spent`: (jobs done, CPU seconds) over time."""
+    first = max((entry for entry in spent if entry[0] <= since * jobs), default=spent[0])
+    last = min((entry for entry in spent if entry[0] >= until * jobs), default=spent[-1])
+    return (last[1] - first[1]) / max(1, last[0] - first[0])
+
+
 async def measure(jobs: int, run_s: float) -> dict[str, float]:
     """jobs_per_s from the start of the controllers to the last terminal state."""
     me = psutil.Process()
@@ -105,9 +116,11 @@ async def measure(jobs: int, run_s: float) -> dict[str, float]:
             begun, cpu = time.perf_counter(), sum(me.cpu_times()[:2])
             work = asyncio.create_task(fleet.run())
             done: dict[str, int] = {}
+            spent = [(0, 0.0)]
             while sum(done.values()) < jobs and not work.done():
                 await asyncio.sleep(0.5)
                 done = await _done(store)
+                spent.append((sum(done.values()), sum(me.cpu_times()[:2]) - cpu))
                 print(f"{time.perf_counter() - begun:6.1f} s  {sum(done.values()):6d} of {jobs}", flush=True)
             took, used = time.perf_counter() - begun, sum(me.cpu_times()[:2]) - cpu
             work.cancel()
@@ -120,6 +133,7 @@ async def measure(jobs: int, run_s: float) -> dict[str, float]:
         "seconds": round(took, 2),
         "jobs_per_s": round(jobs / took, 1),
         "broker_cpu_s": round(used, 2),
+        "slope": round(_cpu_s_per_job(spent, 0.25, 0.5, jobs) / _cpu_s_per_job(spent, 0.75, 1.0, jobs), 2),
         "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
     }
 

@@ -35,6 +35,15 @@ async def connection(postgres_dsn: str) -> AsyncIterator["asyncpg.Connection[asy
     await connection.close()
 
 
+async def test_specs_share_equal_parts_in_memory(store: PostgresStore) -> None:
+    jobs = [await submitted(store, labels={"n": str(number)}) for number in range(2)]
+    first, second = [await store.job(job.id) for job in jobs]
+    assert first is not None
+    assert second is not None
+    assert [first.spec, second.spec] == [job.spec for job in jobs]
+    assert first.spec.resources is second.spec.resources
+
+
 async def test_live_attempts_read_only_rows_that_changed(store: PostgresStore) -> None:
     quiet, _ = await running(store)
     changed, job = await running(store)

@@ -16,13 +16,22 @@ from broker.controllers.observation.inventory import Inventory
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import AttemptId
 from broker.domain.instance import Observed
-from broker.domain.job import Attempt
+from broker.domain.job import Attempt, AttemptState
 from broker.lifecycle.liveness import AttemptObservation, recorded_machines
-from broker.lifecycle.observation.attempt_facts import ObservedFacts, final_is_likely, interpret, next_poll_s
+from broker.lifecycle.observation.attempt_facts import (
+    ObservedFacts,
+    final_is_likely,
+    interpret,
+    next_poll_s,
+    steady_poll_s,
+)
 from broker.lifecycle.observation.proof import AbsenceProof
 from broker.ports import Leased
 
 log = logging.getLogger(__name__)
+
+LISTING_SHARE = 0.1
+"""Age of a listing that serves polls of steady attempts only, as a share of the time between two of their polls."""
 
 
 class AttemptObserver:
@@ -34,6 +43,8 @@ class AttemptObserver:
         """Monotonic time of the first observation of an attempt that was booting or later."""
         self._poll_s: dict[AttemptId, float] = {}
         """Seconds between two polls of attempts that are polled more often than usual."""
+        self._steady: set[AttemptId] = set()
+        """Attempts that train and send heartbeats; many of them are polled less often."""
 
     @property
     def turns(self) -> Mapping[str, float]:
@@ -51,6 +62,9 @@ class AttemptObserver:
         listings still show wrong machines, and a drain still ends after its time.
         """
         ages: dict[str, float] = {}
+        if all(row.attempt.id in self._steady for row in leased):
+            list_s = max(self._context.intervals.list_s, self._steady_s * LISTING_SHARE)
+            ages = {row.attempt.line.offer.provider: list_s for row in leased}
         for attempt in (row.attempt for row in leased if row.attempt.id in self._poll_s):
             known = ages.get(attempt.line.offer.provider, self._context.intervals.list_s)
             ages[attempt.line.offer.provider] = min(known, self._poll_s[attempt.id])
@@ -122,6 +136,11 @@ class AttemptObserver:
         if is_listed:
             calls_per_s = self._context.provider_of(attempt).caps.calls_per_s
             poll_s = next_poll_s(observation, self._context.timeouts, calls_per_s)
+        is_beating = attempt.state is AttemptState.TRAINING and observation.beat_age_s is not None
+        if poll_s is None and is_beating and is_listed and observation.final is None:
+            self._steady.add(attempt.id)
+        else:
+            self._steady.discard(attempt.id)
         if poll_s is None:
             self._poll_s.pop(attempt.id, None)
         else:
@@ -129,10 +148,17 @@ class AttemptObserver:
 
     def poll_in_s(self, attempt: AttemptId) -> float:
         """Return the seconds until an attempt is polled again."""
+        if attempt in self._steady:
+            return self._steady_s
         return min(self._context.intervals.look_s, self._poll_s.get(attempt, float("inf")))
+
+    @property
+    def _steady_s(self) -> float:
+        return steady_poll_s(len(self._watched_from), self._context.intervals.look_s)
 
     def keep(self, live: Set[AttemptId]) -> None:
         """Forget attempts that are not live."""
         self._poll_s = {attempt: poll_s for attempt, poll_s in self._poll_s.items() if attempt in live}
+        self._steady &= live
         self._watched_from = {attempt: at for attempt, at in self._watched_from.items() if attempt in live}
         self.beats.keep(live)

@@ -17,6 +17,8 @@ from trainer.contract.documents import Final, Heartbeat, Outcome
 
 MAX_BEAT = 64 * 1024
 """Maximum bytes of a heartbeat. A larger object, which a host may write, is not read into memory."""
+LISTED_AT_ONCE = 2000
+"""Number of heartbeats beyond which the store is listed less often, because a LIST returns all of them."""
 MAX_FINAL = 256 * 1024
 """Maximum bytes of a final report."""
 
@@ -47,7 +49,7 @@ class HeartbeatReader:
         Time in which heartbeats could not be read does not count as silence.
         """
         now = self._context.clock.monotonic()
-        if now - self._listed < self._context.intervals.look_s / 2:
+        if now - self._listed < self._context.intervals.look_s / 2 * max(1.0, len(self._watched) / LISTED_AT_ONCE):
             return
         try:
             listed = await self._context.blobs.list(object_keys.HEARTBEATS)

@@ -13,6 +13,10 @@ from broker.lifecycle.liveness import TAKEN_AWAY, AttemptObservation, LivenessTi
 from broker.lifecycle.observation.proof import AbsenceProof
 from trainer.contract.documents import Final, Heartbeat
 
+STEADY_ATTEMPTS = 400
+"""Number of watched attempts beyond which those that send heartbeats are polled less often, at the same total rate."""
+MAX_STEADY_S = 60.0
+"""Longest time between two polls of an attempt, in seconds."""
 MIN_POLL_S = 0.5
 """Shortest pause between two polls of a machine whose heartbeats are missing."""
 
@@ -101,6 +105,14 @@ def final_is_likely(facts: ObservedFacts, timeouts: LivenessTimeouts) -> bool:
         return False
     silent_s = max(facts.read_at - heartbeat.changed, peers_s if peers_s is not None and peers_s < math.inf else 0.0)
     return heartbeat.done or silent_s >= timeouts.three_beats_s
+
+
+def steady_poll_s(watched: int, look_s: float) -> float:
+    """Return the seconds between two polls of an attempt that trains and sends heartbeats.
+
+    `watched`: number of attempts that the process watches. `look_s`: interval of few attempts.
+    """
+    return min(look_s * max(1.0, watched / STEADY_ATTEMPTS), max(look_s, MAX_STEADY_S))
 
 
 def next_poll_s(observation: AttemptObservation, timeouts: LivenessTimeouts, calls_per_s: float) -> float | None:

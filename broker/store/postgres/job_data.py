@@ -1,5 +1,6 @@
 """Stored data, forecasts and storage charges of jobs on PostgreSQL."""
 
+import asyncio
 from collections.abc import Collection, Sequence
 
 from broker.domain.ids import JobId
@@ -11,6 +12,9 @@ from broker.store.postgres.apply import notify, send_events
 from broker.store.postgres.base import PostgresPart, write_audit
 from broker.store.postgres.pool import QUERIES, Pool, columns
 from broker.store.rules import fences, job_data
+
+NOTES_AT_ONCE = 4
+"""Maximum number of notes that are written concurrently, so that one flush of the log serves several."""
 
 
 class PostgresTenantJobData(PostgresPart):
@@ -42,7 +46,16 @@ class PostgresGlobalJobData(PostgresPart):
     """The part of job data that the controllers use."""
 
     async def note(self, notes: Sequence[Note]) -> Sequence[bool]:
-        return [await self._note(note) for note in notes]
+        gate = asyncio.Semaphore(NOTES_AT_ONCE)
+
+        async def write(note: Note) -> bool:
+            async with gate:
+                return await self._note(note)
+
+        outcomes = await asyncio.gather(*map(write, notes), return_exceptions=True)
+        for error in (outcome for outcome in outcomes if isinstance(outcome, BaseException)):
+            raise error
+        return [outcome is True for outcome in outcomes]
 
     async def _note(self, note: Note) -> bool:
         """Lock jobs before attempts, in the same order as all other writers."""

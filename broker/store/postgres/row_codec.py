@@ -4,10 +4,10 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import asyncpg
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from broker.domain.ids import AttemptId, InstanceName, JobId
 from broker.domain.job import (
@@ -36,6 +36,7 @@ from broker.store.rules.fences import clean
 from trainer.contract.documents import Final, Heartbeat
 
 Record = asyncpg.Record
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _SPEC = TypeAdapter(JobSpec)
 _WORKLOAD = TypeAdapter(Workload)
@@ -75,7 +76,22 @@ def _json(adapter: TypeAdapter[Any], value: Any) -> str:
 # These documents never change, but are read with every transition of a job, so each text is parsed once.
 @lru_cache(maxsize=DOCUMENTS)
 def _spec(text: str) -> JobSpec:
-    return _SPEC.validate_json(text)
+    return _shared(_SPEC.validate_json(text))
+
+
+_parts: dict[tuple[type, str], BaseModel] = {}
+"""Parts of specs by class and JSON. Most parts are the defaults, and a spec without shared parts takes 15 KiB."""
+
+
+def _shared(model: ModelT) -> ModelT:
+    """Replace the parts of a frozen model by equal parts of models that were read before. Return the model."""
+    for name, value in model.__dict__.items():
+        if isinstance(value, BaseModel):
+            part = _shared(value)
+            if len(_parts) >= DOCUMENTS:
+                _parts.clear()
+            model.__dict__[name] = _parts.setdefault((type(part), part.model_dump_json()), part)
+    return model
 
 
 @lru_cache(maxsize=DOCUMENTS)

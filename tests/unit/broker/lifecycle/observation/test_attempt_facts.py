@@ -17,6 +17,7 @@ from broker.lifecycle.observation.attempt_facts import (
     final_is_likely,
     interpret,
     next_poll_s,
+    steady_poll_s,
 )
 from broker.lifecycle.observation.proof import AbsenceProof
 from tests.support import build
@@ -32,6 +33,12 @@ def facts(**changes: Any) -> ObservedFacts:
         "store_ok_s": 60.0,
     }  # fmt: skip
     return ObservedFacts(**values | changes)
+
+
+@pytest.mark.parametrize(("watched", "every_s"), [(0, 2.0), (400, 2.0), (4000, 20.0), (50_000, 60.0)])
+def test_many_steady_attempts_are_polled_at_the_same_total_rate(watched: int, every_s: float) -> None:
+    assert steady_poll_s(watched, 2.0) == every_s
+    assert steady_poll_s(watched, 90.0) >= 90.0
 
 
 def test_silence_counts_from_the_latest_change_of_a_heartbeat() -> None:
