@@ -48,6 +48,8 @@ class Purchase:
     """Exact product that the server plugin buys; without a pin SkyPilot buys the first product that it finds."""
     network_tier: str | None = None
     """SkyPilot's `network_tier`; None: SkyPilot's default."""
+    refusal_may_leave_machine: bool = False
+    """True if the cloud may keep a machine although it refused the create, as Vast does with a bid that is too low."""
     launch_interval_s: float = 0.0
     """Shortest time in seconds between two launches at this cloud."""
 
@@ -184,12 +186,26 @@ class CloudProvider:
         await self._await_launch_interval(purchase.launch_interval_s)
         try:
             await self._launcher.launch(name, purchase, task_of(boot, docker_run=self._cloud.docker_run))
+        except (NoCapacity, Rejected) as e:
+            if purchase.refusal_may_leave_machine:
+                await self._check_nothing_left(name, e)
+            raise
         finally:
             self._account.note_purchase()
         handles = await self._handles(name, boot.nodes)
         for handle in handles:
             await self._confirm(handle, purchase)
         return handles
+
+    async def _check_nothing_left(self, name: InstanceName, refusal: ProviderError) -> None:
+        """Raise OutcomeUnknown unless a listing after `list_lag_s` proves that a refused create left no machine."""
+        await asyncio.sleep(self.caps.list_lag_s)
+        try:
+            is_left = any(machine.handle.name == name for machine in await self._list())
+        except ProviderError as e:
+            raise OutcomeUnknown(f"{refusal}; whether a machine is left is unknown: {e}") from None
+        if is_left:
+            raise OutcomeUnknown(f"{refusal}; {self.name} lists a machine of this name all the same")
 
     async def _await_launch_interval(self, seconds: float) -> None:
         """Wait until the cloud accepts another launch."""

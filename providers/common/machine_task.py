@@ -90,6 +90,23 @@ _REFUSED = re.compile(
 """Answers of the registry about the image or its login. A time-out, full disk or rate limit may affect one host."""
 
 
+_CANNOT_START = re.compile(
+    r"OCI runtime (create|exec) failed|failed to create (shim )?task|error during container init|"
+    r"nvidia-container-(cli|runtime)|could not select device driver|driver rpc error|"
+    r"driver/library version mismatch|driver version is insufficient|unsatisfied condition: cuda|"
+    r"no nvidia (devices|driver)|failed to initialize NVML|unresolvable CDI devices?|"
+    r"no space left on device|disk quota exceeded|failed to register layer|input/output error|read-only file system|"
+    r"exec format error|cannot allocate memory",
+    re.I,
+)
+"""Errors of a host's driver, container runtime or disk, after which the container never starts there."""
+
+
+def cannot_start(message: str) -> bool:
+    """Return True if the host cannot start the container, so that only another host helps."""
+    return _CANNOT_START.search(message) is not None
+
+
 def image_refused(message: str) -> bool:
     """Return True if the registry itself refuses the image, so that another machine would fail too."""
     return _REFUSED.search(message) is not None

@@ -23,7 +23,7 @@ from providers.common.cloud import Purchase
 from providers.common.credentials import digest_of, key_help, key_of, sky_files, source_of
 from providers.common.gpu_names import GB, accelerator
 from providers.common.http_json import Rest
-from providers.common.machine_task import IMAGE_FIX, image_refused
+from providers.common.machine_task import IMAGE_FIX, cannot_start, image_refused
 from providers.common.market_rules import OfferFilter
 from providers.common.skypilot_names import cluster_of, gpu_columns
 from providers.vast.market import GPUS, MIB, TRUNCATED_AT, AskFilter, VastMarket, country
@@ -251,6 +251,7 @@ class VastCloud:
             config=price,
             pin={"ask": purchase["ask"], "machine": purchase["machine"]},
             launch_interval_s=LAUNCH_INTERVAL_S,
+            refusal_may_leave_machine=offer.spot,
         )
 
     async def confirm(self, handle: Handle, purchase: Purchase) -> None:
@@ -296,12 +297,16 @@ def _error(call: str, message: str) -> ProviderError:
 
 
 def _fault_message(machine: Mapping[str, Any]) -> str | None:
-    """Return the reason for which the host's docker cannot pull the image, or None.
+    """Return the reason for which the container never starts: the image, or the host's driver, runtime or disk.
 
-    The host retries as long as the instance exists and is billed.
+    The host retries as long as the instance exists and is billed. None: no such reason is reported.
     """
     status = " ".join(str(machine.get("status_msg") or "").split())[:300]
-    if machine.get("actual_status") == "running" or not image_refused(status):
+    if machine.get("actual_status") == "running":
+        return None
+    if cannot_start(status) and not image_refused(status):
+        return f"the host cannot start the container: {status}"
+    if not image_refused(status):
         return None
     return f"the image cannot be pulled: {status}; {IMAGE_FIX}"
 

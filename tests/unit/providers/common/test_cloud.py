@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from broker.domain.errors import OutcomeUnknown, ProviderError, Rejected, Throttled
+from broker.domain.errors import NoCapacity, OutcomeUnknown, ProviderError, Rejected, Throttled
 from broker.domain.ids import AttemptId, Installation, InstanceName, instance_name
 from broker.domain.instance import BootSpec, Caps, InstanceState, Liveness, Observed, TrainerBundle
 from broker.domain.job import Handle
@@ -281,3 +281,35 @@ async def test_identity_names_source_and_account() -> None:
     assert provider.identity == "PAPER_KEY"
     await provider.list()
     assert provider.identity == "PAPER_KEY, account me"
+
+
+class Refusing(Paper):
+    """Cloud that refuses the create, after it has created what `left` has."""
+
+    left: Sequence[Observed] = ()
+
+    def purchase(self, offer: Offer, boot: BootSpec) -> Purchase:
+        return replace(super().purchase(offer, boot), refusal_may_leave_machine=True)
+
+    async def launch(self, name: InstanceName, purchase: Purchase, task: MachineTask) -> None:
+        self.machines += self.left
+        raise NoCapacity("bid_too_low")
+
+
+@pytest.mark.parametrize(
+    ("left", "listings", "kind"),
+    [
+        ([], [], NoCapacity),
+        ([standing("1", InstanceState.STOPPED)], [], OutcomeUnknown),
+        ([], [None, OutcomeUnknown("no answer")], OutcomeUnknown),
+    ],
+)
+async def test_errors_of_a_lost_bid_are_final_only_if_no_machine_is_left(
+    left: list[Observed], listings: list[ProviderError | None], kind: type[ProviderError]
+) -> None:
+    paper = Refusing(listings=listings, caps=Caps(spot=True, list_lag_s=0.0))
+    paper.left = left
+    with pytest.raises(kind) as e:
+        await opened(paper).create(NAME, OFFER, BOOT)
+    assert e.type is kind
+    assert "bid_too_low" in str(e.value)
