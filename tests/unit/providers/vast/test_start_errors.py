@@ -22,7 +22,8 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     "status",
     [
         "Error response from daemon: failed to create task for container: failed to create shim task: OCI "
-        "runtime create failed: runc create failed: nvidia-container-cli: initialization error: driver rpc error: timed out",
+        "runtime create failed: runc create failed: nvidia-container-cli: initialization error: driver rpc "
+        "error: timed out",
         "docker: Error response from daemon: could not select device driver nvidia with capabilities: [[gpu]].",
         "failed to register layer: write /usr/lib: no space left on device",
         "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.6, please update your driver",
