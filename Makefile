@@ -48,7 +48,7 @@ run_all = failed=; table=; \
 	printf '\n%s' "$$table"; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
 
-.PHONY: help venv demo clouds clouds-test container-test test test-all test-slow test-fast $(TEST_PARTS:%=part-%) $(SLOW_PARTS:%=part-%) part-coverage reliability soak mutation docs lint licences sbom audit fix proto proto-baseline model constraints image clean
+.PHONY: help venv demo clouds clouds-test container-test test test-all test-slow test-fast $(TEST_PARTS:%=part-%) $(SLOW_PARTS:%=part-%) part-coverage reliability soak mutation browser screenshots docs lint licences sbom audit fix proto proto-baseline model constraints image clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -125,6 +125,13 @@ soak: venv ## the reliability tests at length, e.g. MINUTES=600; totals are adde
 
 mutation: venv ## change the rules one place at a time, and count the changes that a test sees; takes minutes
 	$(BIN)/python -m tests.mutation
+
+browser: ## install Chromium, which the browser tests and `make screenshots` drive; Debian and Ubuntu, as root
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; } || { echo 'install the package chromium first'; exit 1; }
+	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }
+
+screenshots: venv browser ## draw the web pages into docs/img, in both themes at 1,440 and 360 pixels
+	$(BIN)/python -m tests.web.screenshots docs/img
 
 docs: venv ## build the documentation into site/, and fail on a broken link or anchor
 	$(BIN)/zensical build --clean --strict

@@ -25,6 +25,7 @@ SLOW = {
     "tests/security/test_host_isolation.py": "a real daemon and its attackers, 65 s",
     "tests/security/test_fuzz.py": "changed files for every parser, 10 s",
     "tests/sim/": "a sample of what make reliability simulates, 32 s",
+    "tests/web/test_browser.py": "a real browser, 15 s",
     "tests/test_soak.py": "the long tests' own driver",
     "tests/store/test_embedded.py": "starts and kills of PostgreSQL, 23 s",
     "tests/unit/broker/estimator/memory/simulator/test_seq2seq.py": "16 s",

@@ -6,7 +6,7 @@ from decimal import Decimal
 from broker.domain.formatting import duration as duration
 from broker.domain.formatting import visible
 from broker.domain.job import Attempt, AttemptState, Job, JobState
-from broker.domain.offer import GIB, Offer
+from broker.domain.offer import Offer
 
 UNKNOWN = "–"
 STATES: dict[JobState, tuple[str, str]] = {
@@ -21,7 +21,7 @@ STATES: dict[JobState, tuple[str, str]] = {
 }
 """Word and shape of each state of a job."""
 AGES: tuple[tuple[float, str], ...] = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
-SIZES: tuple[tuple[int, str], ...] = ((GIB, "GB"), (1024**2, "MB"), (1024, "kB"))
+SIZES: tuple[tuple[int, str], ...] = ((10**9, "GB"), (10**6, "MB"), (1000, "kB"))
 ENDING = frozenset({AttemptState.DRAINING, AttemptState.TERMINATING})
 
 

@@ -1,5 +1,6 @@
 """What the pages show of jobs and runs."""
 
+import re
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
@@ -7,7 +8,8 @@ from decimal import Decimal
 from broker.domain.job import AttemptState, JobState, Reason
 from broker.ports import Change
 from tests.api.harness import Running
-from tests.conformance.samples import START, admission, claimed_job, in_state
+from tests.conformance.samples import START, ManualClock, admission, claimed_job, in_state
+from tests.web.seed import fill
 from tests.web.test_security import submitted
 from tests.web.visitor import Visitor
 from trainer.contract.documents import Heartbeat
@@ -64,6 +66,22 @@ async def trained(api: Running, *, ended: bool = False) -> str:
     change = Change(attempt=(attempt, now), job=(active, over)) if ended else Change(attempt=(attempt, now))
     assert await store.apply([change]) == [True]
     return job_id
+
+
+async def test_every_page_of_jobs_in_every_state_opens(api: Running, ada: Visitor) -> None:
+    """With forecasts, receipts, preemptions and failures, whose figures only such jobs have."""
+    await fill(api.service.store, ManualClock(), START)
+    listed = await ada.get("/ui/jobs")
+    jobs = set(re.findall(r'href="/ui/jobs/([a-z2-7]{13})"', listed.text))
+    assert len(jobs) == 5
+    pages = {job: (await ada.get(f"/ui/jobs/{job}")) for job in jobs}
+    assert {page.status for page in pages.values()} == {200}
+    texts = "".join(page.text for page in pages.values())
+    for shown in ("$1.02", "Receipt", "10 redone", "step 160 is saved", "Raise the cap to continue", "preempted"):
+        assert shown in texts, shown
+    for job in jobs:
+        for tab in ("events", "decision", "logs", "spec"):
+            assert (await ada.get(f"/ui/jobs/{job}/{tab}")).status == 200
 
 
 async def test_a_run_begins_with_state_step_loss_and_money(api: Running, ada: Visitor) -> None:

@@ -49,7 +49,22 @@ class Visitor:
     async def post(self, path: str, headers: Mapping[str, str] = OWN, **fields: str) -> Answer:
         return await self._send("POST", path, headers, fields)
 
-    async def _send(self, method: str, path: str, headers: Mapping[str, str], data: Mapping[str, str] | None) -> Answer:
+    async def send(self, path: str, **fields: str) -> Answer:
+        """Send a form of these pages."""
+        return await self._send("POST", path, OWN, fields)
+
+    async def htmx(self, path: str, **fields: str) -> Answer:
+        """Send a form as htmx does."""
+        return await self._send("POST", path, {**OWN, "HX-Request": "true"}, fields)
+
+    async def upload(self, path: str, name: str, content: bytes) -> Answer:
+        data = aiohttp.FormData()
+        data.add_field("file", content, filename=name)
+        return await self._send("POST", path, OWN, data)
+
+    async def _send(
+        self, method: str, path: str, headers: Mapping[str, str], data: Mapping[str, str] | aiohttp.FormData | None
+    ) -> Answer:
         url = self.api.url + path
         async with self._http.request(method, url, headers=headers, data=data, allow_redirects=False) as response:
             return Answer(status=response.status, text=await response.text(), headers=response.headers.copy())

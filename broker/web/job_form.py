@@ -1,0 +1,138 @@
+"""Fields of the form for a new job, as a spec and back. Pure functions: the spec's own rules check the values."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from broker.domain.errors import InvalidInput, Problem
+from trainer.contract import yaml_document
+from trainer.contract.data_config import COLUMN_SETTINGS, USES
+
+NUMBER = re.compile(r"-?\d+(\.\d+)?([eE]-?\d+)?")
+MORE = "more"
+"""Field with further settings as YAML, which win over the other fields."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormField:
+    """One field of the form and its place in the spec."""
+
+    name: str
+    path: str
+    default: str = ""
+
+
+FIELDS: tuple[FormField, ...] = (
+    FormField(name="name", path="name"),
+    FormField(name="cap_usd", path="cap_usd"),
+    FormField(name="deadline", path="deadline"),
+    FormField(name="task", path="train.task", default="causal_lm"),
+    FormField(name="model", path="train.model"),
+    *(FormField(name=setting, path=f"train.data.{setting}") for setting in COLUMN_SETTINGS if setting != "labels"),
+    FormField(name="method", path="train.method.name", default="lora"),
+    FormField(name="epochs", path="train.epochs", default="1"),
+    FormField(name="max_steps", path="train.max_steps"),
+    FormField(name="global_batch", path="train.global_batch", default="8"),
+    FormField(name="max_length", path="train.max_length", default="512"),
+    FormField(name="lr", path="train.optim.lr"),
+    FormField(name="gpus", path="resources.gpus", default="auto"),
+    FormField(name="spot", path="resources.spot", default="allowed"),
+    FormField(name="objective", path="resources.objective", default="cheapest"),
+    FormField(name="accelerators", path="resources.accelerators"),
+)
+TEXTS = frozenset({"name", "cap_usd", "deadline", "model", *COLUMN_SETTINGS})
+"""Fields whose values stay texts, also where they look like numbers."""
+PAIRS = (
+    ("prompt", "completion"), ("instruction", "output"), ("instruction", "response"), ("question", "answer"),
+    ("input", "output"), ("source", "target"), ("text", "summary"), ("document", "summary"),
+)  # fmt: skip
+"""Usual names of the columns of a prompt and its completion."""
+
+
+def field_of(path: str) -> str:
+    """Return the form's field for a path of the spec; the path itself if the form has none."""
+    names = {field.path: field.name for field in FIELDS} | {"train.data.path": "upload", "train.method": "method"}
+    while path:
+        if path in names:
+            return names[path]
+        path = path.rpartition(".")[0]
+    return ""
+
+
+def document(form: Mapping[str, str], upload: str) -> dict[str, Any]:
+    """Return the spec that the form describes. Fields with their default are left out. Raises InvalidInput.
+
+    `upload`: what `train.data.path` shall be.
+    """
+    spec: dict[str, Any] = {}
+    for field in FIELDS:
+        text = form.get(field.name, "").strip()
+        if text and (text != field.default or field.name == "task"):
+            _put(spec, field.path.split("."), _value(field.name, text))
+    if upload:
+        _put(spec, ["train", "data", "path"], upload)
+    return _merged(spec, _more(form.get(MORE, "")))
+
+
+def _value(name: str, text: str) -> Any:
+    if name == "accelerators":
+        return [part.strip() for part in text.split(",") if part.strip()]
+    if name in TEXTS or not NUMBER.fullmatch(text):
+        return text
+    return float(text) if set(text) & set(".eE") else int(text)
+
+
+def _more(text: str) -> Mapping[str, Any]:
+    try:
+        data = yaml_document.parse(text, "line").data if text.strip() else {}
+    except yaml_document.BadYaml as error:
+        raise InvalidInput(Problem(field=MORE, message=str(error))) from None
+    if not isinstance(data, Mapping):
+        raise InvalidInput(Problem(field=MORE, message="must be settings such as `priority: 5`; correct it"))
+    return data
+
+
+def _put(spec: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    *folders, last = path
+    for folder in folders:
+        spec = spec.setdefault(folder, {})
+    spec[last] = value
+
+
+def _merged(spec: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the spec with `more` on top, mapping by mapping."""
+    for key, value in more.items():
+        inner = spec.get(key)
+        spec[key] = _merged(inner, value) if isinstance(inner, dict) and isinstance(value, Mapping) else value
+    return spec
+
+
+def as_yaml(spec: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(spec), sort_keys=False, allow_unicode=True, width=100)
+
+
+def suggested(task: str, columns: Sequence[str]) -> dict[str, str]:
+    """Return the mapping of columns to the task's settings that their names suggest; empty without columns."""
+    lower = {column.lower(): column for column in columns}
+    if not columns:
+        return {}
+    if task == "causal_lm" and (chat := lower.get("messages") or lower.get("conversations")):
+        return {"messages": chat}
+    needed, more = USES.get(task, USES["causal_lm"])[0]
+    pair = next(((a, b) for a, b in PAIRS if a in lower and b in lower), None)
+    first, last = (lower[pair[0]], lower[pair[1]]) if pair else (columns[0], columns[-1])
+    text = lower.get("text", first)
+    guess = {
+        "prompt": f"{{{text if 'label' in needed else lower.get('prompt', first)}}}",
+        "completion": f"{{{last}}}",
+        "chosen": f"{{{lower.get('chosen', first)}}}",
+        "rejected": f"{{{lower.get('rejected', last)}}}",
+        "words": lower.get("tokens", lower.get("words", first)),
+        "image": lower.get("image", first),
+        "label": lower.get("label", lower.get("labels", last)),
+    }
+    wanted = [*needed, *(name for name in more if name in guess and len(columns) > len(needed))]
+    return {name: guess[name] for name in wanted if name in guess}

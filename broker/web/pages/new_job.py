@@ -1,0 +1,200 @@
+"""A new job on one page: data, columns, model, hardware, limits, a live quote, and one write at the end."""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, get_args
+
+from aiohttp import BodyPartReader, web
+from pydantic import ValidationError
+
+from broker.api.core import problems
+from broker.api.core.problems import StorageFull, TooLarge, TooMany
+from broker.api.schemas.queries import UploadQuery
+from broker.api.schemas.quotes import QuoteSpec
+from broker.api.service.interfaces import Checked
+from broker.domain.errors import IdempotencyConflict, InvalidInput, OverBudget, Problem
+from broker.domain.spec import JobSpec
+from broker.policy.budgets import Refusal
+from broker.web.browser import Visit, see
+from broker.web.job_form import FIELDS, MORE, as_yaml, document, field_of, suggested
+from broker.web.quote_view import QuoteSummary, quote_summary
+from broker.web.rendering import HEADERS
+from broker.web.routes import Routes
+from trainer.contract.data_config import COLUMN_SETTINGS, USES, TaskName
+
+routes = Routes()
+NEW = "/ui/new"
+TASKS = get_args(TaskName)
+CHUNK = 1 << 16
+CHOICES = {
+    "task": TASKS,
+    "method": ("lora", "qlora", "full"),
+    "gpus": ("auto", "1", "2", "4", "8"),
+    "spot": ("allowed", "never", "only"),
+    "objective": ("cheapest", "hourly", "fastest", "balanced"),
+}
+SHOWN_FAULTS = (*(field.name for field in FIELDS), "upload", MORE)
+
+
+@routes.get(NEW, scope="submit")
+async def new_job(visit: Visit) -> web.Response:
+    """Show the form; the query prefills it, so that `?model=` can be linked to."""
+    given = {name: visit.request.query[name] for name in (*SHOWN_FAULTS, "upload") if name in visit.request.query}
+    return visit.page("new_job.html", **await _form(visit, given))
+
+
+async def _form(visit: Visit, given: Mapping[str, str], faults: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return what the form shows. Columns that were not named yet get the names that the data suggest."""
+    values = {field.name: given.get(field.name, field.default) for field in FIELDS}
+    data = await _data(visit, given.get("upload", ""))
+    columns = tuple(((data.summary or {}).get("columns") or {}) if data else ())
+    mapping = _mapping(values["task"])
+    uses = USES.get(values["task"], ())
+    if not any(all(values[name] for name in needed) for needed, _ in uses):
+        values |= {name: values[name] or guess for name, guess in suggested(values["task"], columns).items()}
+    if data is not None and not values["name"]:
+        values["name"] = _name(data.name)
+    return {
+        "values": values,
+        "upload": given.get("upload", "") if data else "",
+        "data": data,
+        "columns": columns,
+        "mapping": mapping,
+        "more": given.get(MORE, ""),
+        "choices": CHOICES,
+        "faults": faults or {},
+        "key": visit.service.entropy(12).hex(),
+    }
+
+
+def _mapping(task: str) -> list[str]:
+    """Return the fields of columns that a task uses."""
+    used = {name for need, more in USES.get(task, USES["causal_lm"]) for name in (*need, *more)}
+    return [name for name in COLUMN_SETTINGS if name in used and name != "labels"]
+
+
+async def _data(visit: Visit, reference: str) -> Any:
+    """Return the caller's upload; None: there is none of this reference."""
+    sha256 = reference.removeprefix("upload:")
+    if len(sha256) != 64 or not set(sha256) <= set("0123456789abcdef"):
+        return None
+    return await visit.service.rows(visit.caller).upload(visit.caller.owner, sha256)
+
+
+def _name(file: str) -> str:
+    """Return a job's name made of a file's name."""
+    stem = file.lower().partition(".")[0]
+    return "".join(c if c.isascii() and c.isalnum() else "-" for c in stem).strip("-")[:40] or "job"
+
+
+@routes.post(NEW + "/upload")
+async def upload(visit: Visit) -> web.Response:
+    """Store the file of a multipart form, and show the form with it."""
+    try:
+        part = await (await visit.request.multipart()).next()
+        if not isinstance(part, BodyPartReader) or part.name != "file" or not part.filename:
+            raise InvalidInput(Problem(field="upload", message="no file came; choose one"))
+        name = UploadQuery.model_validate({"name": part.filename}).name
+        stored = await visit.content.upload(visit.caller, name, None, _chunks(part), sha256=None)
+    except ValidationError as error:
+        return await _not_uploaded(visit, problems.of_validation(error, UploadQuery, {}))
+    except ValueError:
+        return await _not_uploaded(visit, InvalidInput(Problem(field="", message="no file came; choose one")))
+    except InvalidInput as error:
+        return await _not_uploaded(visit, error)
+    except (TooLarge, TooMany, StorageFull) as error:
+        return await _not_uploaded(visit, InvalidInput(Problem(field="", message=str(error))))
+    return see(f"{NEW}?upload=upload:{stored.sha256}")
+
+
+async def _not_uploaded(visit: Visit, error: InvalidInput) -> web.Response:
+    line = "; ".join(problem.message for problem in error.problems)
+    return await _refused(visit, {}, InvalidInput(Problem(field="upload", message=line)))
+
+
+async def _chunks(part: BodyPartReader) -> AsyncIterator[bytes]:
+    while chunk := await part.read_chunk(CHUNK):
+        yield bytes(chunk)
+
+
+async def _refused(visit: Visit, form: Mapping[str, str], error: InvalidInput, status: int = 422) -> web.Response:
+    return visit.page("new_job.html", status, **await _form(visit, form, _faults(error)))
+
+
+def _faults(error: InvalidInput) -> dict[str, str]:
+    """Return the API's lines by field of the form; lines of other places are together under the empty name."""
+    lines: dict[str, str] = {}
+    for fault in error.problems:
+        name = fault.field if fault.field in SHOWN_FAULTS else field_of(fault.field)
+        line = fault.message if name else f"{fault.field}: {fault.message}" if fault.field else fault.message
+        lines[name] = f"{lines[name]}; {line}" if name in lines else line
+    return lines
+
+
+def _spec(form: Mapping[str, str], model: type[JobSpec]) -> JobSpec:
+    wanted = document(form, form.get("upload", ""))
+    try:
+        return model.model_validate(wanted)
+    except ValidationError as error:
+        raise problems.of_validation(error, model, wanted) from None
+
+
+@routes.post(NEW + "/quote", scope="submit")
+async def quote(visit: Visit) -> web.Response:
+    """Quote the form: for htmx the quote and the lines next to the fields, otherwise the whole page."""
+    form = await visit.form()
+    faults: dict[str, str] = {}
+    values: dict[str, Any] = {"quote": None, "check": {}, "held": None, "cap": form.get("cap_usd", "").strip()}
+    try:
+        spec = _spec(form, QuoteSpec)
+        checked, summary, held = await _quoted(visit, spec)
+        values |= {"quote": summary, "check": checked.report, "held": held}
+    except InvalidInput as error:
+        faults = _faults(error)
+    values |= {"faults": faults, "yaml": await _yaml(visit, form), "fields": _shown(form)}
+    if visit.request.headers.get("HX-Request") == "true":
+        return visit.page("new_quote.html", **values)
+    return visit.page("new_job.html", 422 if faults else 200, **(values | await _form(visit, form, faults)))
+
+
+def _shown(form: Mapping[str, str]) -> list[str]:
+    """Return the fields that the form shows, each with a place for its fault."""
+    mapping = _mapping(form.get("task", ""))
+    return [name for name in SHOWN_FAULTS if name not in COLUMN_SETTINGS or name in mapping]
+
+
+async def _quoted(visit: Visit, spec: JobSpec) -> tuple[Checked, QuoteSummary, Refusal | None]:
+    checked, ranking, held = await visit.service.quotes.quote(visit.caller, spec)
+    return checked, quote_summary(ranking, visit.service.clock.now(), spec.deadline), held
+
+
+async def _yaml(visit: Visit, form: Mapping[str, str]) -> str:
+    """Return the spec as a file for the command line, which names the data's file; empty if the YAML is wrong."""
+    data = await _data(visit, form.get("upload", ""))
+    try:
+        return as_yaml(document(form, data.name if data else ""))
+    except InvalidInput:
+        return ""
+
+
+@routes.post(NEW + "/spec", scope="submit")
+async def spec_file(visit: Visit) -> web.Response:
+    """Download the form as a spec for the command line."""
+    form = await visit.form()
+    text = await _yaml(visit, form)
+    headers = {**HEADERS, "Content-Disposition": 'attachment; filename="job.yaml"', "Cache-Control": "no-store"}
+    return web.Response(text=text, content_type="application/yaml", charset="utf-8", headers=headers)
+
+
+@routes.post(NEW + "/submit")
+async def submit(visit: Visit) -> web.Response:
+    """Submit the job. A second send of the same form leads to the same job."""
+    form = await visit.form()
+    if not form.get("cap_usd", "").strip():
+        form["cap_usd"] = form.get("proposed_cap", "")
+    try:
+        job, _ = await visit.service.submit(visit.caller, _spec(form, JobSpec), key=form.get("key", "")[:100] or None)
+    except InvalidInput as error:
+        return await _refused(visit, form, error)
+    except (OverBudget, IdempotencyConflict) as error:
+        return await _refused(visit, form, InvalidInput(Problem(field="", message=str(error))), 409)
+    return see(f"/ui/jobs/{job.id}")

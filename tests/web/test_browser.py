@@ -1,0 +1,73 @@
+"""The pages in a real browser: no console error, no violation of the policy, no failed request."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.harness import CSV, MODEL, Running
+from tests.web.screenshots import CHROMIUM
+from tests.web.seed import fill
+
+playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed; run `make venv`")
+pytestmark = pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"no {CHROMIUM}; run `make browser`")
+
+
+@pytest.fixture
+async def page(api: Running) -> AsyncIterator[Any]:
+    """Yield a page that is signed in by a one-time link; anything that goes wrong in it fails the test."""
+    faults: list[str] = []
+    async with playwright.async_playwright() as driver:
+        browser = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        opened = await browser.new_page()
+        opened.set_default_timeout(60_000)
+        opened.on("console", lambda m: faults.append(f"console: {m.text}") if m.type in ("error", "warning") else None)
+        opened.on("pageerror", lambda e: faults.append(f"error: {e}"))
+        opened.on("response", lambda r: faults.append(f"{r.status} {r.url}") if r.status >= 400 else None)
+        link = await api.call("POST", "/v1/me/sign-in-links", await api.token("ada"), 201)
+        await opened.goto(api.url + link["path"])
+        yield opened
+        await browser.close()
+    assert faults == []
+
+
+async def test_a_job_is_quoted_while_typing_and_submitted(api: Running, page: Any, tmp_path: Path) -> None:
+    file = tmp_path / "words.csv"
+    file.write_text(CSV)
+    await page.get_by_role("link", name="New job", exact=True).click()
+    await page.locator("#file").set_input_files(file)  # sends the form by itself
+    await page.get_by_text("columns word, definition").wait_for()
+    await page.locator("#f-model").fill(MODEL)
+    await page.get_by_text("30 offers fit").wait_for()
+    await page.locator("#f-cap_usd").fill("-1")
+    await page.locator("#fault-cap_usd:not(:empty)").wait_for()
+    await page.locator("#f-task").select_option("dpo")
+    await page.locator("#f-chosen").wait_for()
+    await page.locator("#f-task").select_option("causal_lm")
+    await page.locator("#f-messages").wait_for()
+    await page.locator("#f-cap_usd").fill("4")
+    await page.get_by_role("button", name="Submit, at most $4").click()
+    await page.get_by_role("heading", name="words").wait_for()
+    jobs = (await api.call("GET", "/v1/jobs", await api.token("ada"), 200))["items"]
+    assert [(job["name"], job["cap_usd"]) for job in jobs] == [("words", "4")]
+
+
+async def test_a_run_follows_the_run_without_a_reload(api: Running, page: Any) -> None:
+    ref = (await api.upload(me := await api.token("ada")))["ref"]
+    body = {"name": "cynic", "cap_usd": "5", "train": {"model": MODEL, "data": {"path": ref, "completion": "{word}"}}}
+    job = await api.call("POST", "/v1/jobs", me, 202, json=body)
+    await page.goto(f"{api.url}/ui/jobs/{job['id']}")
+    await page.get_by_text("waiting").first.wait_for()
+    await api.call("PATCH", f"/v1/jobs/{job['id']}", me, 200, json={"cap_usd": "7"})
+    await page.get_by_text("of $7.00").first.wait_for()
+
+
+async def test_the_theme_is_kept_and_no_page_is_wider_than_a_phone(api: Running, page: Any) -> None:
+    jobs = await fill(api.service.store, None, api.service.clock.now())
+    await page.get_by_role("button", name="dark").click()
+    await page.set_viewport_size({"width": 360, "height": 800})
+    for path in ("/ui/jobs", "/ui/new", f"/ui/jobs/{jobs['live']}", f"/ui/jobs/{jobs['over']}/decision"):
+        await page.goto(api.url + path)
+        assert await page.locator("html").get_attribute("data-theme") == "dark"
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 360, path

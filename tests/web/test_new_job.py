@@ -1,0 +1,182 @@
+"""The form for a new job: data, columns, the quote, and one write."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+import yaml
+
+from broker.domain.errors import InvalidInput
+from broker.domain.spec import JobSpec
+from broker.web.job_form import MORE, document, field_of, suggested
+from broker.web.quote_view import deadline_chance, memory_parts, quote_summary
+from tests.api.harness import CSV, MODEL, Running
+from tests.support.machines import offer, quoted
+from tests.web.visitor import Visitor
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+async def filled(ada: Visitor, **changes: str) -> dict[str, str]:
+    """Return the fields of the form after an upload."""
+    answer = await ada.upload("/ui/new/upload", "words.csv", CSV.encode())
+    assert answer.status == 303, answer.text
+    reference = answer.location.partition("upload=")[2]
+    page = await ada.get(answer.location)
+    assert "40 rows; columns word, definition" in page.text
+    fields = {"upload": reference, "key": "k1", "task": "causal_lm", "name": "words", "model": MODEL,
+              "prompt": "Define {word}:", "completion": "{definition}", "method": "lora", "gpus": "auto"}  # fmt: skip
+    return fields | changes
+
+
+async def test_an_upload_suggests_the_columns_and_a_name(ada: Visitor) -> None:
+    answer = await ada.upload("/ui/new/upload", "Words_2.csv", CSV.encode())
+    page = (await ada.get(answer.location)).text
+    assert 'value="{word}"' in page
+    assert 'value="{definition}"' in page
+    assert 'value="words-2"' in page
+
+
+async def test_another_task_gets_columns_for_its_own_fields(ada: Visitor) -> None:
+    location = (await ada.upload("/ui/new/upload", "words.csv", CSV.encode())).location
+    page = (await ada.get(f"{location}&task=dpo&prompt=mine")).text
+    assert 'name="prompt" type="text" value="mine"' in page
+    assert 'name="rejected" type="text" value="{definition}"' in page
+    assert 'name="completion"' not in page
+
+
+async def test_a_file_that_cannot_be_read_is_refused_beside_the_field(ada: Visitor) -> None:
+    for name, content in (("words.xyz", b"a"), ("words.csv", b"")):
+        answer = await ada.upload("/ui/new/upload", name, content)
+        assert answer.status == 422, name
+        assert '<p class="fault" id="fault-upload" role="alert"></p>' not in answer.text, name
+
+
+async def test_the_quote_is_one_sentence_then_memory_then_offers(ada: Visitor) -> None:
+    answer = await ada.htmx("/ui/new/quote", **await filled(ada, cap_usd="5", deadline="2099-01-01T00:00:00Z"))
+    assert answer.status == 200
+    assert "About <b>$0." in answer.text
+    assert "at most <b>$5</b> by" in answer.text
+    assert "Chance to meet the deadline: <b>100 %</b>" in answer.text
+    assert "offers fit" in answer.text
+    assert "dropped: need more memory" in answer.text
+    assert "Define word0:" in answer.text
+    assert 'class="m-weights"' in answer.text
+    assert "<html" not in answer.text
+    assert "<html" in (await ada.send("/ui/new/quote", **await filled(ada))).text  # without JavaScript
+
+
+async def test_every_fault_stands_beside_its_field_in_the_words_of_the_api(ada: Visitor) -> None:
+    form = await filled(ada, prompt="{nope}")
+    answer = await ada.htmx("/ui/new/quote", **form)
+    assert 'id="fault-prompt" role="alert" hx-swap-oob="true">no column &#39;nope&#39; in the data' in answer.text
+    wrong = await ada.htmx("/ui/new/quote", **form | {"gpus": "x", "cap_usd": "-3", "name": "No Name"})
+    for name in ("gpus", "cap_usd", "name"):
+        assert f'id="fault-{name}" role="alert" hx-swap-oob="true"></p>' not in wrong.text, name
+    bad = await ada.htmx("/ui/new/quote", **form | {MORE: "a: [1"})
+    assert 'id="fault-more" role="alert" hx-swap-oob="true"></p>' not in bad.text
+
+
+async def test_a_form_that_is_sent_twice_is_one_job(api: Running, ada: Visitor) -> None:
+    form = await filled(ada, cap_usd="5")
+    answers = await asyncio.gather(*(ada.send("/ui/new/submit", **form) for _ in range(4)))
+    assert {a.status for a in answers} == {303}
+    (location,) = {a.location for a in answers}
+    jobs = await api.call("GET", "/v1/jobs", await api.token("ada"), 200)
+    assert [f"/ui/jobs/{job['id']}" for job in jobs["items"]] == [location]
+    other = await ada.send("/ui/new/submit", **form | {"cap_usd": "6"})
+    assert other.status == 409
+    assert 'role="alert"' in other.text
+
+
+async def test_without_a_cap_the_proposed_one_counts_and_none_is_refused(ada: Visitor) -> None:
+    form = await filled(ada)
+    refused = await ada.send("/ui/new/submit", **form)
+    assert refused.status == 422
+    page = await ada.send("/ui/new/submit", **form | {"proposed_cap": "0.5"})
+    assert "of $0.5000" in (await ada.get(page.location)).text
+
+
+async def test_a_job_with_the_data_of_another_user_is_refused(api: Running, ada: Visitor) -> None:
+    form = await filled(ada)
+    async with Visitor(api) as bob:
+        await bob.sign_in(await api.token("bob", team="other"))
+        answer = await bob.htmx("/ui/new/quote", **form)
+    assert "no upload" in answer.text
+    assert "words.csv" not in answer.text
+
+
+async def test_the_downloaded_spec_is_the_form_for_the_command_line(ada: Visitor) -> None:
+    form = await filled(ada, cap_usd="5", epochs="2", accelerators="l40s, h100", more="priority: 3")
+    answer = await ada.send("/ui/new/spec", **form)
+    spec = yaml.safe_load(answer.text)
+    assert spec["train"]["data"]["path"] == "words.csv"
+    made = JobSpec.model_validate(spec)
+    assert made.priority == 3
+    assert made.train is not None
+    assert made.train.epochs == 2
+    assert made.resources.accelerators == ("l40s", "h100")
+
+
+async def test_the_query_prefills_the_model(ada: Visitor) -> None:
+    assert 'value="a/b"' in (await ada.get("/ui/new?model=a/b")).text
+
+
+def test_other_settings_win_over_the_fields() -> None:
+    form = {"name": "a", "epochs": "3", "lr": "1e-4", MORE: "train: {epochs: 5}\nlabels: {team: nlp}"}
+    assert document(form, "") == {
+        "name": "a",
+        "train": {"epochs": 5, "optim": {"lr": 0.0001}},
+        "labels": {"team": "nlp"},
+    }
+    with pytest.raises(InvalidInput, match="more"):
+        document({MORE: "a: 1\na: 2"}, "")
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("train.optim.lr", "lr"), ("resources.accelerators.0", "accelerators"), ("train.data.path", "upload"),
+        ("train.method.r", "method"), ("labels.x", ""), ("body", ""),
+    ],
+)  # fmt: skip
+def test_a_place_of_the_spec_belongs_to_its_field(path: str, field: str) -> None:
+    assert field_of(path) == field
+
+
+@pytest.mark.parametrize(
+    ("task", "columns", "mapping"),
+    [
+        ("causal_lm", ["id", "instruction", "output"], {"prompt": "{instruction}", "completion": "{output}"}),
+        ("causal_lm", ["messages", "id"], {"messages": "messages"}),
+        ("causal_lm", ["text"], {"completion": "{text}"}),
+        ("text_classification", ["text", "label"], {"prompt": "{text}", "label": "label"}),
+        ("dpo", ["prompt", "chosen", "rejected"],
+         {"prompt": "{prompt}", "chosen": "{chosen}", "rejected": "{rejected}"}),
+        ("causal_lm", [], {}),
+    ],
+)  # fmt: skip
+def test_columns_are_suggested_by_their_names(task: str, columns: list[str], mapping: dict[str, str]) -> None:
+    assert suggested(task, columns) == mapping
+
+
+def test_the_chance_to_meet_a_deadline_follows_p50_and_p90() -> None:
+    best = quoted([offer()]).best
+    assert best is not None
+    assert best.hours_p50 is not None
+    assert best.hours_p90 is not None
+    at = [deadline_chance(best, NOW, NOW + timedelta(hours=h)) for h in (best.hours_p50, best.hours_p90, -1)]
+    assert at == [pytest.approx(0.5), pytest.approx(0.9), 0.0]
+
+
+def test_memory_fits_into_its_bar_and_spot_savings_compare_the_markets() -> None:
+    spot = offer(id="cloud/s", spot=True, usd_per_hour=Decimal("1.00"), preemptions_per_hour=0.01)
+    summary = quote_summary(quoted([offer(), spot]), NOW, None)
+    assert summary.best is not None
+    assert summary.spot_saves is not None
+    assert summary.spot_saves > 0
+    parts = memory_parts(summary.best)
+    assert parts[-1].x + parts[-1].width <= 100
+    assert summary.required_percent <= 100
+    assert quote_summary(quoted([offer()]), NOW, None).spot_saves is None
