@@ -34,9 +34,9 @@ def show(out: Output, page: OfferHistoryView) -> None:
     """Print one row for each series, then the prices of the cheapest series over time."""
     days = (page.until - page.since).days
     if not page.items:
-        out.say(f"no price of these offers was recorded in the last {days} days")
+        out.say(f"no price of these offers was recorded since {page.since:%Y-%m-%d %H:%M} UTC")
         return
-    title = f"Prices of machines over {days} days, in steps of {formatting.duration(page.step_s)}"
+    title = f"Prices of machines over {days} d, in steps of {formatting.duration(page.step_s)}"
     out.say(TerminalTable(COLUMNS, map(_row, page.items), title=title))
     if page.total > len(page.items):
         out.say(f"{len(page.items)} of {page.total} series; name --cloud, --region or --market to see others")

@@ -46,7 +46,7 @@ class PostgresOfferHistory(PostgresPart):
     async def record_offers(self, samples: Sequence[OfferSample]) -> Sequence[bool]:
         if not samples:
             return []
-        documents = [row for sample in samples for row in documents_of(sample)]
+        documents = await asyncio.to_thread(_packed, samples)  # 10 ms for 1,300 groups
         new = {(row["provider"], row["bucket"]) for row in await self._pool.fetch("record_offers", *columns(documents))}
         return [(sample.provider, sample.bucket) in new for sample in samples]
 
@@ -71,6 +71,10 @@ class PostgresOfferHistory(PostgresPart):
             if not await connection.fetchval(QUERIES["lock_offer_history"]):
                 return 0
             return int(await connection.fetchval(QUERIES["forget_offer_history"], before))
+
+
+def _packed(samples: Sequence[OfferSample]) -> list[HistoryDocument]:
+    return [row for sample in samples for row in documents_of(sample)]
 
 
 def _document(row: row_codec.Record) -> HistoryDocument:
