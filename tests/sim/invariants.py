@@ -8,7 +8,7 @@ Numbers are those of "Invariants" in docs/design/architecture.md.
 - 10 manifest_last, torn_never_loaded, own_checkpoint, good_checkpoint_kept; 11 no_secret; 12 other_team_unseen
 - 13 one_lease_holder, fenced; 14 lease_needs_database, broker_gone_stops; liveness: drains (the end itself)
 - without a number: foreign_untouched, spared_stands, orphan_grace, no_false_death, who_writes_what, no_internal_error,
-  move_drains, move_is_free
+  move_drains, move_is_free, retry_is_counted_once
 
 Checks of durations run every ten virtual seconds: no_leak, live_state_ends, signal_is_heard, death_is_seen and
 broker_gone_stops. `other_team_unseen` runs then too, because its answer changes with submissions only.
@@ -46,7 +46,7 @@ INVARIANTS = frozenset({
     "good_checkpoint_kept", "no_secret", "other_team_unseen", "one_lease_holder", "fenced", "lease_needs_database",
     "broker_gone_stops", "drains", "foreign_untouched", "orphan_grace", "no_false_death", "who_writes_what",
     "no_internal_error", "death_is_seen", "not_overbilled", "issued_once", "spared_stands", "move_drains",
-    "move_is_free",
+    "move_is_free", "retry_is_counted_once",
 })  # fmt: skip
 CANARY = "canary-of-a-secret"
 _NEXT = {(state, rule.next) for (state, _), rule in ATTEMPT_RULES.items()}

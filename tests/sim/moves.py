@@ -60,6 +60,7 @@ class Moves:
 
     def written(self, change: Change, before: Job | None) -> None:
         """Check an end that was written. `before`: the job as it was."""
+        self._check_retries(change, before)
         if change.attempt is None or change.attempt[1].reason is not Reason.MOVED:
             return
         was, ended = change.attempt
@@ -70,3 +71,11 @@ class Moves:
         self.made += 1
         if change.job[1].retries_used != before.retries_used:
             self._world.fail("move_is_free", f"job {before.id}: a move used up a retry")
+
+    def _check_retries(self, change: Change, before: Job | None) -> None:
+        """Check that an end of an attempt uses up one retry at most, and that a preemption uses up none."""
+        if change.attempt is None or change.job is None or before is None:
+            return
+        used, reason = change.job[1].retries_used - before.retries_used, change.attempt[1].reason
+        if used not in (0, 1) or (used and reason is Reason.PREEMPTED):
+            self._world.fail("retry_is_counted_once", f"job {before.id}: {reason} used up {used} retries")

@@ -361,6 +361,14 @@ MUTANTS = (
     _mutant("a move without a drain", "move_drains", (f"{LIFECYCLE}.state_machine.ATTEMPT_RULES", wrong_ends.no_drain)),
     _mutant("a move uses up a retry", "move_is_free", (f"{LIFECYCLE}.transitions.FREE_RETRIES", frozenset[Reason]())),
     _mutant(
+        "a retry is counted twice", "retry_is_counted_once",
+        (f"{DECISION}.after_attempt", wrong_ends.count_retries_twice),
+    ),
+    _mutant(
+        "a preemption uses up a retry", "retry_is_counted_once",
+        (f"{DECISION}.after_attempt", wrong_ends.count_preemptions), aim=_now_and_then("preempt"),
+    ),
+    _mutant(
         "every end is a success", "success_is_real", (f"{DECISION}.end_reason", wrong.always(Reason.COMPLETED)),
     ),
 )  # fmt: skip

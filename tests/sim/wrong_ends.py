@@ -1,14 +1,16 @@
 """Wrong rules for the ends of attempts, each in place of one of the product; see `mutants.py`."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from broker.domain.job import Attempt, AttemptState, Job, Reason
 from broker.lifecycle.liveness import LivenessTimeouts
 from broker.lifecycle.observation.attempt_facts import ObservedFacts
 from broker.lifecycle.state_machine import ATTEMPT_RULES, AttemptEvent, Effect, Rule
-from broker.lifecycle.transitions import inspection_end
+from broker.lifecycle.transitions import after_attempt, inspection_end
 
-_KEPT_UNTIL = inspection_end
+_KEPT_UNTIL, _AFTER = inspection_end, after_attempt
 no_drain = {
     **ATTEMPT_RULES,
     (AttemptState.TRAINING, AttemptEvent.MOVE): Rule(
@@ -16,6 +18,18 @@ no_drain = {
     ),
 }
 """Change of rules that ends a moving attempt at once, as a hung one."""
+
+
+def count_retries_twice(*given: Any, **options: Any) -> Job:
+    """Count each retry twice."""
+    before, after = given[0], _AFTER(*given, **options)
+    return replace(after, retries_used=2 * after.retries_used - before.retries_used)
+
+
+def count_preemptions(*given: Any, **options: Any) -> Job:
+    """Let a preemption use up a retry."""
+    after = _AFTER(*given, **options)
+    return replace(after, retries_used=after.retries_used + (given[2] is Reason.PREEMPTED))
 
 
 def kept_for_a_day(attempt: Attempt, job: Job) -> datetime | None:

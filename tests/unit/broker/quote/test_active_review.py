@@ -6,6 +6,8 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from broker.domain.instance import Caps
 from broker.domain.job import Attempt, AttemptState, Forecast, Job, Reason, Signal
@@ -211,6 +213,24 @@ def test_fruitless_moves_double_the_stay() -> None:
     last = facts(trained_s=1.5 * MIN_STAY_S)
     assert isinstance(review_active(last), Move)
     assert isinstance(review_active(replace(last, earlier=(moved, refused))), Stay)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.sampled_from((None, 0.0, 60.0, MIN_STAY_S - 1)), min_size=1, max_size=6))
+def test_no_market_moves_a_job_to_and_fro(stays_s: list[float | None]) -> None:
+    """Each move finds spot that is refused (None) or lost after some seconds, for four days: moves are bounded."""
+    earlier: tuple[Attempt, ...] = ()
+    time_s, moves, day = 0.0, 0, 86_400.0
+    while time_s < 4 * day:
+        stay_s = required_stay_s(earlier)
+        for trained_s, expected in ((stay_s - 1, Stay), (stay_s, Move)):
+            case = replace(facts(deadline_h=None, trained_s=trained_s), earlier=earlier)
+            assert isinstance(review_active(case), expected)
+        lost = stays_s[moves % len(stays_s)]
+        reason = Reason.NO_CAPACITY if lost is None else Reason.PREEMPTED
+        earlier = (*earlier, ended(False, Reason.MOVED, stay_s), ended(True, reason, lost))
+        time_s, moves = time_s + stay_s + (lost or 0.0), moves + 1
+        assert moves <= MAX_DOUBLINGS + 1 + time_s / (MIN_STAY_S * 2**MAX_DOUBLINGS)
 
 
 @pytest.mark.parametrize(
