@@ -81,11 +81,13 @@ class ObstoreBlobs:
         return scheme_of(self._url) in ("file", "memory")
 
     async def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
+        self._check_folder(key)
         mode: Literal["create", "overwrite"] = "create" if if_absent else "overwrite"
         result = await self._ask("write", key, obstore.put_async(self._store, self._prefix + key, data, mode=mode))
         return result["e_tag"] or ""
 
     async def put_file(self, key: str, path: Path) -> None:
+        self._check_folder(key)
         within_s = CALL_S + path.stat().st_size / SLOWEST
         sent = obstore.put_async(self._store, self._prefix + key, path, max_concurrency=PARTS_AT_ONCE)
         await self._ask("write", key, sent, within_s)
@@ -124,6 +126,7 @@ class ObstoreBlobs:
 
     async def copy(self, source: str, target: str) -> None:
         """Copy an object on the server if the store can. Raises BlobError if `source` is absent."""
+        self._check_folder(target)
         try:
             await self._ask(
                 "copy", source, obstore.copy_async(self._store, self._prefix + source, self._prefix + target)
@@ -213,6 +216,13 @@ class ObstoreBlobs:
             raise BlobsUnavailable(f"cannot {verb} {key}: {self._url} did not answer in {within_s:.0f} s") from None
         except (BaseError, OSError) as e:
             raise BlobsUnavailable(f"cannot {verb} {key} at {self._url}: {one_line(e)}") from None
+
+    def _check_folder(self, key: str) -> None:
+        """Raise BlobsUnavailable if the store's folder is missing, because a write would create it."""
+        if self._folder is not None and not self._folder.is_dir():
+            raise BlobsUnavailable(
+                f"cannot write {key}: {self._folder} is missing; mount it or put it back, it is not created here"
+            )
 
     def _whole_store_missing(self, error: FileNotFoundError) -> bool:
         if self._folder is not None:

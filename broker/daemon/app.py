@@ -22,6 +22,7 @@ from broker.api.app import build_app
 from broker.api.core.auth import Authenticator, hashed, mint
 from broker.api.core.stream_limits import StreamLimits
 from broker.api.core.upload_spool import sweep, sweep_unfinished
+from broker.api.http.context import READINESS
 from broker.api.service.interfaces import DaemonHooks, Settings, nowhere
 from broker.api.service.jobs import Service
 from broker.api.service.quotes import QuoteService
@@ -35,7 +36,7 @@ from broker.daemon.config import DaemonConfig
 from broker.daemon.home_dir import SPOOL, check_blobs, holding, make_home, with_room
 from broker.daemon.host_admissions import HostAdmissions, host_rules, host_sandbox, model_folders
 from broker.daemon.installation import installation_of, mark_new, only_report, refuse_other_blobs
-from broker.daemon.listeners import Addresses, listening
+from broker.daemon.listeners import Addresses, allow_files, listening
 from broker.daemon.preflight_adapter import Checks, forbidden
 from broker.daemon.slack_wiring import SlackIntegration
 from broker.daemon.trainer_bundle import TrainerSource, image_of
@@ -105,6 +106,7 @@ async def run(config: DaemonConfig, *, ready: Callable[[Addresses], None] = lamb
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
         with with_room(config.home):
+            allow_files()
             components = await stack.enter_async_context(building(config))
             at = await stack.enter_async_context(listening(config, components.application))
             await write_client_file(components, at)
@@ -188,6 +190,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[DaemonComponents]:
         limits = StreamLimits(**config.streams.model_dump())
         application = build_app(service, authenticator, version=version("gpubroker"), slacks=incoming, limits=limits)
         mount(application)
+        await application[READINESS].read_mark()
         yield DaemonComponents(
             config=config,
             installation=context.installation,

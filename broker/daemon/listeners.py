@@ -19,11 +19,17 @@ from broker.domain.errors import GpubrokerError
 DRAIN_S = 2.0
 """Seconds for which a stopping daemon waits for running answers."""
 FILES = 16_384
+FEWEST_FILES = 256
+"""Open files without which the daemon does not start: database, log, sockets and machines take about 100."""
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class CannotListen(GpubrokerError):
     """Raised if the address is in use or is not an address of this host."""
+
+
+class TooFewFiles(GpubrokerError):
+    """Raised if this process may open too few files to serve."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +50,6 @@ async def listening(config: DaemonConfig, application: web.Application) -> Async
     Raises CannotListen naming the address and the fix, InvalidInput for a certificate that cannot be used.
     """
     certificate = Certificate(config.tls.certificate, config.tls.key) if config.tls else None
-    _allow_files()
     async with AsyncExitStack() as stack:
         port = await stack.enter_async_context(_http(config, application, certificate))
         scheme = "http" if certificate is None else "https"
@@ -58,9 +63,17 @@ async def listening(config: DaemonConfig, application: web.Application) -> Async
         yield Addresses(url=url, grpc=_address(config.grpc_host, bound), certificate=shown)
 
 
-def _allow_files() -> None:
-    """Raise the limit of open files: most systems allow 1024 by default, and each connection takes one."""
+def allow_files() -> None:
+    """Raise the limit of open files: most systems allow 1024 by default, and each connection takes one.
+
+    Raises TooFewFiles.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < FEWEST_FILES:
+        raise TooFewFiles(
+            f"the daemon may open {hard} files only, and needs {FEWEST_FILES}: raise the limit (ulimit -n {FILES}, or "
+            f"LimitNOFILE={FILES} in its systemd unit)"
+        )
     limit = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < limit:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

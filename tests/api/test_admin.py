@@ -4,9 +4,11 @@ import asyncio
 import errno
 import json
 import logging
+from contextlib import suppress
 
 import pytest
 
+from broker.api.http.context import READINESS
 from broker.domain.errors import StoreUnavailable
 from broker.domain.ids import JobId
 from broker.domain.job import Event
@@ -90,10 +92,31 @@ async def why_unready(api: Running) -> dict[str, str]:
 
 async def test_a_database_that_hangs_makes_the_daemon_unready(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.api.core.readiness.ANSWER_S", 0.05)
-    monkeypatch.setattr(api.service.store, "ping", asyncio.Event().wait)
-    faults = await why_unready(api)
-    assert set(faults) == {"database"}
-    assert "does not answer within" in faults["database"]
+    monkeypatch.setattr("broker.api.handlers.admin.TOKEN_S", 0.05)
+    monkeypatch.setattr("broker.api.core.auth.CACHE_S", 0.0)
+    monitor, unknown = [await api.token(owner, "metrics") for owner in ("monitor", "unknown")]
+    await api.call("GET", "/readyz", monitor, 200)
+
+    async def hang(*_: object) -> None:
+        """Wait for ever, as a query of a stopped server, whose cancellation it does not confirm."""
+        for _ in range(2):
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+
+    for query in ("ping", "token"):
+        monkeypatch.setattr(api.service.store, query, hang)
+    (fault,) = (await api.call("GET", "/readyz", monitor, 503))["errors"]
+    assert fault["field"] == "database"
+    assert "does not answer within" in fault["message"]
+    (fault,) = (await api.call("GET", "/readyz", unknown, 503))["errors"]
+    assert fault == {"field": "database", "message": "failing"}
+
+
+async def test_a_blob_store_replaced_before_the_first_check_is_noticed(api: Running) -> None:
+    await api.service.blobs.put(keys.BLOB_STORE, b"one")
+    await api.app[READINESS].read_mark()
+    await api.service.blobs.delete(keys.BLOB_STORE)
+    assert "is missing" in (await why_unready(api))["blobs"]
 
 
 async def test_a_blob_store_that_hangs_makes_the_daemon_unready(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:

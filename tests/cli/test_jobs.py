@@ -21,6 +21,7 @@ from broker.quote.decision_record import packed
 from tests.cli.conftest import GOOD, Shell
 from tests.conformance.samples import admission
 from tests.support.machines import offer, quoted
+from trainer.contract import object_keys
 
 
 async def submitted(shell: Shell, text: str = GOOD) -> JobId:
@@ -311,6 +312,13 @@ async def test_doctor_names_each_problem_with_a_fix(shell: Shell, monkeypatch: p
     assert ran.code == Exit.JOB_FAILED
     assert "PROBLEM  daemon: no daemon answers at http://127.0.0.1:9" in ran.out
     assert "gpubroker serve" in ran.out
+
+
+async def test_doctor_names_the_failing_parts_of_an_unready_daemon(shell: Shell) -> None:
+    await shell.api.service.blobs.delete(object_keys.BROKER_LEASE)
+    ran = await to_thread(shell.run, "doctor")
+    assert ran.code == Exit.JOB_FAILED
+    assert "PROBLEM  broker: no broker has ever held the lease" in ran.out
 
 
 def test_every_command_has_help_and_json() -> None:

@@ -287,6 +287,9 @@ async def test_a_store_that_is_not_there_is_unavailable_not_empty(
                 await blobs.get("heartbeats/a/0")
             with pytest.raises(BlobsUnavailable):
                 await blobs.get_range("heartbeats/a/0", 0, 1)
+            with pytest.raises(BlobsUnavailable):
+                await blobs.put("heartbeats/a/0", b"{}")
+    assert not folder.exists()  # otherwise the store could not be put back
     report = await check_bucket("s3://no-such-bucket/x", options=s3_options)
     assert not report.ok
     assert "no-such-bucket" in report.checks[0].detail

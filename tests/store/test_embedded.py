@@ -338,6 +338,17 @@ async def test_a_server_that_cannot_start_says_why_and_frees_the_folder(tmp_path
         assert await execute(server.dsn, "SELECT 1") == 1
 
 
+async def test_a_server_without_its_wal_names_the_fix_and_is_not_made_anew(tmp_path: Path) -> None:
+    async with await EmbeddedPostgres.start(tmp_path, durable=False):
+        pass
+    for segment in (data_of(tmp_path) / "pg_wal").glob("0*"):
+        segment.unlink()
+    before = sorted(data_of(tmp_path).glob("base/*/*"))
+    with pytest.raises(EmbeddedPostgresError, match=r"checkpoint record .*; .* lost or damaged: restore a backup"):
+        await EmbeddedPostgres.start(tmp_path, durable=False)
+    assert sorted(data_of(tmp_path).glob("base/*/*")) == before
+
+
 async def test_a_folder_without_the_programs_is_named_with_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from broker.api.core.problems import RateLimited
-from broker.domain.errors import GpubrokerError
+from broker.api.core.readiness import answer_within
+from broker.domain.errors import GpubrokerError, StoreUnavailable
 from broker.domain.ids import base32
 from broker.domain.tenancy import Scope, Tenant
 from broker.ports import Clock, Store, Token
@@ -96,6 +97,21 @@ class Authenticator:
         if scope not in caller.scopes and not caller.admin:
             raise Forbidden(f"this token lacks the scope {scope!r}; use one that has it")
         return caller
+
+    async def has_scope(self, authorization: Credential, scope: Scope, *, within_s: float) -> bool:
+        """Return True if the token has the scope.
+
+        If the database does not answer in time, a token counts that was valid when it was last used.
+        """
+        try:
+            await answer_within(within_s, self.caller(authorization, scope))
+        except (TimeoutError, StoreUnavailable):
+            digest = _digest(authorization)
+            held = None if digest is None else self._cache.get(digest)
+            return held is not None and bool({scope, "admin"} & set(held[1].scopes))
+        except GpubrokerError:
+            return False
+        return True
 
     async def recheck(self, authorization: Credential) -> None:
         """Check the token of an open stream again. Raises Unauthenticated if it has expired or was deleted."""

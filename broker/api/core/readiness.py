@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from broker.billing.trusted_time import step_message
 from broker.domain.errors import GpubrokerError
@@ -15,6 +16,7 @@ from trainer.contract import object_keys
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 OK, FAILING = "ok", "failing"
 """The only texts that callers without a token get, because reasons name hosts and databases."""
 ANSWER_S = 3.0
@@ -32,6 +34,24 @@ def without_reasons(checks: Mapping[str, str]) -> dict[str, str]:
 def unready(checks: Mapping[str, str]) -> Mapping[str, str]:
     """Return the faults of all parts that make the installation unready."""
     return {part: text for part, text in checks.items() if text != OK and part not in REPORTED_ONLY}
+
+
+async def answer_within(seconds: float, call: Awaitable[T]) -> T:
+    """Return the result of a call. Raises TimeoutError in time, also if the call's cancellation takes longer.
+
+    A query of a database that is stopped is one: its connection waits until the server confirms the cancellation.
+    """
+    task = asyncio.ensure_future(call)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if done:
+        return task.result()
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    task.cancel()
+    raise TimeoutError
 
 
 class Readiness:
@@ -68,6 +88,13 @@ class Readiness:
         self._asked: asyncio.Task[dict[str, str]] | None = None
         self._logged: dict[str, str] = {}
 
+    async def read_mark(self) -> None:
+        """Read the mark of the blob store that the daemon has checked at its start."""
+        try:
+            self._mark = await self._blobs.get(object_keys.BLOB_STORE)
+        except GpubrokerError as error:
+            log.warning("cannot read the mark of the blob store: %s", error)
+
     async def check(self) -> dict[str, str]:
         """Return `ok` or the fault of each part; never raises.
 
@@ -100,8 +127,7 @@ class Readiness:
     async def _answered(self, part: str, check: Awaitable[str]) -> str:
         """Return the check's text, or its fault if it fails or does not end within ANSWER_S."""
         try:
-            async with asyncio.timeout(ANSWER_S):
-                return await check
+            return await answer_within(ANSWER_S, check)
         except TimeoutError:
             return f"{part} does not answer within {ANSWER_S:g} s; is its host stopped or overloaded?"
         except GpubrokerError as error:

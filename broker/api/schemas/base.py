@@ -31,7 +31,10 @@ class ProblemView(Wire):
 
 
 class Health(Wire):
-    """Readiness by part. A failing part makes the answer a 503 problem instead, except for `clock`."""
+    """Readiness by part. A failing part makes the answer a 503 problem instead, except for `clock`.
 
-    status: Literal["ok"]
+    The client returns the status `unavailable` for such a problem.
+    """
+
+    status: Literal["ok", "unavailable"]
     checks: dict[str, str] = Field(default_factory=dict)

@@ -71,6 +71,7 @@ GRANT gpubroker_api TO "{USER}" WITH INHERIT FALSE, SET TRUE;
 _NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
 # Errors of a new server while an earlier one is still shutting down; a later start succeeds.
 _TRANSIENT = re.compile(r"lock file .* already exists|shared memory block .* is still in use|Address already in use")
+_DAMAGED = re.compile(r"checkpoint record|invalid page|could not open file|invalid record|incorrect .*checksum")
 _NOT_YET = (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError)
 
 
@@ -195,6 +196,14 @@ def _disarm_lock_files(data: Path, socket: Path) -> None:
     if path.exists():
         _, _, rest = path.read_text("utf-8").partition("\n")
         path.write_text(f"{os.getpid()}\n{rest}", "utf-8") if rest else path.unlink()
+
+
+def _with_fix(reason: str) -> str:
+    """Return why the server does not start, with the fix if its files are lost or damaged."""
+    if not _DAMAGED.search(reason):
+        return reason
+    first = reason.partition("; ")[0]
+    return f"{first}; files of the database are lost or damaged: restore a backup (docs/guide/operating.md)"
 
 
 class EmbeddedPostgres:
@@ -325,7 +334,7 @@ class EmbeddedPostgres:
                 return
             reason = await child.wait()
             if not _TRANSIENT.search(reason) or asyncio.get_running_loop().time() > deadline:
-                raise EmbeddedPostgresError(f"PostgreSQL does not start in {self._data}: {reason}")
+                raise EmbeddedPostgresError(f"PostgreSQL does not start in {self._data}: {_with_fix(reason)}")
             log.info("PostgreSQL does not start in %s yet: %s", self._data, reason)
             await asyncio.sleep(RESTART_DELAY_S[0])
 
