@@ -22,7 +22,7 @@ SLOW = {
     "tests/controllers/test_spot_moves.py": "half a day of a job, four times, 30 s",
     "tests/crash/": "real daemons and databases that are killed, 480 s",
     "tests/grants/test_run.py": "credentials over many lives, 71 s",
-    "tests/reliability/": "a real daemon under two faults of its host, 40 s",
+    "tests/reliability/": "a real daemon under one fault of its host, 30 s",
     "tests/security/test_host_isolation.py": "a real daemon and its attackers, 65 s",
     "tests/security/test_fuzz.py": "changed files for every parser, 10 s",
     "tests/sim/": "a sample of what make reliability simulates, 32 s",

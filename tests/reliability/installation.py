@@ -21,7 +21,7 @@ from tests.crash.daemon import Daemon, submit
 from tests.crash.waits import Within
 from tests.reliability.figures import Figures
 
-COUNT = 100
+COUNT = 60
 """Tenths of a second that the job runs."""
 WAIT_S = 90.0
 """Longest wait for one change. The figures show how long it took."""

@@ -8,12 +8,12 @@ from pathlib import Path
 from tests.reliability.registry import scenarios
 
 
-def test_two_faults_of_the_host_have_the_expected_outcome() -> None:
-    argv = [sys.executable, "-m", "tests.reliability", "--sample", "2", "--lanes", "2"]
+def test_a_fault_of_the_host_has_the_expected_outcome() -> None:
+    argv = [sys.executable, "-m", "tests.reliability", "--sample", "1"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])
-    assert (summary["scenarios"], summary["passed"]) == (2, 2)
+    assert (summary["scenarios"], summary["passed"]) == (1, 1)
 
 
 def test_the_page_lists_every_scenario() -> None:

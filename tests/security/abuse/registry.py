@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from tests.security.abuse.target import Target
 
-MODULES = ("bodies", "host", "messages", "quotes", "uploads")
+MODULES = ("bodies", "fairness", "host", "messages", "quotes", "uploads")
 """Modules of this package that hold attacks."""
 Attack = Callable[[Target, float], Awaitable[None]]
 """(target, seconds) -> None. Errors of the attacker's own connections are no faults; the attack ignores them."""

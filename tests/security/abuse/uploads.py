@@ -19,6 +19,11 @@ def _parquet(rows: int, size: int) -> bytes:
     return buffer.getvalue()
 
 
+def costly_parquet() -> bytes:
+    """Return a file of few kilobytes that takes its parser seconds of CPU time."""
+    return _parquet(10_000_000, 0)
+
+
 def _zipped(content: bytes, method: int) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", method) as archive:
@@ -40,7 +45,7 @@ async def parquet_that_unpacks_to_gigabytes(target: Target, seconds: float) -> N
 @attack
 async def parquet_of_much_cpu_time_without_its_client(target: Target, seconds: float) -> None:
     """Upload files that take long to parse, and disconnect during the parse."""
-    data = await asyncio.to_thread(_parquet, 10_000_000, 0)
+    data = await asyncio.to_thread(costly_parquet)
 
     async def leave() -> None:
         try:
