@@ -22,7 +22,6 @@ from broker.api.app import build_app
 from broker.api.core.auth import Authenticator, hashed, mint
 from broker.api.core.stream_limits import StreamLimits
 from broker.api.core.upload_spool import sweep, sweep_unfinished
-from broker.api.http.context import READINESS
 from broker.api.service.interfaces import DaemonHooks, Settings, nowhere
 from broker.api.service.jobs import Service
 from broker.api.service.quotes import QuoteService
@@ -190,7 +189,6 @@ async def building(config: DaemonConfig) -> AsyncIterator[DaemonComponents]:
         limits = StreamLimits(**config.streams.model_dump())
         application = build_app(service, authenticator, version=version("gpubroker"), slacks=incoming, limits=limits)
         mount(application)
-        await application[READINESS].read_mark()
         yield DaemonComponents(
             config=config,
             installation=context.installation,

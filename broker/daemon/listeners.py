@@ -49,6 +49,7 @@ async def listening(config: DaemonConfig, application: web.Application) -> Async
 
     Raises CannotListen naming the address and the fix, InvalidInput for a certificate that cannot be used.
     """
+    await application[READINESS].read_mark()
     certificate = Certificate(config.tls.certificate, config.tls.key) if config.tls else None
     async with AsyncExitStack() as stack:
         port = await stack.enter_async_context(_http(config, application, certificate))
