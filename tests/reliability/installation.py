@@ -26,6 +26,7 @@ COUNT = 60
 WAIT_S = 90.0
 """Longest wait for one change. The figures show how long it took."""
 LOOK_S = 0.1
+LOG_S = 30.0
 ENDED = {"succeeded", "failed", "capped", "cancelled"}
 COUNTED = re.compile(r"^count (\d+)$", re.MULTILINE)
 GATEWAY_S = 20.0
@@ -121,9 +122,11 @@ class Installation:
         """Wait until the job has succeeded. Its count, attempts, charges and ledger must be right."""
         detail = await self.ended()
         assert (detail.state, len(detail.runs)) == ("succeeded", attempts), (detail.reason, self.log())
-        async with self.daemon.client() as client:
-            counted = [int(number) for number in COUNTED.findall(await client.log_now(self.job))]
-        assert counted == list(range(1, COUNT + 1)), counted
+        counted: list[int] = []
+        async with Within(LOG_S, "the log is complete", lambda: f"{counted}"), self.daemon.client() as client:
+            while counted != list(range(1, COUNT + 1)):
+                counted = [int(number) for number in COUNTED.findall(await client.log_now(self.job))]
+                await asyncio.sleep(LOOK_S)
         lasted_s = time.monotonic() - self._began_s
         most = sum((run.usd_per_hour or Decimal(0) for run in detail.runs), Decimal(0)) * Decimal(lasted_s) / 3600
         assert 0 < detail.spent_usd <= most, f"${detail.spent_usd} charged, at most ${most} are due"
