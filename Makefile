@@ -11,6 +11,8 @@ SKY_STAMP := $(SKY)/.installed
 EXTRAS    := server trainer trackers fp8 aws plots demo dev
 PROTO  := broker/api/proto
 MODEL  := .demo/models/smollm2-135m-instruct
+# Chat templates of published models, for the trainer's tests; what the wheel needs to run is not installed.
+TEMPLATES := trl==1.16.0
 CODE   := $(wildcard broker providers trainer examples benchmarks)
 ALL    := $(CODE) $(wildcard tests .ci)
 
@@ -59,6 +61,7 @@ comma := ,
 space := $() $()
 $(STAMP): pyproject.toml constraints.txt .ci/install.py
 	$(PYTHON) .ci/install.py -c constraints.txt -e '.[$(subst $(space),$(comma),$(EXTRAS))]'
+	$(PYTHON) .ci/install.py --no-deps '$(TEMPLATES)'
 	@touch $@
 
 $(SKY_STAMP): constraints-skypilot.txt $(wildcard providers/skypilot/plugin/*) .ci/install.py | $(STAMP)

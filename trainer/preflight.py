@@ -97,9 +97,14 @@ class _RowStatistics:
         self.labels: Counter[str] = Counter()
         self.tokens = self.empty = self.duplicates = self.equal = 0
         self.rendered: list[RenderedRow] = []
+        self._number = self._part = 0
 
     def __call__(self, number: int, row: dict[str, Any], parsed: Any) -> None:
+        self._part = self._part + 1 if number == self._number else 0
         self._measure(number, row, parsed)
+        if number == self._number:  # another example of the same row
+            return
+        self._number = number
         self.empty += self._blank(row)
         self.equal += self._equal(row)
         self.labels.update(_labels(self._train, row))
@@ -118,14 +123,16 @@ class _RowStatistics:
         length = max(lengths)
         if data.truncates and length >= data.limit:  # it may be truncated
             uncut.tokenizer = data.tokenizer
-            length = max(uncut.lengths(uncut.parse_row(row, number)))
+            whole = uncut.parse_row(row, number)
+            length = max(uncut.lengths(whole[self._part] if isinstance(whole, list) else whole))
         self.lengths[length] += 1
         self.tokens += data.size(parsed) if data.truncates else min(length, data.limit)
 
     def _blank(self, row: dict[str, Any]) -> bool:
         data = self._train.data
         if data.messages:
-            return any(m["role"] == "assistant" and not m["content"].strip() for m in row[data.messages])
+            turns = cells.turns(row[data.messages]) or []
+            return any(m["role"] == "assistant" and not m["content"].strip() and "tool_calls" not in m for m in turns)
         templates = (data.prompt, data.completion, data.chosen, data.rejected)
         return any(template and not fill(template, row).strip() for template in templates)
 
@@ -137,9 +144,9 @@ class _RowStatistics:
 def _labels(train: TrainConfig, row: dict[str, Any]) -> list[str]:
     match train.task:
         case "text_classification" | "image_classification":
-            return [cells.label(row[train.data.label]) or ""]
+            return [cells.named(cells.label(row[train.data.label]) or "", train.data.labels)]
         case "token_classification":
-            return cells.words(row[train.data.label]) or []
+            return [cells.named(tag, train.data.labels) for tag in cells.tags(row[train.data.label]) or []]
     return []
 
 
@@ -177,7 +184,7 @@ def _check(spec: Path, report: PreflightReport, trusted: bool) -> None:
     report.train_rows, report.heldout_rows = len(training), len(held_out)
     train, report.settled = batch_defaults.resolve_global_batch(train, report.rows)
     report.steps = learning_rates.total_steps(train, len(training))
-    report.warnings += _warnings(train, report)
+    report.warnings += _warnings(train, report, task.data.reader.notice_lines())
     sampler.check_rows_per_step(len(training), train.global_batch_rows)
     if train.adapters is not None or train.attention != "auto":
         _check_model(task, train)
@@ -206,8 +213,8 @@ def _distribution(lengths: Counter[int]) -> dict[str, float]:
     return {"min": ordered[0], "mean": sum(ordered) / len(ordered), **ranks, "max": ordered[-1]}
 
 
-def _warnings(train: TrainConfig, report: PreflightReport) -> list[str]:
-    notes = []
+def _warnings(train: TrainConfig, report: PreflightReport, notices: Sequence[str]) -> list[str]:
+    notes = list(notices)
     if report.bad_rows:
         notes.append(f"{report.bad_rows} bad rows are left out, as data.bad_share allows")
     if report.truncated_share >= 0.01:

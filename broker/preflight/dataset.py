@@ -16,17 +16,8 @@ from broker.estimator.workload import Rows
 from trainer.contract.base import Document
 from trainer.contract.data_config import DataFormat
 from trainer.contract.train import TrainConfig
-from trainer.dataset import cells
-from trainer.dataset.prompts import (
-    DataError,
-    dataset_name,
-    fill,
-    held_out,
-    missing_column_message,
-    row_hash,
-    template_columns,
-    whole_column,
-)
+from trainer.dataset import cells, prompts
+from trainer.dataset.prompts import DataError, dataset_name, fill, held_out
 from trainer.dataset.readers import read_rows
 
 BYTES_PER_TOKEN = 3.6
@@ -49,6 +40,8 @@ class ColumnSummary(Document):
     """Number of the first row (from 1) whose cell is null or missing; None if there is none."""
     first_unlike: dict[str, int] = Field(default_factory=dict)
     """Number of the first row whose cell does not have the kind, by kind (`trainer.dataset.cells.KINDS`)."""
+    chat_problem: str = ""
+    """Problem of the first cell that is no chat, and the fix; empty if all are chats."""
     values: dict[str, int] | None = None
     """Number of the first row of each distinct cell, or word of a list; None if too many for labels."""
     example: str = ""
@@ -104,6 +97,7 @@ class _Column:
         self.empty = 0
         self.first_null: int | None = None
         self.first_unlike: dict[str, int] = {}
+        self.chat_problem = ""
         self.values: dict[str, int] | None = {}
         self.example = ""
 
@@ -114,6 +108,7 @@ class _Column:
         for kind in cells.KINDS:
             if kind not in self.first_unlike and value is not None and not cells.is_a(kind, value):
                 self.first_unlike[kind] = number
+                self.chat_problem = cells.chat_problem(value) or "" if kind == "chat" else self.chat_problem
         if self.values is not None:
             self._add_values(value, number)
         self.count += 1
@@ -144,6 +139,7 @@ class _Column:
             empty=self.empty + rows - self.count,
             first_null=self.first_null,
             first_unlike=self.first_unlike,
+            chat_problem=self.chat_problem,
             values=self.values,
             example=self.example,
         )
@@ -167,7 +163,7 @@ def summarise(data: bytes | Path, fmt: DataFormat) -> DataSummary:
     rows = 0
     try:
         for rows, row in enumerate(read_rows(data, fmt), 1):
-            identities.add(row_hash(row))
+            identities.add(prompts.row_hash(row))
             for name, value in row.items():
                 statistics = columns.get(name)
                 if statistics is None:
@@ -195,19 +191,19 @@ CHATS = {"data.prompt": "turns", "data.chosen": "chat", "data.rejected": "chat"}
 
 def _has_chat_answers(train: TrainConfig, summary: DataSummary) -> bool:
     """Return True if both answers of every row are lists of messages, which the trainer also requires."""
-    names = [whole_column(template) or "" for template in (train.data.chosen, train.data.rejected)]
+    names = [prompts.whole_column(template) or "" for template in (train.data.chosen, train.data.rejected)]
     return all(n in summary.columns and "chat" not in summary.columns[n].first_unlike for n in names)
 
 
 def _template(train: TrainConfig, field: str, template: str, summary: DataSummary) -> tuple[tuple[str, ...], int]:
     """Return (columns, bytes of literal text). Raises InvalidInput for a template that the data set cannot fill."""
     try:
-        names = template_columns(template, field)
+        names = prompts.template_columns(template, field)
     except DataError as e:
         raise _at(field, str(e)) from None
     for name in names:
         statistics = summary.columns.get(name)
-        may_be_chat = field in CHATS and name == whole_column(template) and _has_chat_answers(train, summary)
+        may_be_chat = field in CHATS and name == prompts.whole_column(template) and _has_chat_answers(train, summary)
         is_chat = may_be_chat and statistics is not None and CHATS[field] not in statistics.first_unlike
         column(field, name, summary, CHATS[field] if is_chat else "text")
     return names, len(fill(template, dict.fromkeys(names, "")).encode())
@@ -265,11 +261,12 @@ def column(field: str, name: str, summary: DataSummary, kind: str | None = None)
     """Return the column that a setting names. Raises InvalidInput if it has nulls or a cell of another kind."""
     statistics = summary.columns.get(name)
     if statistics is None:
-        raise _at(field, missing_column_message(name, summary.columns))
+        raise _at(field, prompts.missing_column_message(name, summary.columns))
     if statistics.first_null is not None:
         raise _at(field, f"column {name!r} is null or missing in row {statistics.first_null}; fill it or drop the row")
     if kind is not None and kind in statistics.first_unlike:
-        raise _at(field, f"row {statistics.first_unlike[kind]}: {cells.unlike_message(kind, name)}")
+        problem = cells.unlike_message(kind, name, chat_problem=statistics.chat_problem)
+        raise _at(field, f"row {statistics.first_unlike[kind]}: {problem}")
     return statistics
 
 
@@ -309,7 +306,7 @@ def _learned(train: TrainConfig) -> list[tuple[str, str]]:
 LABEL = {
     "text_classification": "label",
     "text_regression": "number",
-    "token_classification": "words",
+    "token_classification": "tags",
     "image_classification": "label",
 }
 """Kind of the cells of `data.label`, by task."""
@@ -323,22 +320,21 @@ def _labels(train: TrainConfig, summary: DataSummary) -> tuple[str, ...]:
     statistics = column("data.label", train.data.label, summary, kind)
     if kind == "number":
         return ()
-    if statistics.values is None and kind == "words":  # too many tags: the trainer checks them before its first step
-        return train.data.labels
     if statistics.values is None:
+        if kind == "tags":  # too many tags: the trainer checks them before its first step
+            return train.data.labels
         raise _at("data.label", f"column {train.data.label!r} has more than {cells.MAX_LABELS} labels; is it classes?")
     first: dict[str, int] = {}
     for text, row in statistics.values.items():
-        for label in text.split() if kind == "words" else (text,):
-            first.setdefault(label, row)
+        for label in text.split() if kind == "tags" else (text,):
+            first.setdefault(cells.named(label, train.data.labels), row)
     if not train.data.labels:
         if wrong := cells.label_set_problem(sorted(first), train.data.label):
             raise _at("data.label", wrong)
-        return tuple(sorted(first))
-    for label, row in first.items():
-        if label not in train.data.labels:
-            problem = cells.unknown_label_message(label, train.data.labels)
-            raise _at("data.labels", f"{dataset_name(train.data.path)} row {row}: {problem}")
+        return cells.sorted_labels(first)
+    if unknown := next((label for label in first if label not in train.data.labels), None):
+        problem = cells.unknown_label_message(unknown, train.data.labels)
+        raise _at("data.labels", f"{dataset_name(train.data.path)} row {first[unknown]}: {problem}")
     return train.data.labels
 
 
@@ -387,7 +383,7 @@ def _warnings(train: TrainConfig, summary: DataSummary, truncated: float, held: 
         warnings.append(f"{share} are longer than max_length {train.max_length} and will be truncated")
     if summary.duplicates:
         warnings.append(f"{summary.duplicates} rows are duplicates and may be in both the training and held-out part")
-    for name in (n for field, template in _learned(train) for n in template_columns(template, field)):
+    for name in (n for field, template in _learned(train) for n in prompts.template_columns(template, field)):
         if summary.columns[name].empty:
             warnings.append(f"column {name!r} is empty in {summary.columns[name].empty} rows")
     if LABEL.get(train.task) == "label" and (values := summary.columns[train.data.label].values):

@@ -1,5 +1,6 @@
 """Rows as token ids with a loss mask, and micro-batches padded to their longest row."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -34,16 +35,74 @@ class Example:
 
 
 def encode(tokenizer: Any, prompt: str, completion: str, max_length: int) -> Example:
-    """Tokenise the two parts separately, as at generation, append EOS, and cut the end to `max_length`."""
-    head = list(tokenizer(prompt)["input_ids"]) if prompt else []
-    if not head and tokenizer.bos_token_id is not None:
-        head = [tokenizer.bos_token_id]
-    tail = list(tokenizer(completion, add_special_tokens=False)["input_ids"])
-    if tokenizer.eos_token_id is not None:
-        if head and head[-1] == tokenizer.eos_token_id != tokenizer.bos_token_id:
-            head.pop()
-        tail.append(tokenizer.eos_token_id)
-    return Example(ids=(head + tail)[:max_length], prompt=len(head))
+    """Tokenise prompt and completion as one text, append EOS, and cut the end to `max_length`.
+
+    The loss begins with the first token that has a character of the completion.
+    """
+    text, bos, eos = prompt + completion, tokenizer.bos_token_id, tokenizer.eos_token_id
+    ids, has_loss = tokenised(tokenizer, text, [(len(prompt), len(text))], special=True)
+    if bos is not None and ids[:1] != [bos] and not prompt:
+        ids, has_loss = [bos, *ids], [False, *has_loss]
+    if eos is not None:
+        if ids and ids[-1] == eos != bos and not has_loss[-1]:
+            ids, has_loss = ids[:-1], has_loss[:-1]
+        ids, has_loss = [*ids, eos], [*has_loss, True]
+    return example_of(ids[:max_length], has_loss[:max_length])
+
+
+def example_of(ids: list[int], has_loss: Sequence[bool]) -> Example:
+    """Return the example of token ids and whether each carries loss."""
+    prompt = next((number for number, loss in enumerate(has_loss) if loss), len(ids))
+    silent, start = [], None
+    for number in range(prompt, len(ids) + 1):
+        is_silent = number < len(ids) and not has_loss[number]
+        if is_silent and start is None:
+            start = number
+        elif not is_silent and start is not None:
+            silent.append((start, number))
+            start = None
+    return Example(ids=ids, prompt=prompt, silent=tuple(silent))
+
+
+def tokenised(
+    tokenizer: Any, text: str, spans: Sequence[tuple[int, int]], *, special: bool
+) -> tuple[list[int], list[bool]]:
+    """Return the token ids of a text, and whether each token has a character of one of the spans.
+
+    `spans`: start and end in characters, in order. `special`: the tokenizer adds its special tokens, which are in no
+    span. Without offsets, as in tokenizers of Python, a span begins where the tokens of the text before it end.
+    """
+    if not tokenizer.is_fast:
+        return _tokenised_slowly(tokenizer, text, spans, special=special)
+    encoded = tokenizer(
+        text, add_special_tokens=special, return_offsets_mapping=True, return_special_tokens_mask=special
+    )
+    ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
+    added = encoded["special_tokens_mask"] if special else [0] * len(ids)
+    starts = [start for start, _ in spans]
+    has_loss = []
+    for (start, end), is_added in zip(offsets, added, strict=True):
+        number = bisect_left(starts, max(end, start + 1)) - 1
+        has_loss.append(number >= 0 and start < spans[number][1] and not (is_added and start == end))
+    return ids, has_loss
+
+
+def _tokenised_slowly(
+    tokenizer: Any, text: str, spans: Sequence[tuple[int, int]], *, special: bool
+) -> tuple[list[int], list[bool]]:
+    ids = list(tokenizer(text, add_special_tokens=special)["input_ids"])
+    has_loss = [False] * len(ids)
+    for start, end in spans:
+        before, through = (tokenizer(text[:n], add_special_tokens=special)["input_ids"] for n in (start, end))
+        first, after = _shared(ids, before), _shared(ids, through)
+        has_loss[first:after] = [True] * (after - first)
+    return ids, has_loss
+
+
+def _shared(ids: Sequence[int], others: Sequence[int]) -> int:
+    """Return the number of leading ids that two sequences share."""
+    pairs = enumerate(zip(ids, others, strict=False))
+    return next((number for number, (id, other) in pairs if id != other), min(len(ids), len(others)))
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> torch.Tensor:

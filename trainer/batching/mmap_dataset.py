@@ -21,7 +21,7 @@ from trainer.core.ipc import INDEX, NOTE, ROWS
 
 E = TypeVar("E")
 T = TypeVar("T")
-VERSION = 2
+VERSION = 3
 WIDTH = array("i").itemsize
 
 

@@ -1,8 +1,10 @@
 """`DataConfig`: the dataset of a training job, and the columns that each task reads."""
 
-from typing import Annotated, Literal
+import math
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from trainer.contract.base import Config, Text
 from trainer.contract.output import Secret
@@ -23,6 +25,21 @@ TaskName = Literal[
 DataFormat = Literal["csv", "json", "jsonl", "parquet", "tar", "zip"]
 
 
+WHOLE = re.compile(r"([+-]?\d+)\.0+")
+
+
+def class_name(value: Any) -> Any:
+    """Return a class as text: `1`, `1.0` and `"1"` are one class. A value that is no class is returned as it is."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return value
+    if isinstance(value, float) and not math.isfinite(value):
+        return value
+    text = str(value).strip()
+    whole = WHOLE.fullmatch(text)
+    return whole[1] if whole else text
+
+
+Label = Annotated[Text, BeforeValidator(class_name), Field(min_length=1, max_length=256)]
 Column = Annotated[Text, Field(max_length=256)]
 
 
@@ -54,7 +71,12 @@ class DataConfig(Config):
     """`dpo`, `reward_model`: template of the worse answer."""
     messages: Column = ""
     """`causal_lm`, in place of `prompt` and `completion`: the column of chats, lists of `{role, content}`. The
-    model's own chat template renders them; only the assistant's turns carry loss.
+    model's own chat template renders them; only the assistant's turns carry loss. The template also gets the row's
+    columns `tools`, `documents` and `chat_template_kwargs`. A message with `weight: 0` or `train: false` has no loss.
+    """
+    learn: Literal["all", "last", "split"] = "all"
+    """Answers of a chat that carry loss: all, or the last one. `split` makes an example of each answer, which then
+    has the form in which the model gives it, e.g. with its reasoning.
     """
     words: Column = ""
     """`token_classification`: the column with a row's words, as a list or as a text with spaces between them."""
@@ -66,8 +88,10 @@ class DataConfig(Config):
     """The column to predict: a class (`text_classification`, `image_classification`), a number (`text_regression`)
     or a tag for each word (`token_classification`). In an archive of class folders: `label`.
     """
-    labels: Annotated[tuple[Annotated[Text, Field(min_length=1, max_length=256)], ...], Field(max_length=1000)] = ()
-    """All classes; empty: the classes in the data. A row with another class is an error."""
+    labels: Annotated[tuple[Label, ...], Field(max_length=1000)] = ()
+    """All classes; empty: the classes in the data, in the order of the model's own head if it has the same ones. Whole
+    numbers in the data are indices into these names, unless a name is a number. A row with another class is an error.
+    """
     bad_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Largest share of bad rows that the trainer leaves out: unreadable, not UTF-8, or a missing or wrong cell or
     label. A larger share is refused. The daemon's own check accepts no bad row.
@@ -119,6 +143,8 @@ def data_misuse_message(task: TaskName, data: DataConfig) -> str | None:
     if use is None:
         needs = ", or ".join(" and ".join(f"data.{name}" for name in needed) for needed, _ in USES[task])
         return f"task {task} needs {needs}"
+    if data.learn != "all" and not data.messages:
+        return "data.learn: only chats have several answers; remove it, or give data.messages"
     needed, may = use
     extra = next((name for name in COLUMN_SETTINGS if name in chosen - {*needed, *may}), None)
     return extra and f"data.{extra}: task {task} with {' and '.join(needed)} has no use for it; remove it"

@@ -4,24 +4,48 @@ import base64
 import binascii
 import json
 import math
-from collections.abc import Sequence
-from typing import Any
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
+from trainer.contract.data_config import class_name
+from trainer.dataset import chats
 from trainer.dataset.archives import BadArchive, Picture
+from trainer.dataset.chats import BadChat, Chat
 from trainer.dataset.prompts import DataError, is_text, not_text_message
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
-KINDS = ("text", "label", "number", "chat", "turns", "words", "picture")
+KINDS = ("text", "label", "number", "chat", "turns", "words", "tags", "picture")
 """Kinds that `is_a` checks."""
+INDEX = re.compile(r"\d{1,4}")
+NUMBER = re.compile(r"[+-]?\d{1,18}")
 MAX_LABELS = 1000
 """Largest number of classes of a column."""
 
 
 def label(value: Any) -> str | None:
-    """Return a class as text; None for a list, a mapping, a non-finite number, or text without a visible character."""
-    if not isinstance(value, str | int | float) or (isinstance(value, float) and not math.isfinite(value)):
-        return None
-    return str(value).strip() or None
+    """Return a class as text; None for a list, a mapping, a non-finite number, or text without a visible character.
+
+    `1`, `1.0` and `"1"` are one class.
+    """
+    if isinstance(value, bool):
+        return str(value)
+    name = class_name(value)
+    return name if isinstance(name, str) and name else None
+
+
+def named(label: str, labels: Sequence[str]) -> str:
+    """Return the class of a label: a whole number is an index into names of which none is a number."""
+    if label in labels or not INDEX.fullmatch(label) or int(label) >= len(labels):
+        return label
+    return label if any(INDEX.fullmatch(name) for name in labels) else labels[int(label)]
+
+
+def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:
+    """Return distinct classes in order: by value if all are whole numbers, otherwise by alphabet."""
+    distinct = set(labels)
+    if all(NUMBER.fullmatch(label) for label in distinct):
+        return tuple(sorted(distinct, key=lambda label: (int(label), label)))
+    return tuple(sorted(distinct))
 
 
 def number(value: Any) -> float | None:
@@ -35,22 +59,42 @@ def number(value: Any) -> float | None:
     return converted if math.isfinite(converted) else None
 
 
-def chat(value: Any) -> list[dict[str, Any]] | None:
-    """Return messages with a role and a text, with at least one of the assistant; otherwise None."""
-    messages = turns(value)
-    return messages if any(m["role"] == "assistant" for m in messages or ()) else None
+def chat(value: Any) -> Chat | None:
+    """Return the chat of a cell with at least one answer of the assistant; otherwise None."""
+    return None if chat_problem(value) else chats.parse(value)
 
 
 def turns(value: Any) -> list[dict[str, Any]] | None:
-    """Return messages with a role and a text from any role; otherwise None."""
-    if not isinstance(value, list) or not value:
+    """Return messages from any role, in the form of chat templates; otherwise None."""
+    try:
+        return chats.parse(value).messages
+    except BadChat:
         return None
-    for message in value:
-        if not isinstance(message, dict) or message.get("role") not in ROLES:
-            return None
-        if not isinstance(message.get("content"), str):
-            return None
-    return value
+
+
+def chat_problem(value: Any) -> str | None:
+    """Return why a cell is no chat to learn from, and the fix; None if it is one."""
+    try:
+        parsed = chats.parse(value)
+    except BadChat as e:
+        return str(e)
+    if not any(message["role"] == "assistant" for message in parsed.messages):
+        return "has no message of the assistant, so there is nothing to learn; add its answer or drop the row"
+    return None
+
+
+def chat_of_row(row: dict[str, Any], column: str, where: str, number_of_row: int) -> Chat:
+    """Return the chat of a column with what the row gives the chat template. Raises: DataError naming file and row."""
+    cell = row.get(column)
+    place = f"{where} row {number_of_row}"
+    if cell is None:
+        raise DataError(f"{place}: no column {column!r}, or it is null; every row needs it")
+    if problem := chat_problem(cell):
+        raise DataError(f"{place}: column {column!r} {problem}")
+    try:
+        return chats.parse(cell, {key: value for key, value in row.items() if key != column})
+    except BadChat as e:
+        raise DataError(f"{place}: column {column!r} {e}") from None
 
 
 def words(value: Any) -> list[str] | None:
@@ -59,6 +103,15 @@ def words(value: Any) -> list[str] | None:
     if not isinstance(split, list) or not split or not all(isinstance(w, str) and w for w in split):
         return None
     return split
+
+
+def tags(value: Any) -> list[str] | None:
+    """Return a list of classes, also of whole numbers, or from text with white space; otherwise None."""
+    split = value.split() if isinstance(value, str) else value
+    if not isinstance(split, list) or not split:
+        return None
+    names = [label(part) for part in split]
+    return None if None in names else cast(list[str], names)
 
 
 SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"BM", b"GIF8", b"II*\0", b"MM\0*", b"P5", b"P6")
@@ -141,30 +194,31 @@ def is_a(kind: str, value: Any) -> bool:
             return chat(value) is not None
         case "turns":
             return turns(value) is not None
+        case "tags":
+            return tags(value) is not None
         case "picture":
             return picture(value) is not None
     return bool(value.strip()) if isinstance(value, str) else words(value) is not None
 
 
-def unlike_message(kind: str, column: str) -> str:
+def unlike_message(kind: str, column: str, *, chat_problem: str = "is no chat; mend the row") -> str:
     """Return what is wrong with a cell that is not of the kind, and the fix."""
     match kind:
+        case "chat":
+            return f"column {column!r} {chat_problem}"
         case "text":
             return not_text_message(column)
         case "label":
             return f"column {column!r} is empty, or no plain text or number; fill the cell or drop the row"
         case "number":
             return f"column {column!r} is not a finite number; mend the cell or drop the row"
-        case "chat":
-            return (
-                f"column {column!r} is no list of messages with role and content, one of them the assistant's; "
-                "mend the row"
-            )
         case "picture":
             return (
                 f"column {column!r} is no picture: a PNG, JPEG, WebP, BMP, GIF, TIFF or PPM file of the archive, one "
                 "in base64, or rows of pixels from 0 to 255; mend or remove it"
             )
+    if kind == "tags":
+        return f"column {column!r} is no list of tags; give a JSON list of names or of whole numbers"
     return f"column {column!r} is no list of words; give a JSON list, or words with spaces between them"
 
 
@@ -174,7 +228,7 @@ def required(kind: str, row: dict[str, Any], column: str, where: str, number_of_
     if value is None:
         file = next((f" ({cell.name})" for cell in row.values() if isinstance(cell, Picture)), "")
         raise DataError(f"{where} row {number_of_row}{file}: no column {column!r}, or it is null; every row needs it")
-    parse = {"label": label, "number": number, "chat": chat, "words": words, "picture": picture}[kind]
+    parse = {"label": label, "number": number, "words": words, "tags": tags, "picture": picture}[kind]
     cell = parse(value)
     if cell is None:
         file = f" ({value.name})" if isinstance(value, Picture) else ""
@@ -182,11 +236,16 @@ def required(kind: str, row: dict[str, Any], column: str, where: str, number_of_
     return cell
 
 
-def check_labels(given: Sequence[str], labels: Sequence[str], where: str, number_of_row: int) -> None:
-    """Check that all labels of a row belong to the configured set; an empty set accepts all. Raises: DataError."""
-    unknown = next((label for label in given if labels and label not in labels), None)
+def known_labels(given: Sequence[str], labels: Sequence[str], where: str, number_of_row: int) -> list[str]:
+    """Return the classes of a row's labels, which belong to the configured set; an empty set accepts all.
+
+    Raises: DataError.
+    """
+    names = [named(label, labels) for label in given]
+    unknown = next((name for name in names if labels and name not in labels), None)
     if unknown is not None:
         raise DataError(f"{where} row {number_of_row}: {unknown_label_message(unknown, labels)}")
+    return names
 
 
 def unknown_label_message(label: str, labels: Sequence[str]) -> str:

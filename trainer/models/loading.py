@@ -76,6 +76,14 @@ def config_of(config: TrainConfig) -> Any:
         raise unloadable(config, e) from None
 
 
+def head_labels(config: TrainConfig) -> tuple[str, ...]:
+    """Return the classes of the model's own head, in order; empty without names of its own. Raises UserFault."""
+    names = getattr(config_of(config), "id2label", None) or {}
+    ordered = tuple(str(names[number]) for number in sorted(names))
+    is_default = all(name == f"LABEL_{number}" for number, name in enumerate(ordered))
+    return () if is_default or len(set(ordered)) < len(ordered) else ordered
+
+
 def has_own_class(config: TrainConfig, model_config: Any, architecture: str) -> bool:
     """Return True if the model's own code replaces the class `architecture` of transformers."""
     return config.trust_remote_code and architecture in (getattr(model_config, "auto_map", None) or {})

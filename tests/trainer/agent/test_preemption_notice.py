@@ -199,7 +199,7 @@ def test_a_notice_before_the_first_step_costs_no_micro_batch(
 ) -> None:
     service.notice(600)
     bench.env = {"GPUBROKER_NOTICES": service.url}
-    data = DataConfig(path="upload:x", prompt="{word}", completion="{meaning}", eval_share=0)
+    data = DataConfig(path="upload:x", prompt="{word} ", completion="{meaning}", eval_share=0)
     train = TrainConfig(model=str(tiny_models["lora"]), data=data, max_steps=2, global_batch=8, micro_batch=2)
     agent = bench.start(train=train, data=bench.data(rows(), "csv"))
     final = agent.wait()

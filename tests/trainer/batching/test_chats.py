@@ -12,7 +12,7 @@ from trainer.batching.examples import IGNORED, Example
 from trainer.contract.data_config import DataConfig
 from trainer.contract.train import LoraConfig, OptimConfig, SamplesConfig, TrainConfig
 from trainer.core.errors import DataFault, UserFault
-from trainer.dataset.prompts import DataError
+from trainer.dataset.chats import Chat
 from trainer.tasks.common import chat_template as chats
 from trainer.tasks.common import packing
 from trainer.tasks.text.causal_lm import CausalLm
@@ -83,30 +83,33 @@ def data(tmp_path: Path) -> Path:
 def test_loss_covers_the_assistants_turns(tokenizer: Any) -> None:
     messages = [turn("system", "w9"), turn("user", "w0 w1"), turn("assistant", "w2"), turn("user", "w3")]
     messages += [turn("assistant", "w4 w5"), turn("user", "w6")]
-    example = chats.encode(tokenizer, messages, 64, "row 1")
+    example = chats.encode(tokenizer, Chat(messages=messages), 64, "row 1")
     told = [tokenizer.convert_ids_to_tokens(i) if i != IGNORED else "-" for i in example.labels]
     assert " ".join(told) == "- - - - - - - - w2 <eos> - - - - w4 w5 <eos>", "what follows the last answer is left out"
     assert example.targets == 5
-    cut = chats.encode(tokenizer, messages, 12, "row 1")
+    cut = chats.encode(tokenizer, Chat(messages=messages), 12, "row 1")
     assert (len(cut.ids), cut.targets) == (12, 2)
     assert cut.labels == example.labels[:12]
 
 
-def test_a_template_that_rewrites_the_past_is_refused_by_row(tokenizer: Any) -> None:
+def test_template_that_hides_an_answer_leaves_the_last_one(tokenizer: Any) -> None:
+    """FORGETS renders the last message alone, so that nothing else can be learned; the reader hears why."""
     messages = [turn("user", "w0"), turn("assistant", "w1"), turn("user", "w2"), turn("assistant", "w3")]
+    notices: list[str] = []
     kept, tokenizer.chat_template = tokenizer.chat_template, FORGETS
     try:
-        with pytest.raises(DataError, match="row 7: the model's chat template changes earlier turns"):
-            chats.encode(tokenizer, messages, 64, "row 7")
+        example = chats.encode(tokenizer, Chat(messages=messages), 64, "row 7", notice=notices.append)
     finally:
         tokenizer.chat_template = kept
+    assert tokenizer.decode([i for i in example.labels if i != IGNORED]) == "w3"
+    assert ["only the last answer is learned" in notice for notice in notices] == [True]
 
 
 def test_a_row_that_is_no_chat_is_named_by_file_and_row(chat_models: dict[str, Path], tmp_path: Path) -> None:
     path = tmp_path / "chats.jsonl"
     good = json.dumps({"chat": [turn("user", "w1"), turn("assistant", "w2")]})
     path.write_text(good + "\n" + json.dumps({"chat": [turn("user", "w1")]}))
-    with pytest.raises(DataFault, match=r"^chats\.jsonl row 2: column 'chat' is no list of messages"):
+    with pytest.raises(DataFault, match=r"^chats\.jsonl row 2: column 'chat' has no message of the assistant"):
         CausalLm(config(chat_models["lora"])).examples(path, "jsonl")
 
 

@@ -119,7 +119,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Task[Any]]:
     (folder / "config.json").write_text('{"model_type": "llama"}')
 
     def made(**changes: Any) -> Task[Any]:
-        data = {"path": "rows.csv", "prompt": "{word}", "completion": "{meaning}"}
+        data = {"path": "rows.csv", "prompt": "{word} ", "completion": "{meaning}"}
         return tasks.build_task(TrainConfig.model_validate({"model": str(folder), "data": data, **changes}))
 
     return made

@@ -10,6 +10,7 @@ from broker.domain.errors import InvalidInput
 from broker.preflight import dataset as daemon
 from tests.trainer.support import tiny_models as heads
 from trainer import preflight, tasks
+from trainer.contract.data_config import DataConfig
 from trainer.contract.train import TrainConfig
 from trainer.core.errors import DataFault
 from trainer.dataset import cells
@@ -76,3 +77,36 @@ def test_a_picture_without_a_class_is_named() -> None:
 def test_a_column_that_no_template_names_may_hold_anything() -> None:
     row = {"q": "w1", "a": "w2", "more": [True]}
     assert daemon.check(train(), daemon.summarise(json.dumps([row, row]).encode(), "json")).rows == 2
+
+
+@pytest.mark.parametrize("cell", [1, 1.0, "1", "1.0", " 1 "])
+def test_whole_numbers_are_one_class_in_every_notation(cell: Any) -> None:
+    assert cells.label(cell) == "1"
+    assert DataConfig(path="a.csv", labels=(cell, "two")).labels == ("1", "two")
+
+
+@pytest.mark.parametrize(
+    ("labels", "ordered"),
+    [
+        (["10", "9", "2"], ("2", "9", "10")),
+        (["-1", "1", "0"], ("-1", "0", "1")),
+        (["b", "10", "9"], ("10", "9", "b")),
+        ([], ()),
+    ],
+)
+def test_integer_classes_sort_as_numbers(labels: list[str], ordered: tuple[str, ...]) -> None:
+    assert cells.sorted_labels(labels) == ordered
+
+
+def test_numbers_are_indices_into_names_and_never_into_numbers() -> None:
+    assert cells.known_labels(["0", "pos", "1"], ("neg", "pos"), "f", 1) == ["neg", "pos", "pos"]
+    with pytest.raises(DataError, match=r"f row 4: label '0' is not among data\.labels"):
+        cells.known_labels(["0"], ("1", "2"), "f", 4)
+    with pytest.raises(DataError, match=r"label '2' is not among data\.labels"):
+        cells.known_labels(["2"], ("neg", "pos"), "f", 4)
+
+
+def test_tags_are_names_or_numbers() -> None:
+    assert cells.tags([0, 1.0, "B-A"]) == ["0", "1", "B-A"]
+    assert cells.tags("O B-A") == ["O", "B-A"]
+    assert cells.tags([]) is cells.tags([None]) is cells.tags(3) is None

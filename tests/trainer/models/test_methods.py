@@ -43,7 +43,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def job(model: Path, **more: Any) -> TrainConfig:
     fields: dict[str, Any] = {
         "model": str(model), "optim": {"lr": 1e-2}, "max_steps": STEPS, "global_batch": 12,
-        "data": {"path": "rows.csv", "prompt": "{word}", "completion": "{meaning}", "eval_share": 0.2},
+        "data": {"path": "rows.csv", "prompt": "{word} ", "completion": "{meaning}", "eval_share": 0.2},
         "micro_batch": 3, "max_length": 32,
     }  # fmt: skip
     return TrainConfig.model_validate(fields | more)

@@ -111,7 +111,7 @@ def job(bench: Bench, folder: Path) -> dict[str, Any]:
     train = config(
         folder,
         trust_remote_code=True,
-        data={"path": "upload:x", "prompt": "{word}", "completion": "{meaning}", "eval_share": 0.1},
+        data={"path": "upload:x", "prompt": "{word} ", "completion": "{meaning}", "eval_share": 0.1},
         method={"kind": "full"},
         optim={"lr": 1e-3},
         max_steps=STEPS,

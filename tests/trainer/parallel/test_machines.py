@@ -145,7 +145,7 @@ def test_both_machines_obey_a_drain_of_the_second(nodes: tuple[Node, Node]) -> N
 
 def two_agents(bench: Bench, model: Path, *, steps: int, limits: Limits = FAST) -> tuple[Agent, Agent]:
     """Start the agents of one job whose model is divided between two machines."""
-    data = DataConfig(path="upload:x", prompt="{word}", completion="{meaning}", eval_share=0)
+    data = DataConfig(path="upload:x", prompt="{word} ", completion="{meaning}", eval_share=0)
     train = TrainConfig(model=str(model), data=data, max_steps=steps, global_batch=4, micro_batch=2)
     world = World(nodes=2, parallelism=Parallelism(kind="fsdp"))
     bench.env = {"GPUBROKER_MASTER": f"127.0.0.1:{free_port()}"}

@@ -50,7 +50,7 @@ def job(model: Path, method: str, **more: Any) -> TrainConfig:
             "model": str(model),
             "method": METHODS.get(method, FullConfig()),
             "packing": method == "packed",
-            "data": DataConfig(path="upload:x", prompt="{word}", completion="{meaning}", eval_share=0.1),
+            "data": DataConfig(path="upload:x", prompt="{word} ", completion="{meaning}", eval_share=0.1),
             "optim": OptimConfig(lr=1e-2),
             "max_steps": STEPS,
             "global_batch": 18,

@@ -54,7 +54,7 @@ def test_sharded_training_equals_unsharded(case: str, tmp_path: Path) -> None:
     train = TrainConfig(
         **{
             "model": str(make(tmp_path / "model")),
-            "data": DataConfig(path="upload:x", prompt="{word}", eval_share=0.1, **columns),
+            "data": DataConfig(path="upload:x", prompt="{word} ", eval_share=0.1, **columns),
             "optim": OptimConfig(lr=1e-2),
             "max_steps": 2,
             "global_batch": 8,

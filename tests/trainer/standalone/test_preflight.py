@@ -54,7 +54,7 @@ def told(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str,
     return code, json.loads(out), err
 
 
-PLAIN = {"prompt": "{word}", "completion": "{meaning}", "eval_share": 0.25}
+PLAIN = {"prompt": "{word} ", "completion": "{meaning}", "eval_share": 0.25}
 
 
 def test_rows_are_counted_as_they_will_be_trained(
@@ -98,7 +98,7 @@ def test_the_chat_template_is_rendered_and_its_refusal_names_the_row(
     code, found, _ = told(spec(tmp_path, text, "chats.jsonl", model=str(model), data=data), capsys)
     assert (code, found["rows"], found["bad_rows"]) == (0, 3, 2)
     assert found["bad"][0].startswith("chats.jsonl row 2: the model's chat template refuses the chat (no system role)")
-    assert found["bad"][1].startswith("chats.jsonl row 3: column 'chat' is no list of messages")
+    assert found["bad"][1].startswith("chats.jsonl row 3: column 'chat' has no message of the assistant")
     assert found["rendered"][0]["learned"] == "w2 <eos>"
     assert found["warnings"][0] == "2 bad rows are left out, as data.bad_share allows"
 
@@ -328,7 +328,7 @@ def test_a_file_without_rows_gives_exactly_one_line(
     assert capfd.readouterr().err == f"{path}: {name}: {said}\n"
 
 
-TEXTS = {"path": "rows.csv", "prompt": "{word}", "completion": "{meaning}", "eval_share": 0.25}
+TEXTS = {"path": "rows.csv", "prompt": "{word} ", "completion": "{meaning}", "eval_share": 0.25}
 PAIRS = {"path": "rows.csv", "chosen": "{word}", "rejected": "{meaning}", "eval_share": 0.25}
 CLASSES = {"path": "rows.csv", "prompt": "{word}", "label": "meaning", "eval_share": 0.25}
 DECODER = "a decoder, such as llama or gpt2"

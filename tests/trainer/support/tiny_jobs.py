@@ -32,7 +32,7 @@ TEMPLATE = (
 )
 LORA, FULL = LoraConfig(r=4, dropout=0.2), FullConfig()
 NF4, INT8 = (QloraConfig(r=4, dropout=0.2, bits=bits) for bits in (4, 8))
-COMPLETION_COLUMNS = {"prompt": "{word}", "completion": "{meaning}"}
+COMPLETION_COLUMNS = {"prompt": "{word} ", "completion": "{meaning}"}
 
 
 def optim(name: OptimizerName = "adamw") -> OptimConfig:
@@ -53,10 +53,10 @@ class Kind:
 
 KINDS: dict[str, Kind] = {
     "causal_lm lora": Kind(
-        model=heads.llama, columns={"prompt": "{word}", "completion": "{meaning}"}, more={"method": LORA}
+        model=heads.llama, columns={"prompt": "{word} ", "completion": "{meaning}"}, more={"method": LORA}
     ),
     "causal_lm full": Kind(
-        model=heads.llama, columns={"prompt": "{word}", "completion": "{meaning}"}, more={"method": FULL}
+        model=heads.llama, columns={"prompt": "{word} ", "completion": "{meaning}"}, more={"method": FULL}
     ),
     "causal_lm packed": Kind(
         model=heads.llama, columns={"completion": "{meaning}"}, micros=2,
@@ -87,11 +87,11 @@ KINDS: dict[str, Kind] = {
         more={"method": LORA, "task": "seq2seq"},
     ),
     "dpo lora": Kind(
-        model=heads.llama, columns={"prompt": "{word}", "chosen": "{meaning}", "rejected": "w5 w6"},
+        model=heads.llama, columns={"prompt": "{word} ", "chosen": "{meaning}", "rejected": "w5 w6"},
         more={"method": LORA, "task": "dpo"},
     ),
     "reward_model lora": Kind(
-        model=heads.llama, columns={"prompt": "{word}", "chosen": "{meaning}", "rejected": "w5 w6"},
+        model=heads.llama, columns={"prompt": "{word} ", "chosen": "{meaning}", "rejected": "w5 w6"},
         more={"method": LORA, "task": "reward_model"},
     ),
     "image_classification full": Kind(

@@ -18,7 +18,8 @@ from trainer import tasks
 from trainer.batching.examples import IGNORED
 from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
 from trainer.core.errors import DataFault
-from trainer.tasks.common import chat_template as chats
+from trainer.dataset.chats import Chat
+from trainer.tasks.common import answer_spans, chat_template
 from trainer.tasks.text.dpo import Dpo
 from trainer.tasks.text.preference_pairs import PreferenceData
 from trainer.tasks.text.reward_model import RewardModel
@@ -51,7 +52,7 @@ def data(tmp_path: Path) -> Path:
 def config(folder: Path, kind: dict[str, Any], **changes: Any) -> TrainConfig:
     fields: dict[str, Any] = {
         "model": str(folder), "global_batch": 12, "micro_batch": 3, "max_length": 16,
-        "data": {"path": "p.csv", "prompt": "{q}", "chosen": "{good}", "rejected": "{bad}", "eval_share": 0.2},
+        "data": {"path": "p.csv", "prompt": "{q} ", "chosen": "{good}", "rejected": "{bad}", "eval_share": 0.2},
     }  # fmt: skip
     return TrainConfig.model_validate(fields | kind | changes)
 
@@ -177,7 +178,8 @@ def test_answers_of_a_chat_are_its_last_turns(
     train = config(made, task, data=data, max_length=64, global_batch=1, micro_batch=1)
     trained = tasks.build_task(train)
     first = trained.examples(tmp_path / "rows.jsonl", "jsonl")[0][0]
-    before = chats.render(tokenizer, [*(EARLIER if "n" not in rows else []), USER], ask=True)
+    asked = Chat(messages=[*(EARLIER if "n" not in rows else []), USER])
+    before = answer_spans.render(tokenizer, asked, ask=True)
     for example, answer in ((first.chosen, "w5 <eos>"), (first.rejected, "w50 w9 <eos>")):
         assert tokenizer.decode(example.ids) == f"{tokenizer.decode(tokenizer(before).input_ids)} {answer}"
         assert tokenizer.decode([i for i in example.labels if i != IGNORED]) == answer, "the last answer alone"
@@ -201,7 +203,7 @@ def test_chats_that_are_no_answers_are_bad_rows(model: Path, tmp_path: Path) -> 
     whole, mixed, asking = trained.data.reader.faults
     assert "column 'good' begins with what was asked; leave data.prompt out, or that" in whole
     assert "column 'good' is neither text" in mixed
-    assert "column 'bad' is no list of messages" in asking
+    assert "column 'bad' has no message of the assistant" in asking
 
 
 def test_a_model_that_learns_from_chats_is_asked_as_in_one(model: Path, tmp_path: Path) -> None:
@@ -220,4 +222,4 @@ def test_a_model_that_learns_from_chats_is_asked_as_in_one(model: Path, tmp_path
             "trainer.tasks.common.generation.continuations", lambda m, t, s, d, prompts, special: asked.extend(prompts)
         )
         trained.samples.write(None, CPU)
-    assert asked == [chats.render_question(trained.data.tokenizer, "w30")]
+    assert asked == [chat_template.render_question(trained.data.tokenizer, "w30")]

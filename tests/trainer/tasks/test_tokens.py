@@ -9,9 +9,10 @@ import torch
 
 from tests.trainer.support import tiny_models as heads
 from tests.trainer.support import workers
+from trainer.batching.examples import IGNORED
 from trainer.contract.train import LoraConfig, OptimConfig, SamplesConfig, TrainConfig
 from trainer.core.errors import DataFault
-from trainer.tasks.common import label_metrics as labelled
+from trainer.tasks.common import label_metrics
 from trainer.tasks.text.token_classification import TokenClassification
 
 
@@ -91,7 +92,45 @@ def test_a_bad_row_is_named(row: dict[str, Any], message: str, model: Path, data
 
 def test_scores_count_whole_spans() -> None:
     several = ["B-A", "I-A", "O", "B-A", "B-B", "I-A"]
-    assert labelled.spans(several) == {("A", 0, 2), ("A", 3, 4), ("B", 4, 5), ("A", 5, 6)}
-    wanted, found = labelled.spans(["B-A", "I-A", "O", "B-B"]), labelled.spans(["B-A", "O", "O", "B-B"])
-    assert labelled.span_f1([(wanted, found)]) == 2 / 4
-    assert labelled.span_f1([]) == 0
+    assert label_metrics.spans(several) == {("A", 0, 2), ("A", 3, 4), ("B", 4, 5), ("A", 5, 6)}
+    wanted, found = label_metrics.spans(["B-A", "I-A", "O", "B-B"]), label_metrics.spans(["B-A", "O", "O", "B-B"])
+    assert label_metrics.span_f1([(wanted, found)]) == 2 / 4
+    assert label_metrics.span_f1([]) == 0
+
+
+IOBES = [["S-PER", "O", "O", "S-LOC"], ["B-PER", "E-PER", "O", "B-LOC", "I-LOC", "E-LOC"]]
+
+
+@pytest.mark.parametrize(
+    ("predicted", "f1"),
+    [
+        (IOBES, 1.0),
+        ([["O", "O", "O", "O"], IOBES[1]], 2 * 2 / (4 + 2)),
+        ([IOBES[0], ["B-PER", "O", "O", "B-LOC", "I-LOC", "O"]], 2 * 2 / (4 + 2)),
+        ([IOBES[0], ["B-PER", "E-LOC", "O", "I-LOC", "I-LOC", "E-LOC"]], 2 * 2 / (4 + 2)),
+    ],
+    ids=["all right", "single words missed", "ends missed", "kinds differ"],
+)
+@pytest.mark.parametrize("letters", ["BIES", "BILU", "BMES", "BMEW"])
+def test_closed_spans_score_as_seqeval_strict_does(predicted: list[list[str]], f1: float, letters: str) -> None:
+    """The values are seqeval's, mode strict, schemes IOBES and BILOU; a span without its end is none."""
+
+    def renamed(tags: list[str]) -> list[str]:
+        own = dict(zip("BIES", letters, strict=True))
+        return [own.get(tag[0], tag[0]) + tag[1:] for tag in tags]
+
+    names = {tag for tags in IOBES for tag in renamed(tags)}
+    assert label_metrics.has_spans(names)
+    assert label_metrics.is_closed(names)
+    judged = [
+        tuple(label_metrics.spans(renamed(tags), closed=True) for tags in both)
+        for both in zip(IOBES, predicted, strict=True)
+    ]
+    assert label_metrics.span_f1(judged) == pytest.approx(f1)
+
+
+def test_tags_of_whole_numbers_get_the_names_of_the_spec(model: Path, data: Path) -> None:
+    data.write_text(json.dumps({"words": ["a", "b"], "tags": [0, 1]}))
+    wanted = {"path": "names.jsonl", "words": "words", "label": "tags", "labels": ["O", "B-NAME"]}
+    examples, _ = TokenClassification(config(model, data=wanted)).examples(data, "jsonl")
+    assert [label for label in examples[0].labels if label != IGNORED] == [0, 1]

@@ -29,7 +29,7 @@ def test_outcome_and_message(
     outcome: Outcome,
     message: str,
 ) -> None:
-    data = DataConfig(path="upload:x", prompt=changes.get("prompt", "{word}"), completion="{meaning}")
+    data = DataConfig(path="upload:x", prompt=changes.get("prompt", "{word} "), completion="{meaning}")
     train = TrainConfig(model=changes.get("model", str(tiny_models["lora"])), data=data, max_steps=1)
     final = bench.start(train=train, data=bench.data(content, "csv")).wait()
     assert final.outcome is outcome
@@ -39,7 +39,7 @@ def test_outcome_and_message(
 
 def test_gpus_that_were_bought_but_cannot_be_used_end_the_attempt(bench: Bench, tiny_models: dict[str, Path]) -> None:
     bench.env = {"CUDA_VISIBLE_DEVICES": ""}
-    data = DataConfig(path="upload:x", prompt="{word}", completion="{meaning}")
+    data = DataConfig(path="upload:x", prompt="{word} ", completion="{meaning}")
     train = TrainConfig(model=str(tiny_models["lora"]), data=data, max_steps=1)
     final = bench.start(train=train, data=bench.data(rows(), "csv"), world=World(gpus_per_node=1)).wait()
     assert final.outcome is Outcome.INFRASTRUCTURE
@@ -56,7 +56,7 @@ def tokenizer(tiny_models: dict[str, Path]) -> Any:
 def test_loss_lies_on_the_completion_only(tokenizer: Any) -> None:
     import torch
 
-    example = encode(tokenizer, "w0 w1", "w2 w3", 32)
+    example = encode(tokenizer, "w0 w1 ", "w2 w3", 32)
     assert example.ids == [2, 3, 4, 5, 0], "words from 2 on, then the end of text"
     batch = collate([example, Example(ids=[2, 4], prompt=1)], 0, torch.device("cpu"))
     assert batch["labels"].tolist() == [[-100, -100, 4, 5, 0], [-100, 4, -100, -100, -100]]
@@ -64,7 +64,7 @@ def test_loss_lies_on_the_completion_only(tokenizer: Any) -> None:
 
 
 def test_long_rows_are_cut_at_the_end(tokenizer: Any) -> None:
-    example = encode(tokenizer, "w0 w1", "w2 w3 w4", 4)
+    example = encode(tokenizer, "w0 w1", " w2 w3 w4", 4)
     assert (example.ids, example.prompt, example.targets) == ([2, 3, 4, 5], 2, 2)
 
 

@@ -47,7 +47,7 @@ def data() -> bytes:
 def train_config(folder: Path, micro_batch: int) -> TrainConfig:
     return TrainConfig(
         model=str(folder),
-        data=DataConfig(path="upload:x", prompt="{word}", completion="{meaning}", eval_share=0.0),
+        data=DataConfig(path="upload:x", prompt="{word} ", completion="{meaning}", eval_share=0.0),
         method=LoraConfig(r=4, dropout=0.0),
         max_steps=STEPS,
         global_batch=ROWS,

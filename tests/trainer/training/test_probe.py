@@ -23,7 +23,7 @@ def test_longest_rows_are_probed_after_step_one_without_effect(tmp_path: Path, t
     data.write_bytes(rows())
     train = TrainConfig(
         model=str(tiny_models["full"]),
-        data=DataConfig(path="rows.csv", prompt="{word}", completion="{meaning}", eval_share=0.1),
+        data=DataConfig(path="rows.csv", prompt="{word} ", completion="{meaning}", eval_share=0.1),
         method=FullConfig(),
         max_steps=3,
         global_batch=8,

@@ -30,7 +30,7 @@ def job(bench: Bench, folder: Path, kind: str) -> dict[str, Any]:
     method = LoraConfig(r=64, dropout=0.2) if kind == "lora" else FullConfig()
     train = TrainConfig(
         model=str(folder),
-        data=DataConfig(path="upload:x", prompt="{word}", completion="{meaning}", eval_share=0.1),
+        data=DataConfig(path="upload:x", prompt="{word} ", completion="{meaning}", eval_share=0.1),
         method=method,
         optim=OptimConfig(lr=1e-3, weight_decay=0.1),
         max_steps=STEPS,

@@ -1,68 +1,110 @@
 """Chats rendered by the model's own template, with the loss on the assistant's turns only."""
 
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import jinja2
-
-from trainer.batching.examples import Example
+from trainer.batching.examples import Example, example_of, tokenised
+from trainer.dataset.chats import Chat
 from trainer.dataset.prompts import DataError
+from trainer.tasks.common import answer_spans
+from trainer.tasks.common.answer_spans import REFUSALS, RenderedChat
 
-REFUSALS = (jinja2.TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
-"""Exceptions of a template for an unsupported chat, e.g. because it adds a number to a text or lacks a key."""
-
-
-def render(tokenizer: Any, messages: list[dict[str, Any]], *, ask: bool) -> str:
-    """Return the rendered chat. `ask`: True ends it where the assistant's answer begins."""
-    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask)
-    return text
+Notice = Callable[[str], None]
+"""Receiver of a text about the row, for people."""
 
 
 def render_question(tokenizer: Any, text: str) -> str:
     """Return a chat with one turn of the user, up to where the answer begins."""
-    return render(tokenizer, [{"role": "user", "content": text}], ask=True)
+    return answer_spans.render(tokenizer, Chat(messages=[{"role": "user", "content": text}]), ask=True)
 
 
 def encode(
-    tokenizer: Any, messages: list[dict[str, Any]], max_length: int, where: str, *, last: bool = False
+    tokenizer: Any, chat: Chat, max_length: int, where: str, *, last: bool = False, notice: Notice = lambda text: None
 ) -> Example:
     """Return the tokens of a chat, cut at the end to `max_length`. `last`: the loss is on the last answer alone.
 
-    Each answer is tokenised separately from its prompt, as at generation. Turns after the assistant's last one are left
-    out, because they have no loss. Raises DataError for a template that changes earlier turns when later ones follow,
-    since the tokens of the turns could not be separated.
+    The rendered text is tokenised once, and the loss is where the answers' characters are. Turns after the last answer
+    are left out, because they have no loss. If the text does not show where an earlier answer is, the loss is on the
+    last one, and `notice` receives the reason. Raises DataError for a chat that the template refuses, or whose last
+    answer is not found.
     """
-    ids: list[int] = []
-    silent_spans: list[tuple[int, int]] = []
-    rendered = ""
-    for number, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
+    numbers = answer_spans.answers(chat)
+    chat = chat.upto(numbers[-1] + 1)
+    rendered = _rendered(tokenizer, chat, where)
+    wanted = [number for number in (numbers[-1:] if last else numbers) if number not in chat.muted]
+    if any(number not in rendered.spans for number in wanted):
+        notice("only the last answer is learned, because the chat template hides where earlier ones are")
+        wanted = [number for number in wanted if number == numbers[-1]]
+    elif rendered.is_rewritten and wanted != numbers[-1:]:
+        notice("earlier answers are learned as the chat template shows them; data.learn: split learns them as given")
+    spans = [rendered.spans[number] for number in wanted]
+    ids, has_loss = tokenised(tokenizer, rendered.text, spans, special=False)
+    return example_of(ids[:max_length], has_loss[:max_length])
+
+
+def unused(tokenizer: Any, chat: Chat) -> Iterator[str]:
+    """Yield what the row gives and the chat template does not read, in words for users."""
+    template = tokenizer.get_chat_template(tools=chat.tools)
+    for name, given in (("tools", chat.tools), ("documents", chat.documents), *chat.options.items()):
+        if given is not None and not _names(template, name):
+            yield f"{name} in the row is not used, because the chat template has no place for it"
+    keys = {key for message in chat.messages for key in message} - {"role", "content", "tool_calls"}
+    for key in sorted(keys):
+        if not _names(template, key):
+            yield f"the key {key!r} of messages is not used, because the chat template does not read it"
+
+
+def _names(template: str, name: str) -> bool:
+    """Return True if a template has the name as a word."""
+    return re.search(rf"\b{re.escape(name)}\b", template) is not None
+
+
+def split(tokenizer: Any, chat: Chat, max_length: int, where: str) -> list[Example]:
+    """Return one example for each answer, with the turns before it as the model reads them when it answers."""
+    wanted = [number for number in answer_spans.answers(chat) if number not in chat.muted]
+    return [encode(tokenizer, chat.upto(number + 1), max_length, where, last=True) for number in wanted]
+
+
+def _rendered(tokenizer: Any, chat: Chat, where: str) -> RenderedChat:
+    """Return the rendered chat, in the first form whose last answer is found. Raises DataError."""
+    problem, last = "", len(chat.messages) - 1
+    for form in chat.forms():
         try:
-            question = render(tokenizer, messages[:number], ask=True)
-            answered = render(tokenizer, messages[: number + 1], ask=False)
+            rendered = answer_spans.find(tokenizer, form)
         except REFUSALS as e:
-            reason = first_line(e)
-            raise DataError(f"{where}: the model's chat template refuses the chat ({reason}); mend the row") from None
-        if not question.startswith(rendered) or not answered.startswith(question):
-            raise DataError(
-                f"{where}: the model's chat template changes earlier turns when later ones follow (message "
-                f"{number + 1}); give each answer a row of its own"
+            problem = problem or f"refuses the chat ({first_line(e)}); mend the row"
+            continue
+        span = rendered.spans.get(last)
+        if span is not None and answer_spans.has_text(tokenizer, form, last, rendered.text[slice(*span)]):
+            _check_calls(tokenizer, form, where)
+            return rendered
+        problem = problem or (
+            f"does not show message {len(chat.messages)}, the last answer, in what it renders; take a model with "
+            "another template, or drop the row"
+        )
+    raise DataError(f"{where}: the model's chat template {problem}")
+
+
+def _check_calls(tokenizer: Any, chat: Chat, where: str) -> None:
+    """Raise DataError for a tool call that the template leaves out."""
+    for number, message in enumerate(chat.messages):
+        if "tool_calls" not in message:
+            continue
+        without = {key: value for key, value in message.items() if key != "tool_calls"}
+        try:
+            same = answer_spans.render(tokenizer, chat.upto(number + 1), ask=False) == answer_spans.render(
+                tokenizer, chat.having(number, without).upto(number + 1), ask=False
             )
-        head = _tokens(tokenizer, question[len(rendered) :])
-        tail = _tokens(tokenizer, answered[len(question) :])
-        silent_spans.append((len(ids), len(ids) + len(head)))
-        ids += head + tail
-        rendered = answered
-    if last:
-        return Example(ids=ids[:max_length], prompt=min(silent_spans[-1][1], max_length))
-    cut = [(min(start, max_length), min(end, max_length)) for start, end in silent_spans]
-    return Example(ids=ids[:max_length], prompt=cut[0][1], silent=tuple(s for s in cut[1:] if s[0] < s[1]))
+        except REFUSALS:
+            continue
+        if same:
+            raise DataError(
+                f"{where}: the model's chat template has no place for tool_calls (message {number + 1}); take a model "
+                "whose template has one, or write the call into content"
+            )
 
 
 def first_line(error: Exception) -> str:
     """Return the first line of the message of a template's exception, or the exception's class."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _tokens(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []

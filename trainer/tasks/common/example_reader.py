@@ -4,6 +4,7 @@ import hashlib
 import logging
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,9 @@ CHECKED_ROWS = 100
 Row = dict[str, Any]
 """Cells by column."""
 RowParser = Callable[[Row, int], Any]
-"""Function that parses a row with its number from 1. Raises DataError for a bad row."""
+"""Function that parses a row with its number from 1; a list has several parsed rows. Raises DataError for a bad row."""
 RowObserver = Callable[[int, Row, Any], None]
-"""Callback for each usable row: its number from 1, its cells, and the parsed row."""
+"""Callback for each usable row: its number from 1, its cells, and a parsed row; called for each parsed row."""
 
 
 class ExampleReader:
@@ -39,6 +40,8 @@ class ExampleReader:
         """Number of rows of the data set, bad rows included."""
         self.bad_rows = 0
         """Number of rows that cannot be used."""
+        self.notices: Counter[str] = Counter()
+        """Number of rows by what was converted, or not used, in words for users."""
         self.faults: list[str] = []
         """Errors of the first NAMED_FAULTS bad rows, with file and row."""
 
@@ -71,12 +74,21 @@ class ExampleReader:
         """Raise DataFault if the data set has no row, or a larger share of bad rows than `data.bad_share`."""
         if not self.rows:
             raise DataFault(f"{self._where}: has a header or an empty list but no row; give at least one row")
+        if os.environ.get("RANK", "0") == "0":
+            for notice in self.notice_lines():
+                _log.warning("%s", notice)
         if not self.bad_rows:
             return
         if problem := bad_share_message(self.bad_rows, self.rows, self._config.data.bad_share, self.faults[0]):
             raise DataFault(problem)
         if os.environ.get("RANK", "0") == "0":
             _log.warning("%d of %d rows are bad and left out; the first: %s", self.bad_rows, self.rows, self.faults[0])
+
+    def notice_lines(self) -> list[str]:
+        """Return the notices with their numbers of rows, the most frequent first."""
+        return [
+            f"{self._where}: in {count:,} of {self.rows:,} rows {text}" for text, count in self.notices.most_common()
+        ]
 
     # ------------------------------------------------------------------------------------------------------ token cache
 
@@ -89,12 +101,14 @@ class ExampleReader:
         note = rows_note(folder) if data_sha256 and observe is None else None
         if note is not None and note["identity"] == identity:
             self.rows, self.bad_rows, self.faults = note["rows"], note["bad"], note["faults"]
+            self.notices = Counter(note["notices"])
         else:
             writer = mmap_dataset.DatasetWriter(folder, self._parsed_type)
             self._read_rows(path, data_format, observe, writer.append)
             if data_sha256 and digest(path) != data_sha256:
                 raise DataError(f"{self._where}: its file {path.name} has changed since it was hashed; start again")
-            writer.close({"identity": identity, "rows": self.rows, "bad": self.bad_rows, "faults": self.faults})
+            counts = {"rows": self.rows, "bad": self.bad_rows, "faults": self.faults, "notices": self.notices}
+            writer.close({"identity": identity, **counts})
         return mmap_dataset.MmapDataset(folder, self._parsed_type)
 
     def _identity(self, data_format: Any, tokenizer: Any, data_sha256: str) -> str:
@@ -113,7 +127,7 @@ class ExampleReader:
         self, path: Path, data_format: Any, observe: RowObserver | None, append: Callable[[Any], None]
     ) -> None:
         """Parse all rows and pass the usable ones to `append`. Raises DataError for an error that concerns all rows."""
-        self.rows, self.bad_rows, self.faults = 0, 0, []
+        self.rows, self.bad_rows, self.faults, self.notices = 0, 0, [], Counter()
         columns: dict[str, Any] = {}
         for number, row in enumerate(each_row(path, data_format, self._where), 1):
             self.rows = number
@@ -129,9 +143,10 @@ class ExampleReader:
             except DataError as e:
                 self._leave_out(self._with_file(e, row, number))
                 continue
-            append(parsed)
-            if observe is not None:
-                observe(number, row, parsed)
+            for example in parsed if isinstance(parsed, list) else (parsed,):
+                append(example)
+                if observe is not None:
+                    observe(number, row, example)
         if columns and self.rows < CHECKED_ROWS:
             check_columns(self._config.data, columns)
 

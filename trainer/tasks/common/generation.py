@@ -10,6 +10,7 @@ from trainer.contract.train import SamplesConfig, TrainConfig
 from trainer.core.errors import UserFault
 from trainer.models import max_positions
 from trainer.tasks.common import chat_template
+from trainer.tasks.common.answer_spans import REFUSALS
 from trainer.tasks.common.task_model import D
 from trainer.tasks.common.task_samples import TaskSamples, evaluation_mode
 
@@ -36,7 +37,7 @@ def rendered(tokenizer: Any, samples: SamplesConfig, *, chat: bool) -> tuple[str
         return samples.prompts
     try:
         return tuple(chat_template.render_question(tokenizer, prompt) for prompt in samples.prompts)
-    except chat_template.REFUSALS as e:
+    except REFUSALS as e:
         reason = chat_template.first_line(e)
         raise UserFault(
             f"samples.prompts: the model's chat template refuses a chat of one user turn ({reason}); remove the prompts"

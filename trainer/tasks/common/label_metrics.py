@@ -12,10 +12,14 @@ from trainer.dataset.prompts import dataset_name
 
 
 class Labels:
-    """Set of labels: the configured ones, or those of the data in alphabetical order."""
+    """Set of labels: the configured ones, or those of the data.
 
-    def __init__(self, data: DataConfig) -> None:
-        self._data = data
+    Labels of the data have the order of the model's head if it has the same ones, otherwise that of `sorted_labels`.
+    """
+
+    def __init__(self, data: DataConfig, head: Sequence[str] = ()) -> None:
+        """`head`: classes of the model's own head, in order; empty: it has none."""
+        self._data, self._head = data, tuple(head)
         self.names = tuple(data.labels)
 
     def collect(self, labels: Iterable[str]) -> None:
@@ -25,7 +29,9 @@ class Labels:
         """
         if self.names:
             return
-        self.names = tuple(sorted(set(labels)))
+        self.names = cells.sorted_labels(labels)
+        if set(self.names) == set(self._head):
+            self.names = self._head
         if self.names and (problem := cells.label_set_problem(self.names, self._data.label)):
             raise DataFault(f"{dataset_name(self._data.path)}: {problem}")
 
@@ -68,11 +74,48 @@ Span = tuple[str, int, int]
 """Entity kind, index of the first word, index after the last word."""
 
 
-def spans(tags: Sequence[str]) -> frozenset[Span]:
-    """Return the spans of tags in IOB2 (`B-PER I-PER O`).
+MARKS = {"B": "B", "I": "I", "M": "I", "E": "E", "L": "E", "S": "S", "U": "S", "W": "S"}
+"""Letters of tags, with that of IOBES: also BILOU, BMES and BMEWO."""
 
-    An `I-` tag without a span before it begins a span, as in conlleval.
+
+def has_spans(names: Iterable[str]) -> bool:
+    """Return True if tags mark spans, as `B-PER` or `I-PER` do."""
+    return any(name[:2] in ("B-", "I-", "S-", "U-") for name in names)
+
+
+def is_closed(names: Iterable[str]) -> bool:
+    """Return True if the tags mark the end of a span, as IOBES and BILOU do."""
+    return any(name[1:2] == "-" and MARKS.get(name[0]) in ("E", "S") for name in names)
+
+
+def spans(tags: Sequence[str], *, closed: bool = False) -> frozenset[Span]:
+    """Return the spans of tags. `closed`: the tags are of IOBES or BILOU, otherwise of IOB2 or IOB1 (`B-PER I-PER O`).
+
+    A closed span is one single tag, or begins, continues and ends with one kind, as in seqeval's strict mode. An open
+    `I-` tag without a span before it begins a span, as in conlleval.
     """
+    return _closed_spans(tags) if closed else _open_spans(tags)
+
+
+def _closed_spans(tags: Sequence[str]) -> frozenset[Span]:
+    complete: set[Span] = set()
+    kind, start = "", -1
+    for number, tag in enumerate(tags):
+        letter, _, name = tag.partition("-")
+        mark = MARKS.get(letter, "O")
+        if mark == "S":
+            complete.add((name, number, number + 1))
+        if mark == "B":
+            kind, start = name, number
+            continue
+        if mark == "E" and start >= 0 and name == kind:
+            complete.add((kind, start, number + 1))
+        if mark != "I" or name != kind:
+            start = -1
+    return frozenset(complete)
+
+
+def _open_spans(tags: Sequence[str]) -> frozenset[Span]:
     complete: set[Span] = set()
     kind, start = "", 0
     for number, tag in enumerate([*tags, "O"]):

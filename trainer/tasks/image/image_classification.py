@@ -52,7 +52,7 @@ class ImageClassData(TaskData[LabelledImage]):
     def parse_row(self, row: Row, number: int) -> LabelledImage:
         data = self.config.data
         label = cells.required("label", row, data.label, self.where, number)
-        cells.check_labels((label,), data.labels, self.where, number)
+        label = cells.known_labels((label,), data.labels, self.where, number)[0]
         self._cache.offer(number, self._resized(row, number))
         return LabelledImage(number=number, row={data.image: row[data.image]}, label=label)
 
@@ -67,7 +67,7 @@ class ImageClassData(TaskData[LabelledImage]):
         return pixels
 
     def _survey(self, parsed: Sequence[LabelledImage]) -> None:
-        self.labels = Labels(self.config.data)
+        self.labels = Labels(self.config.data, loading.head_labels(self.config))
         self.labels.collect(image.label for image in parsed)
 
     def _example(self, parsed: LabelledImage) -> LabelledImage:

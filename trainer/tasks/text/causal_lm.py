@@ -39,13 +39,27 @@ class CausalLmData(TaskData[Example | Pack]):
             )
         return tokenizer
 
-    def parse_row(self, row: Row, number: int) -> Example:
+    def parse_row(self, row: Row, number: int) -> Example | list[Example]:
         config = self.config
         if self.has_chats:
-            messages = cells.required("chat", row, config.data.messages, self.where, number)
-            return chat_template.encode(self.tokenizer, messages, config.max_length, f"{self.where} row {number}")
+            return self._chat_examples(row, number)
         prompt, completion = render(config.data, row, number)
         return encode(self.tokenizer, prompt, completion, config.max_length)
+
+    def _chat_examples(self, row: Row, number: int) -> Example | list[Example]:
+        """Return the example of a chat, or one for each of its answers by `data.learn: split`. Raises DataError."""
+        data, place = self.config.data, f"{self.where} row {number}"
+        chat = cells.chat_of_row(row, data.messages, self.where, number)
+        for text in (*chat.notices, *chat_template.unused(self.tokenizer, chat)):
+            self.reader.notices[text] += 1
+        if data.learn == "split":
+            return chat_template.split(self.tokenizer, chat, self.config.max_length, place)
+        return chat_template.encode(
+            self.tokenizer, chat, self.config.max_length, place, last=data.learn == "last", notice=self._notice
+        )
+
+    def _notice(self, text: str) -> None:
+        self.reader.notices[text] += 1
 
     def _no_target_message(self) -> str:
         return f"data: no row has a completion within max_length {self.config.max_length}; raise train.max_length"

@@ -1,7 +1,7 @@
 """Preference pairs: a chosen and a rejected answer to one prompt."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ class PreferenceData(TaskData[Preference]):
     def parse_row(self, row: Row, number: int) -> Preference:
         config = self.config
         answers = [row.get(whole_column(template) or "") for template in (config.data.chosen, config.data.rejected)]
-        if all(isinstance(answer, list) for answer in answers):
+        if all(cells.turns(answer) is not None for answer in answers):
             chosen, rejected = (self._chat_answer(row, number, name) for name in ("chosen", "rejected"))
             return Preference(chosen=chosen, rejected=rejected, chat=True)
         prompt, better, worse = render_preference(config.data, row, number)
@@ -48,13 +48,14 @@ class PreferenceData(TaskData[Preference]):
         """Return the last turn of a chat after its other turns and `data.prompt`. Raises DataError."""
         data, where = self.config.data, f"{self.where} row {number}"
         column = whole_column(getattr(data, setting)) or ""
-        answer = cells.required("chat", row, column, self.where, number)
+        answer = cells.chat_of_row(row, column, self.where, number)
         before = cells.turns(row.get(whole_column(data.prompt) or ""))
         if before is None:
             before = [{"role": "user", "content": fill_prompt(data, row, number)}] if data.prompt else []
-        if before and answer[0]["role"] != "assistant":
+        if before and answer.messages[0]["role"] != "assistant":
             raise DataError(f"{where}: column {column!r} begins with what was asked; leave data.prompt out, or that")
-        return chat_template.encode(self.tokenizer, [*before, *answer], self.config.max_length, where, last=True)
+        whole = replace(answer, messages=[*before, *answer.messages], muted=frozenset())
+        return chat_template.encode(self.tokenizer, whole, self.config.max_length, where, last=True)
 
     def _survey(self, parsed: Sequence[Preference]) -> None:
         self.has_chats = bool(parsed) and parsed[0].chat

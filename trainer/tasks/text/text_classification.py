@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from trainer.contract.train import TrainConfig
 from trainer.dataset import cells
+from trainer.models import loading
 from trainer.tasks.common import label_metrics
 from trainer.tasks.common.example_reader import Row
 from trainer.tasks.common.label_metrics import Labels
@@ -23,11 +24,10 @@ class TextClassData(LabelledTextData[int]):
 
     def _label_cell(self, row: Row, number: int) -> str:
         label: str = cells.required("label", row, self.config.data.label, self.where, number)
-        cells.check_labels((label,), self.config.data.labels, self.where, number)
-        return label
+        return cells.known_labels((label,), self.config.data.labels, self.where, number)[0]
 
     def _survey(self, parsed: Sequence[Labelled[Any]]) -> None:
-        self.labels = Labels(self.config.data)
+        self.labels = Labels(self.config.data, loading.head_labels(self.config))
         self.labels.collect(row.label for row in parsed)
 
     def _example(self, parsed: Labelled[Any]) -> Labelled[int]:

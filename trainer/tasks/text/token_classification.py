@@ -64,10 +64,10 @@ class TokenClassData(TaskData[Tagged]):
     def parse_row(self, row: Row, number: int) -> TaggedWords:
         data = self.config.data
         words = cells.required("words", row, data.words, self.where, number)
-        tags = cells.required("words", row, data.label, self.where, number)
+        tags = cells.required("tags", row, data.label, self.where, number)
         if len(words) != len(tags):
             raise DataError(f"{self.where} row {number}: {len(words)} words and {len(tags)} tags; give each word one")
-        cells.check_labels(tags, data.labels, self.where, number)
+        tags = cells.known_labels(tags, data.labels, self.where, number)
         ids, starts = self.tokenise(words)
         return TaggedWords(ids=ids, starts=starts, tags=tags)
 
@@ -79,7 +79,7 @@ class TokenClassData(TaskData[Tagged]):
         return list(encoded["input_ids"]), starts
 
     def _survey(self, parsed: Sequence[TaggedWords]) -> None:
-        self.labels = Labels(self.config.data)
+        self.labels = Labels(self.config.data, loading.head_labels(self.config))
         self.labels.collect(tag for row in parsed for tag in row.tags)
 
     def _example(self, parsed: TaggedWords) -> Tagged:
@@ -127,8 +127,11 @@ class TokenClassModel(TaskModel[TokenClassData]):
         pairs = [pair for expected, predicted in judged for pair in zip(expected, predicted, strict=True)]
         names = self._data.labels.names
         scores = {"accuracy": label_metrics.accuracy(pairs)}
-        if any(name.startswith("B-") for name in names):
-            spans = [tuple(label_metrics.spans([names[n] for n in tags]) for tags in both) for both in judged]
+        if label_metrics.has_spans(names):
+            closed = label_metrics.is_closed(names)
+            spans = [
+                tuple(label_metrics.spans([names[n] for n in tags], closed=closed) for tags in both) for both in judged
+            ]
             scores["span_f1"] = label_metrics.span_f1(spans)
         return scores
 

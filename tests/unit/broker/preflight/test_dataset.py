@@ -205,7 +205,7 @@ def test_a_column_of_chats_is_checked_in_every_row() -> None:
     config = train(data={"messages": "c", "prompt": "", "completion": ""})
     assert check(config, rows(good, good)).rows == 2
     assert refusal(check, config, rows(good, {"c": [{"role": "user", "content": "a"}]}))[1].startswith(
-        "row 2: column 'c' is no list of messages"
+        "row 2: column 'c' has no message of the assistant"
     )
     assert refusal(check, config, rows({"c": "hello"}))[0] == "train.data.messages"
     assert (

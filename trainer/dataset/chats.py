@@ -1,0 +1,261 @@
+"""Chats as data sets hold them: `{role, content}`, ShareGPT's `{from, value}`, content parts, API dumps, JSON text."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+SHAREGPT_ROLES = {
+    "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",
+    "model": "assistant", "observation": "tool", "function_response": "tool", "function": "tool",
+}  # fmt: skip
+"""Names of roles in ShareGPT files and in APIs, with the role of a chat template."""
+KNOWN_KEYS = frozenset(
+    {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking"}
+)
+"""Keys of a message that chat templates read."""
+LEARN_KEYS = ("weight", "train")
+"""Keys that say whether an answer carries loss: OpenAI's and Mistral's, and axolotl's."""
+ROW_KEYS = ("tools", "documents", "chat_template_kwargs")
+"""Other columns of the row that the chat template receives."""
+
+
+class BadChat(ValueError):
+    """Reason why a cell is no chat, with the number of the message and its key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chat:
+    """Chat with what its row gives the template."""
+
+    messages: list[dict[str, Any]]
+    """Messages with a role of ROLES and a text as content; no key is null."""
+    muted: frozenset[int] = frozenset()
+    """Indices of answers without loss, by `weight: 0` or `train: false`."""
+    tools: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the template: the row's `chat_template_kwargs`."""
+    notices: tuple[str, ...] = ()
+    """Conversions, in words for users."""
+
+    in_parts: bool = False
+    """True if the template receives each text as a list of one part, as those of vision models expect."""
+
+    def upto(self, count: int) -> "Chat":
+        """Return the chat of the first `count` messages."""
+        return replace(self, messages=self.messages[:count])
+
+    def having(self, number: int, message: dict[str, Any]) -> "Chat":
+        """Return the chat with another message at an index."""
+        return replace(self, messages=[*self.messages[:number], message, *self.messages[number + 1 :]])
+
+    def forms(self) -> "Iterator[Chat]":
+        """Yield the chat in the forms that templates differ in: texts or parts; arguments as mappings or as JSON."""
+        yield self
+        yield replace(self, in_parts=True)
+        if any("tool_calls" in message for message in self.messages):
+            yield replace(self, messages=[_with_text_arguments(message) for message in self.messages])
+
+    @property
+    def template_messages(self) -> list[dict[str, Any]]:
+        """Messages as the template receives them."""
+        if not self.in_parts:
+            return self.messages
+        return [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in self.messages]
+
+
+def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    if "tool_calls" not in message:
+        return message
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
+
+
+def parse(cell: Any, row: Mapping[str, Any] | None = None) -> Chat:
+    """Return the chat of a cell. `row`: the row's other cells; ROW_KEYS are read from it. Raises BadChat."""
+    notices: list[str] = []
+    written = _list(cell, notices)
+    muted = set()
+    messages = []
+    for number, message in enumerate(written):
+        parsed, has_loss = _message(message, number + 1, notices)
+        messages.append(parsed)
+        if not has_loss:
+            muted.add(number)
+    tools, documents = (_row_list(row or {}, key) for key in ROW_KEYS[:2])
+    return Chat(
+        messages=messages,
+        muted=frozenset(muted),
+        tools=tools,
+        documents=documents,
+        options=_options(row or {}),
+        notices=tuple(dict.fromkeys(notices)),
+    )
+
+
+def _list(cell: Any, notices: list[str]) -> list[Any]:
+    """Return the messages of a cell; JSON text is parsed. Raises BadChat."""
+    if isinstance(cell, str):
+        try:
+            cell = json.loads(cell)
+        except (ValueError, RecursionError):
+            raise BadChat("is text and no JSON list of messages; give a JSON list of {role, content}") from None
+        notices.append("JSON text is read as a list of messages")
+    if isinstance(cell, Mapping):
+        inner = next((key for key in ("messages", "conversations", "conversation") if key in cell), None)
+        if inner is None:
+            raise BadChat("is one mapping, no list of messages; put it into a list")
+        notices.append(f"the list is read from the key {inner!r}")
+        cell = cell[inner]
+    if not isinstance(cell, list):
+        raise BadChat(f"is {_kind(cell)}, no list of messages; give a list of {{role, content}}")
+    if not cell:
+        raise BadChat("has no message; add one or drop the row")
+    return cell
+
+
+def _message(written: Any, number: int, notices: list[str]) -> tuple[dict[str, Any], bool]:
+    """Return a message in the form of chat templates, and whether it may carry loss. Raises BadChat."""
+    where = f"message {number}"
+    if not isinstance(written, Mapping):
+        raise BadChat(f"{where} is {_kind(written)}, no mapping; give {{role, content}}")
+    message = {str(key): value for key, value in written.items() if value is not None}
+    if "role" not in message and "from" in message:
+        message["role"] = message.pop("from")
+        notices.append("from and value are read as role and content")
+    if "content" not in message and "value" in message:
+        message["content"] = message.pop("value")
+    message["role"] = _role(message.get("role"), where)
+    if isinstance(call := message.pop("function_call", None), Mapping):
+        message.setdefault("tool_calls", [{"type": "function", "function": dict(call)}])
+        notices.append("function_call is read as tool_calls")
+    if not message.get("tool_calls", True):
+        del message["tool_calls"]
+    if "tool_calls" in message:
+        message["tool_calls"] = _calls(message["tool_calls"], where)
+    message["content"] = _content(message, where, notices)
+    return message, _has_loss(message, where)
+
+
+def _role(role: Any, where: str) -> str:
+    known = SHAREGPT_ROLES.get(role, role) if isinstance(role, str) else role
+    if known in ROLES:
+        return str(known)
+    if role is None:
+        raise BadChat(f"{where} has no role; give one of {', '.join(ROLES)}")
+    raise BadChat(f"{where} has the role {str(role)[:40]!r}; give one of {', '.join(ROLES)}")
+
+
+def _content(message: Mapping[str, Any], where: str, notices: list[str]) -> str:
+    """Return the text of a message. Raises BadChat."""
+    content = message.get("content")
+    if content is None:
+        if message["role"] != "assistant" or not {"tool_calls", *KNOWN_KEYS} & (message.keys() - {"role", "name"}):
+            raise BadChat(f"{where} has no content; give a text, or drop the message")
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Mapping):
+        content = [content]
+    if isinstance(content, list):
+        notices.append("content parts are joined to one text")
+        return "".join(_part(part, where) for part in content)
+    raise BadChat(f"{where} has {_kind(content)} as content; give a text")
+
+
+def _part(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    text = part.get("text", part.get("content")) if isinstance(part, Mapping) else None
+    kind = part.get("type", "text") if isinstance(part, Mapping) else _kind(part)
+    if kind not in ("text", "input_text", "output_text") or not isinstance(text, str):
+        raise BadChat(f"{where} has a content part of type {str(kind)[:40]!r}; only text can be learned, drop the part")
+    return text
+
+
+def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    """Return tool calls with arguments as mappings, which chat templates expect. Raises BadChat."""
+    calls = [calls] if isinstance(calls, Mapping) else calls
+    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+        raise BadChat(f"{where} has tool_calls that are no list of mappings; give [{{function: {{name, arguments}}}}]")
+    parsed = []
+    for call in calls:
+        function = call.get("function", call)
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise BadChat(f"{where} has a tool call without a function's name; give {{function: {{name, arguments}}}}")
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except (ValueError, RecursionError):
+                raise BadChat(f"{where} has a tool call whose arguments are no JSON; mend them") from None
+        inner = {key: value for key, value in function.items() if value is not None}
+        inner["arguments"] = {} if arguments is None else arguments
+        outer = {key: value for key, value in call.items() if value is not None} if "function" in call else {}
+        parsed.append({"type": "function", **outer, "function": inner})
+    return parsed
+
+
+def _has_loss(message: dict[str, Any], where: str) -> bool:
+    """Remove LEARN_KEYS from a message and return what they say. Raises BadChat."""
+    has_loss = True
+    for key in LEARN_KEYS:
+        value = message.pop(key, None)
+        if value is None:
+            continue
+        if value not in (0, 1):
+            raise BadChat(f"{where} has {key} {str(value)[:40]!r}; only 0 and 1, or true and false, are supported")
+        has_loss = has_loss and bool(value)
+    return has_loss
+
+
+def _row_list(row: Mapping[str, Any], key: str) -> list[dict[str, Any]] | None:
+    """Return the mappings of another column of the row; None if it is absent or empty. Raises BadChat."""
+    value = row.get(key)
+    if isinstance(value, str) and value.strip():
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise BadChat(f"has a column {key!r} in its row that is no JSON; give a list of mappings") from None
+    if value is None or value == "" or value == []:
+        return None
+    if not isinstance(value, list) or not all(isinstance(entry, Mapping) for entry in value):
+        raise BadChat(f"has a column {key!r} in its row that is no list of mappings; mend it, or rename the column")
+    return [dict(entry) for entry in value]
+
+
+def _options(row: Mapping[str, Any]) -> dict[str, Any]:
+    value = row.get(ROW_KEYS[2])
+    if isinstance(value, str) and value.strip():
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            value = ()
+    if value is None or value == "":
+        return {}
+    if not isinstance(value, Mapping):
+        raise BadChat(f"has a column {ROW_KEYS[2]!r} in its row that is no mapping; mend it, or rename the column")
+    return {str(key): entry for key, entry in value.items() if entry is not None}
+
+
+def _kind(value: Any) -> str:
+    """Return the kind of a JSON value in words."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true or false"
+        case int() | float():
+            return "a number"
+        case str():
+            return "text"
+        case list():
+            return "a list"
+        case Mapping():
+            return "a mapping"
+    return type(value).__name__
