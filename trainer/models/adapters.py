@@ -74,6 +74,25 @@ def _with_adapters(
     return wrapped
 
 
+def untie_adapted_head(model: Any) -> None:
+    """Give a model its own output weights if an adapter of them is merged and the input embeddings share them.
+
+    The merge would otherwise change the embeddings too, which the adapter has never changed.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    base = model.get_base_model()
+    head, embeddings = base.get_output_embeddings(), base.get_input_embeddings()
+    if not isinstance(head, BaseTunerLayer):
+        return
+    layer: Any = head.get_base_layer()
+    if layer.weight is embeddings.weight:
+        layer.weight = torch.nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
+        for config in (base.config, base.config.get_text_config()):
+            config.tie_word_embeddings = False
+        base.all_tied_weights_keys = {}
+
+
 def target_modules(model: Any, method: LowRank) -> str | list[str]:
     """Return the names of the modules that get adapters, for peft. Raises UserFault for a name without a module.
 

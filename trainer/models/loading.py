@@ -114,6 +114,21 @@ def tokenizer_of(config: TrainConfig, **options: Any) -> Any:
         raise unloadable(config, e) from None
 
 
+def encoding_state(tokenizer: Any) -> tuple[Any, Any] | None:
+    """Return truncation and padding of a fast tokenizer; None for others, which keep no state between calls."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return None if backend is None else (backend.truncation, backend.padding)
+
+
+def save_tokenizer(folder: Path, tokenizer: Any, state: tuple[Any, Any] | None) -> None:
+    """Save a tokenizer with the truncation and padding of `encoding_state`. Calls leave their own in a fast one."""
+    if state is not None:
+        backend, (truncation, padding) = tokenizer.backend_tokenizer, state
+        backend.no_truncation() if truncation is None else backend.enable_truncation(**truncation)
+        backend.no_padding() if padding is None else backend.enable_padding(**padding)
+    tokenizer.save_pretrained(folder)
+
+
 def embeddings(config: TrainConfig) -> int | None:
     """Return the number of the model's token embeddings; None if its config has none. Raises UserFault."""
     rows = getattr(config_of(config).get_text_config(), "vocab_size", None)

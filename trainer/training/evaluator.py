@@ -1,6 +1,7 @@
 """Evaluates the weights and writes the results of a job."""
 
 import contextlib
+import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from trainer.training.reporter import Reporter
 
 EVALUATION = 2**31
 """Step number in the seeds of evaluations, so that all evaluations draw the same numbers."""
+COMPARED_ROWS, COMPARED_TOKENS = 4, 512
+"""Rows, and the most tokens of each, that compare a merged model with base and adapter."""
 NOT_A_SAMPLE_ERROR = (Fault, Drained, MemoryError, OSError, torch.cuda.OutOfMemoryError)
 """Errors that are not caused by the samples."""
 
@@ -122,12 +125,20 @@ class Evaluator:
         def merge() -> None:
             if self.accelerator.is_main_process:
                 shutil.rmtree(folder / "model", ignore_errors=True)  # left by an earlier attempt
-                self.task.model.merge(folder)
+                compared = self.task.model.merge(folder, self._compared_rows())
+                if compared:
+                    (folder / "eval.json").write_text(json.dumps(scores | {"merge": dict(compared)}, indent=1))
 
         self.retry_together(lambda: result_writer.try_write(write), lambda: self._wanted(whole))
         if self.job.train.output.merge:
             self.leave_if_asked()
             self.retry_together(lambda: result_writer.try_write(merge), lambda: self._wanted(whole))
+
+    def _compared_rows(self) -> list[Any]:
+        """Return the shortest held-out rows, on which the merged model is compared in host memory."""
+        size = self.task.data.size
+        rows = sorted(self.held, key=size)[:COMPARED_ROWS]
+        return [row for row in rows if size(row) <= COMPARED_TOKENS]
 
     def _wanted(self, whole: Mapping[str, torch.Tensor] | None) -> int:
         """Return the bytes of the weights in the results."""

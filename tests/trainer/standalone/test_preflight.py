@@ -98,7 +98,7 @@ def test_the_chat_template_is_rendered_and_its_refusal_names_the_row(
     code, found, _ = told(spec(tmp_path, text, "chats.jsonl", model=str(model), data=data), capsys)
     assert (code, found["rows"], found["bad_rows"]) == (0, 3, 2)
     assert found["bad"][0].startswith("chats.jsonl row 2: the model's chat template refuses the chat (no system role)")
-    assert found["bad"][1].startswith("chats.jsonl row 3: column 'chat' has no message of the assistant")
+    assert found["bad"][1].startswith("chats.jsonl row 3: column 'chat' is text and no JSON list")
     assert found["rendered"][0]["learned"] == "w2 <eos>"
     assert found["warnings"][0] == "2 bad rows are left out, as data.bad_share allows"
 

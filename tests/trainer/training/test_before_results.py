@@ -53,7 +53,7 @@ def drained_before_the_merge(rank: int) -> None:
         judge.run.drain.touch()
         write(judge, *given, **more)
 
-    def merge(model: TaskModel[Any], folder: Path) -> None:
+    def merge(model: TaskModel[Any], folder: Path, rows: Any) -> None:
         raise AssertionError("it went on")
 
     Evaluator.write, TaskModel.merge = asked, merge  # type: ignore[method-assign]
@@ -62,7 +62,7 @@ def drained_before_the_merge(rank: int) -> None:
 def no_merge(rank: int) -> None:
     from trainer.tasks.common.task_model import TaskModel
 
-    def merge(model: TaskModel[Any], folder: Path) -> None:
+    def merge(model: TaskModel[Any], folder: Path, rows: Any) -> None:
         raise RuntimeError("shapes cannot be merged")
 
     TaskModel.merge = merge  # type: ignore[method-assign]

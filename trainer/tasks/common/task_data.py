@@ -38,6 +38,8 @@ class TaskData(ABC, Generic[E]):
         self.config = config
         self.tokenizer: Any = None
         """Tokenizer of the model, or its image processor; None before `read`."""
+        self.encoding_state: Any = None
+        """Truncation and padding of the tokenizer as published; see `loading.encoding_state`."""
         self.pad = 0
         """Token id of padding."""
         self.where = dataset_name(config.data.path)
@@ -100,6 +102,7 @@ class TaskData(ABC, Generic[E]):
     def _prepare(self) -> None:
         """Load the tokenizer, before the rows are read. Raises UserFault."""
         self.tokenizer = self._load_tokenizer()
+        self.encoding_state = loading.encoding_state(self.tokenizer)
         count = loading.embeddings(self.config)
         self._embeddings = count if count is not None and loading.highest_token(self.tokenizer) >= count else None
         candidates = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)

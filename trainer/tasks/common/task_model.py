@@ -8,9 +8,12 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from trainer.contract.train import TrainConfig
+from trainer.core.errors import UserFault
 from trainer.models import adapters, loading, remote_code
 from trainer.tasks.common.task_data import Batch, TaskData
 
+MERGE_TOLERANCE = 0.05
+"""Largest relative difference of the mean loss before and after a merge: 16-bit weights round by about a hundredth."""
 D = TypeVar("D", bound=TaskData[Any])
 
 
@@ -106,14 +109,25 @@ class TaskModel(ABC, Generic[D]):
         """
         if self.config.adapters is not None:
             adapters.save_adapter(folder / "adapter", model, state)
-            self._data.tokenizer.save_pretrained(folder / "adapter")
+            self._save_tokenizer(folder / "adapter")
             return
         model.config.use_cache = True
         loading.save_whole(folder / "model", model, state)
-        self._data.tokenizer.save_pretrained(folder / "model")
+        self._save_tokenizer(folder / "model")
 
-    def merge(self, folder: Path) -> None:
-        """Write `model/`: the folder's `adapter/` merged into the published weights, in host memory."""
+    def _save_tokenizer(self, folder: Path) -> None:
+        """Write the tokenizer as it was published; a head over texts needs a padding token, which it gets if needed."""
+        tokenizer = self._data.tokenizer
+        if self.headed and getattr(tokenizer, "pad_token", "") is None:
+            tokenizer.pad_token = tokenizer.convert_ids_to_tokens(self._data.pad)
+        loading.save_tokenizer(folder, tokenizer, self._data.encoding_state)
+
+    def merge(self, folder: Path, rows: Sequence[Any] = ()) -> Mapping[str, float]:
+        """Write `model/`: the folder's `adapter/` merged into the published weights, in host memory.
+
+        Returns the mean losses of the rows before and after the merge; empty without rows. Raises UserFault if they
+        differ by more than MERGE_TOLERANCE: then the merged model is not what was trained.
+        """
         import peft
         import transformers
 
@@ -125,6 +139,25 @@ class TaskModel(ABC, Generic[D]):
             **self._head_options(),
         )
         self._configure(base)
-        merged = peft.PeftModel.from_pretrained(base, str(folder / "adapter")).merge_and_unload()
+        adapted = peft.PeftModel.from_pretrained(base, str(folder / "adapter"))
+        adapters.untie_adapted_head(adapted)
+        before = self._mean_loss(adapted, rows)
+        merged = adapted.merge_and_unload()
+        after = self._mean_loss(merged, rows)
+        if abs(after - before) > MERGE_TOLERANCE * max(abs(before), 0.1):
+            raise UserFault(
+                f"output.merge: the merged model has the loss {after:.4f}, base and adapter have {before:.4f}; set "
+                "output.merge: false and use the adapter, or choose other train.method.targets"
+            )
         loading.save_whole(folder / "model", merged)
-        self._data.tokenizer.save_pretrained(folder / "model")
+        self._save_tokenizer(folder / "model")
+        return {"adapter_loss": before, "merged_loss": after} if rows else {}
+
+    def _mean_loss(self, model: Any, rows: Sequence[Any]) -> float:
+        """Return the mean loss of rows in host memory; 0 without rows."""
+        if not rows:
+            return 0.0
+        model.eval()
+        with torch.no_grad():
+            loss = self.loss_sum(model, self._data.collate(rows, torch.device("cpu")))
+        return float(loss) / max(1, sum(map(self._data.targets, rows)))

@@ -6,7 +6,7 @@ VAE and text encoders are frozen (Rombach et al. 2022, arXiv 2112.10752; Podell 
 import base64
 import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -197,7 +197,7 @@ class TextToImageModel(TaskModel[TextToImageData]):
         unet = diffusers_io.unet_with_weights(model, state)
         diffusion.pipeline(unet, next(model.parameters()).device).save_pretrained(folder / "model")
 
-    def merge(self, folder: Path) -> None:
+    def merge(self, folder: Path, rows: Sequence[Any] = ()) -> Mapping[str, float]:
         """Write `model/`, a whole pipeline with the merged UNet in float32, as after a full fine-tune."""
         unet = diffusers_io.load_unet(self.config, torch.float32, hollow=False)
         pipeline = self._data.diffusion.pipeline(unet, torch.device("cpu"))
@@ -205,6 +205,7 @@ class TextToImageModel(TaskModel[TextToImageData]):
         pipeline.fuse_lora(components=["unet"])
         pipeline.unload_lora_weights()
         pipeline.save_pretrained(folder / "model")
+        return {}
 
 
 class TextToImageSamples(TaskSamples[TextToImageData]):
