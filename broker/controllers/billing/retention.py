@@ -68,8 +68,8 @@ class RetentionController:
         now = context.clock.monotonic()
         if now - self._uploads_at >= UPLOADS_S:
             self._uploads_at = now
-            await self._offer_history()
             await self._uploads()
+            await self._offer_history()
         return len(jobs) == JOBS
 
     async def _check_job(self, job: Job, data: Mapping[str, int]) -> None:
