@@ -2,6 +2,7 @@
 create.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -87,6 +88,7 @@ async def test_an_attempt_without_a_storage_grant_costs_no_money(
 ) -> None:
     """The spec is written last. A spec in the store therefore shows that the cloud may have received the create."""
     rig = build_rig()
+    rig.intervals = replace(rig.intervals, quote_ttl_s=60.0)  # shorter than a boot, so that only the quote expires
 
     async def refused(*_: Any, **__: Any) -> Any:
         raise BlobsUnavailable("STS: AccessDenied")
