@@ -10,13 +10,13 @@ from broker.domain.money import ZERO, usd
 from broker.domain.offer import GIB, HostFacts, Offer
 from broker.ports import Clock
 from providers.aws.market import AwsMachineType, AwsMarket, InstanceTypes, quota_of
+from providers.common.bill_rules import BILL_RULES
 from providers.common.market_rules import OfferFilter, RawRow, listed_price
 
 DISK_GIB = 200
 """Size of the volume (gp3) in GiB: 45 for the system, the rest for image and job. An offer's price includes it."""
 HOURS_PER_MONTH = 730
-MINIMUM_S = 60
-"""Billing minimum in seconds (aws.amazon.com/ec2/pricing/on-demand: by the second, at least 60 seconds)."""
+BILL = BILL_RULES["aws"]
 MIN_SCORE = 3
 """Placement score from which spot capacity counts as available. For a single type AWS returns at most this score."""
 NO_PRICE = "on-demand price is not known: the Pricing API does not answer, or does not list it"
@@ -157,8 +157,9 @@ class AwsOffers:
             spot=zone is not None,
             usd_per_hour=_with_disk(price, disk),
             on_demand_usd_per_hour=None if listed is None else _with_disk(listed, disk),
-            billed_from="running",  # EC2 bills the state "running"; "pending" is free
-            billing_minimum_s=MINIMUM_S,
+            billing_quantum_s=BILL.quantum_s,
+            billed_from=BILL.billed_from,  # EC2 bills the state "running"; "pending" is free
+            billing_minimum_s=BILL.minimum_s,
             price_moves=zone is not None,
             available=True if score >= MIN_SCORE else None,
             trust="secure",

@@ -21,6 +21,7 @@ from providers.aws import confirm as aws_confirm
 from providers.aws.api import Aws
 from providers.aws.market import KNOWN_GPUS, AwsMarket, InstanceTypes
 from providers.aws.offers import DISK_GIB, AwsOffers
+from providers.common.bill_rules import BILL_RULES
 from providers.common.cloud import Purchase
 from providers.common.credentials import aws_source, digest_of, sky_files
 from providers.common.market_rules import OfferFilter
@@ -37,7 +38,7 @@ CAPS = Caps(
     list_lag_s=20.0,
     boot_s=300.0,
     boot_deadline_s=2400.0,
-    billing_quantum_s=1,
+    billing_quantum_s=BILL_RULES["aws"].quantum_s,
     multi_node=True,
     accelerators=KNOWN_GPUS,
     self_stop="os_shutdown",

@@ -17,6 +17,7 @@ from broker.domain.job import Handle
 from broker.domain.money import ZERO, usd
 from broker.domain.offer import GIB, HostFacts, Offer
 from broker.ports import Clock
+from providers.common.bill_rules import BILL_RULES
 from providers.common.cloud import Purchase
 from providers.common.credentials import digest_of, key_help, key_of, sky_files, source_of
 from providers.common.gpu_names import GB, accelerator
@@ -40,7 +41,7 @@ CAPS = Caps(
     teardown_s=60.0,
     boot_s=420.0,
     boot_deadline_s=2400.0,
-    billing_quantum_s=60,
+    billing_quantum_s=BILL_RULES["lambda"].quantum_s,
     multi_node=True,
     self_stop="none",
     calls_per_s=1.0,
@@ -138,7 +139,8 @@ class LambdaCloud:
             usd_per_hour=price,
             on_demand_usd_per_hour=price,
             billing_quantum_s=CAPS.billing_quantum_s,
-            billed_from="running",
+            billed_from=BILL_RULES["lambda"].billed_from,
+            billing_minimum_s=BILL_RULES["lambda"].minimum_s,
             available=True,
             trust="secure",
             facts=HostFacts(

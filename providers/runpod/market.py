@@ -16,6 +16,7 @@ from broker.domain.formatting import unsold_regions
 from broker.domain.money import ZERO, usd
 from broker.domain.offer import GIB, HostFacts, Offer
 from broker.ports import Clock
+from providers.common.bill_rules import BILL_RULES
 from providers.common.gpu_names import GB
 from providers.common.market_rules import OfferFilter, RawRow, bid
 from providers.runpod.api import RunpodApi
@@ -206,6 +207,9 @@ class RunpodMarket:
             spot=spot,
             usd_per_hour=_with_disk(per_gpu * n),
             on_demand_usd_per_hour=None if on_demand is None else _with_disk(on_demand),
+            billing_quantum_s=BILL_RULES["runpod"].quantum_s,
+            billed_from=BILL_RULES["runpod"].billed_from,
+            billing_minimum_s=BILL_RULES["runpod"].minimum_s,
             available=location.in_stock,
             trust="secure" if location.secure else "community",
             facts=_host_facts(name, n),

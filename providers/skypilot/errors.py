@@ -16,7 +16,8 @@ from providers.skypilot.plugin.shared import NOTHING_REQUESTED
 _CAPACITY = re.compile(
     r"insufficient.?capacity|InsufficientInstanceCapacity|InsufficientHostCapacity|UnfulfillableCapacity|"
     r"not enough capacity|no longer any instances available|no instances? (currently )?available|out of stock|"
-    r"does not have the resources|SpotMaxPriceTooLow|bid_too_low|the bid is below|MaxSpotInstanceCountExceeded|"
+    r"does not have the resources|SpotMaxPriceTooLow|bid_too_low|invalid_price|the bid is below|"
+    r"MaxSpotInstanceCountExceeded|"
     r"capacity-not-available|no_such_ask|4(00|04|10) Client Error[^;]*/asks/|requested GPU type is not available|"
     r"could not find an offer|"
     r"is \w+ before it was ready",
@@ -61,6 +62,8 @@ _THROTTLED = re.compile(
 _PULL_LIMIT = re.compile(r"toomanyrequests:|pull rate limit", re.I)
 _INVALID = re.compile(r"invalid_args|invalid[-_ ]parameters|InvalidParameter|ParamValidation|MissingParameter", re.I)
 """Refusals of the request itself, e.g. of an image or its login: another machine would be refused too."""
+_OFFER_GONE = re.compile(r"no_such_ask|invalid_price|bid_too_low", re.I)
+"""Refusals of one offer. Vast gives them the code `invalid_args` too (create_instance.yaml: 404 `no_such_ask`)."""
 _UNBOUGHT = re.compile(r"429 Client Error[^;]*/asks/", re.I)
 """A refused create of Vast, which creates one machine per call: nothing exists."""
 THROTTLE_RETRY_S = 15.0
@@ -95,7 +98,7 @@ def error_for_failure(failure: Failure, cloud: str, secrets: Iterable[str]) -> P
     refusal = Rejected(f"{text}; {fix}" if fix else text)
     if kind in _REFUSAL_KINDS:
         return refusal
-    if is_definite and _INVALID.search(message):
+    if is_definite and _INVALID.search(message) and not _OFFER_GONE.search(message):
         return Rejected(f"{text}; correct the job's image, login or options")
     if is_definite and _SPENDING.search(message):
         return Rejected(f"{text}; {PAY_IN}")

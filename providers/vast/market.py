@@ -12,6 +12,7 @@ from broker.domain.formatting import unsold_regions
 from broker.domain.money import usd
 from broker.domain.offer import GIB, HostFacts, Offer
 from broker.ports import Clock
+from providers.common.bill_rules import BILL_RULES
 from providers.common.gpu_names import GB, accelerator
 from providers.common.market_rules import OfferFilter, RawRow, bid
 from providers.vast.searches import SearchAnswer
@@ -182,6 +183,9 @@ class _AskOffers:
             spot=spot,
             usd_per_hour=usd(price + self._disk),
             on_demand_usd_per_hour=None if self._on_demand is None else usd(self._on_demand + self._disk),
+            billing_quantum_s=BILL_RULES["vast"].quantum_s,
+            billed_from=BILL_RULES["vast"].billed_from,
+            billing_minimum_s=BILL_RULES["vast"].minimum_s,
             available=True,
             trust="secure" if _is_datacentre(ask) else "community",
             facts=self._facts,

@@ -46,7 +46,7 @@ LIMITS = {
         calls=1, per_s=1.0, longest_wait_s=20.0, source="show_instances.yaml: threshold of 1 s between two requests"
     ),
     "destroy": CallLimit(
-        calls=1, per_s=3.0, longest_wait_s=10.0, source="destroy_instance.yaml: 3 s between two requests"
+        calls=1, per_s=3.0, longest_wait_s=10.0, source="auto_delete_api_v0_instances_id.yaml: x-rateLimit 3"
     ),
 }
 """Limits of Vast's API (vast-ai/docs, api-reference/openapi/yaml and rate-limits-and-errors.mdx, read 2026-11-28).

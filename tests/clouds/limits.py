@@ -21,7 +21,7 @@ class Limit:
 LIMITS: Mapping[tuple[CloudName, str], Limit] = {
     ("vast", "bundles"): Limit(calls=10, per_s=60.0, source="vast-ai/docs search_offers.yaml: 10 a minute and address"),
     ("vast", "instances"): Limit(calls=1, per_s=1.0, source="vast-ai/docs show_instances.yaml: 1 s apart"),
-    ("vast", "destroy-instance"): Limit(calls=1, per_s=3.0, source="vast-ai/docs destroy_instance.yaml: 3 s apart"),
+    ("vast", "destroy-instance"): Limit(calls=1, per_s=3.0, source="vast-ai/docs auto_delete_api_v0_instances_id: 3"),
     ("vast", "create-instance"): Limit(
         calls=1, per_s=4.5, penalty_s=12.0, source="vast-ai/docs create_instance.yaml: 4.5 s apart, penalty of 12 s"
     ),

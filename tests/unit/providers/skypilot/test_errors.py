@@ -124,6 +124,19 @@ def test_refusal_for_the_rate_of_calls_is_no_quota(message: str) -> None:
     assert type(before) is Throttled
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '404 Client Error for url: x/asks/7/: {"error": "invalid_args", "msg": "error 404/3603: no_such_ask Instance"}',
+        '410 Client Error for url: x/asks/7/: {"error": "no_such_ask", "msg": "no longer available"}',
+        '400 Client Error for url: x/asks/7/: {"error": "invalid_price", "msg": "search again"}',
+    ],
+)
+def test_errors_of_an_offer_that_is_gone_are_no_capacity(answer: str) -> None:
+    failure = Failure(kind="ResourcesUnavailableError", message=f"HTTPError: {answer}")
+    assert type(error_for_failure(failure, "vast", [])) is NoCapacity
+
+
 def test_throttled_create_of_vast_left_nothing_whatever_skypilot_calls_it() -> None:
     message = "429 Client Error: Too Many Requests for url: https://console.vast.ai/api/v0/asks/123/: too frequent"
     assert type(error_for_failure(Failure(kind="HTTPError", message=message), "vast", [])) is Throttled
