@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
-from itertools import takewhile
+from functools import cached_property
+from heapq import nsmallest
 from math import inf
 from operator import attrgetter
-from typing import overload
+from typing import cast, overload
 
 from broker.domain.formatting import unsold_regions
 from broker.domain.instance import Caps
@@ -22,13 +23,15 @@ from broker.domain.workload import Workload
 from broker.estimator.planning.corrections import NO_CORRECTIONS, Corrections
 from broker.estimator.planning.fit import fit
 from broker.estimator.preemption_rate import basis
-from broker.quote.machine_cost import MachineCost, kind_of, scarcity_note
+from broker.quote.machine_cost import MachineCost, kind_of, line_key, scarcity_note
 from broker.quote.offer_index import OfferGroup, OfferIndex, offer_index, rank
 from broker.quote.offer_rules import GroupCase, apply_rules, dollars, drop_message, total_usd
 from broker.quote.request import QuoteRequest, drop_reason
 from broker.quote.spot.delay import sold_out_spot
 from broker.quote.token_cache import rows_bytes
 
+FIRST_LINES = 128
+"""Number of lines that a quote ranks at once."""
 LIFETIME = timedelta(minutes=5)
 CAP_MARGIN, CENT = Decimal("1.25"), Decimal("0.01")
 UNKNOWN_CAPS = Caps(spot=True)
@@ -45,9 +48,17 @@ def _kind(ask: QuoteRequest, offer: Offer) -> MachineCost:
         fits = fit(ask.workload, offer, nodes=ask.nodes, local=ask.local_files, learned=ask.learned)
         ask.fits[hardware] = fits
     verdict = drop_reason(ask, offer, caps) or (fits.drop, fits.reason)
-    return kind_of(
-        ask.workload, offer, fits, caps, verdict, nodes=ask.nodes, storage_usd_per_gib_month=ask.storage
+    # Spot and on-demand machines differ in price and hazard only, so most of them share one object.
+    key = (
+        offer.provider, hardware, facts and line_key(facts), offer.billing_quantum_s, offer.billing_minimum_s,
+        offer.reaches_local_files, verdict,
     )  # fmt: skip
+    kind = ask.kinds.get(key)
+    if kind is None:
+        kind = ask.kinds[key] = kind_of(
+            ask.workload, offer, fits, caps, verdict, nodes=ask.nodes, storage_usd_per_gib_month=ask.storage
+        )
+    return kind
 
 
 def _cores(offer: Offer) -> int:
@@ -143,16 +154,26 @@ class _Evaluation:
 
 
 class _LazyLines(Sequence[QuoteLine]):
-    """Lines of a quote, each built on access.
+    """Lines of a quote, each built on access, kept offers first.
 
-    `order`: offer numbers, kept offers first.
+    Most callers read the first lines only, so the other offers are ranked when one of them is read.
     """
 
-    def __init__(self, evaluation: _Evaluation, order: list[int]) -> None:
-        self._ask, self._evaluation, self._order = evaluation.ask, evaluation, order
+    def __init__(self, evaluation: _Evaluation, eligible: list[int]) -> None:
+        self._ask, self._evaluation, self._eligible = evaluation.ask, evaluation, eligible
+        self._keys = evaluation.keys()
+        self._first = rank(_smallest(eligible, self._keys), self._keys, evaluation.sold.offers)
+        """Numbers of the first offers."""
+
+    @cached_property
+    def _order(self) -> list[int]:
+        """Numbers of all offers."""
+        evaluation = self._evaluation
+        dropped = [number for number, drop in enumerate(evaluation.drops) if drop is not None]
+        return rank(self._eligible, self._keys, evaluation.sold.offers) + dropped
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._evaluation.drops)
 
     @overload
     def __getitem__(self, index: int) -> QuoteLine: ...
@@ -160,8 +181,11 @@ class _LazyLines(Sequence[QuoteLine]):
     def __getitem__(self, index: slice) -> tuple[QuoteLine, ...]: ...
     def __getitem__(self, index: int | slice) -> QuoteLine | tuple[QuoteLine, ...]:
         if isinstance(index, slice):
-            return tuple(self._line(number) for number in self._order[index])
-        return self._line(self._order[index])
+            start, stop, step = index.indices(len(self))
+            is_near = step > 0 and stop <= len(self._first)
+            numbers = self._first[start:stop:step] if is_near else self._order[index]
+            return tuple(map(self._line, numbers))
+        return self._line(self._first[index] if 0 <= index < len(self._first) else self._order[index])
 
     def considered(self) -> Iterator[OfferSummary]:
         """Yield a short record of each offer, with the same dollars and reason as in the offer's line."""
@@ -176,9 +200,9 @@ class _LazyLines(Sequence[QuoteLine]):
 
     def best_on_demand(self) -> QuoteLine | None:
         """Return the first kept line of an on-demand offer."""
-        offers, drops = self._evaluation.sold.offers, self._evaluation.drops
-        kept = takewhile(lambda number: drops[number] is None, self._order)
-        number = next((number for number in kept if not offers[number].spot), None)
+        offers, keys = self._evaluation.sold.offers, self._keys
+        on_demand = (number for number in self._eligible if not offers[number].spot)
+        number = min(on_demand, key=lambda number: (keys[number], offers[number].id), default=None)
         return None if number is None else self._line(number)
 
     def _line(self, number: int) -> QuoteLine:
@@ -187,6 +211,14 @@ class _LazyLines(Sequence[QuoteLine]):
             return _kept_line(self._ask, offer, kind)
         reason = drop_message(self._ask, offer, kind, drop)
         return QuoteLine(offer=offer, verdict=OfferVerdict.DROPPED, reason=reason, drop=drop, memory=kind.fit.memory)
+
+
+def _smallest(numbers: list[int], keys: Sequence[float]) -> list[int]:
+    """Return the numbers with the smallest keys: `FIRST_LINES` of them, and those with the same key as the last."""
+    if len(numbers) <= FIRST_LINES:
+        return numbers
+    last = nsmallest(FIRST_LINES, map(keys.__getitem__, numbers))[-1]
+    return [number for number in numbers if keys[number] <= last]
 
 
 def _kept_line(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> QuoteLine:
@@ -295,10 +327,8 @@ def _quote(ask: QuoteRequest, offers: Sequence[Offer], spent: Decimal) -> Quote:
     evaluation = _evaluate(ask, offer_index(offers, ask.learned.spots))
     drops, micros = evaluation.drops, evaluation.micros
     eligible = [number for number, drop in enumerate(drops) if drop is None]
-    order = rank(eligible, evaluation.keys(), offers) + [
-        number for number, drop in enumerate(drops) if drop is not None
-    ]
-    lines = _LazyLines(evaluation, order)
+    lines, counts = _LazyLines(evaluation, eligible), Counter(drops)
+    del counts[None]
     p90 = lines[0].usd_p90 if eligible else None
     cheapest = min(filter((-1).__lt__, micros), default=None)
     return Quote(
@@ -308,7 +338,7 @@ def _quote(ask: QuoteRequest, offers: Sequence[Offer], spent: Decimal) -> Quote:
         expires_at=ask.now + LIFETIME,
         proposed_cap_usd=None if p90 is None else _proposed_cap(spent, p90),
         kept_count=len(eligible),
-        drops=Counter(drop for drop in drops if drop is not None),
+        drops=cast("Counter[DropReason]", counts),
         cheapest_usd=None if cheapest is None else dollars(cheapest),
         spot_wait=_spot_wait(evaluation),
         deadline=None if ask.deadline_s == inf else ask.now + timedelta(seconds=ask.deadline_s),

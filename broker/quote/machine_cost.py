@@ -153,6 +153,10 @@ class MachineCost:
     bucket: BucketCost
     bucket_usd: float = field(init=False)
     """Dollars an hour for the bucket; a field of its own, because quotes read it for tens of thousands of offers."""
+    steady_work: float = field(init=False)
+    """Seconds of work and pauses while checkpoints are `max_interval_s` apart."""
+    steady_lost: float = field(init=False)
+    """Seconds that a preemption costs while checkpoints are `max_interval_s` apart."""
     is_traffic_charged: bool = field(init=False)
     """True if the cloud charges for traffic; a field of its own for the same reason."""
     host: HostNeeds
@@ -162,6 +166,8 @@ class MachineCost:
         # Young's sqrt(2 C / λ), which is below Daly's interval and C, exceeds the work that may be lost.
         self.low_hazard = 2 * self.saving / self.max_lost_work_s**2 - self.failures / 3600 if self.saving else inf
         self.bucket_usd, self.is_traffic_charged = self.bucket.total, self.traffic_usd.is_charged
+        self.steady_work = self.work * (1 + self.stall / self.max_interval_s) if self.max_interval_s else self.work
+        self.steady_lost = self.max_interval_s / 2 + self.saving + self.setup
         self.undisturbed = self.billed(self.p50(0.0)), self.traffic(0.0)
 
     @property
@@ -217,7 +223,11 @@ class MachineCost:
         `price`: dollars an hour of all nodes; `rate`: preemptions a second. The code repeats `p50`, `billed` and
         `traffic` in one call, because quotes call it for tens of thousands of offers.
         """
-        work = self.worked(rate)
+        if rate <= self.low_hazard:
+            calm = 1 - rate * self.steady_lost
+            work = self.steady_work / calm if calm > 0 else inf
+        else:
+            work = self.worked(rate)
         if work == inf:
             return inf
         seconds = self.standing + work

@@ -60,6 +60,8 @@ class QuoteRequest:
     """Seconds in which the fastest on-demand offer that is kept finishes all work; infinite: none is kept."""
     fits: dict[object, Fit] = field(init=False, default_factory=dict)
     """Memory and time by hardware, each computed once."""
+    kinds: dict[object, MachineCost] = field(init=False, default_factory=dict)
+    """Costs that offers share, by all facts on which they depend."""
 
     def __post_init__(self) -> None:
         spec, want = self.spec, self.spec.resources
