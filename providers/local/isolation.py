@@ -58,6 +58,10 @@ class HostSandbox:
             self._problem = await asyncio.to_thread(self._probe)
         return self._problem
 
+    def unreadable(self) -> Path | None:
+        """Return a model file that isolated jobs cannot read; None: none is known, or they run as the daemon's user."""
+        return sandbox_layout.unreadable(self._readable) if self._is_root else None
+
     def enclose(
         self, folder: Path, isolation: HostIsolation, env: Mapping[str, str], argv: Sequence[str]
     ) -> tuple[list[str], dict[str, str]]:

@@ -26,6 +26,7 @@ _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _GPUS = ("/dev/nvidia*", "/dev/kfd", "/dev/dri")
 _OPERATOR_FILES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 _PACKAGES = ("trainer", "providers")
+MOST_CHECKED = 10_000
 STORE = "/run/gpubroker/blobs"
 """Folder of a blob store in the sandbox. It is below no folder in which the job may create links."""
 
@@ -46,6 +47,24 @@ def gpu_groups() -> list[int]:
     statuses = [os.stat(path) for pattern in (*_GPUS, "/dev/dri/*") for path in glob.glob(pattern)]
     groups = {s.st_gid for s in statuses if stat.S_ISCHR(s.st_mode) and not s.st_mode & 0o006}
     return sorted(groups - {0})
+
+
+def unreadable(roots: Iterable[Path]) -> Path | None:
+    """Return the first file or folder below the roots that other users of this host cannot read.
+
+    Only the first MOST_CHECKED entries are checked.
+    """
+    left = MOST_CHECKED
+    for root in roots:
+        for folder, _, files in os.walk(root):
+            for path in (Path(folder), *(Path(folder, name) for name in files)):
+                needed = stat.S_IROTH | stat.S_IXOTH if path.is_dir() else stat.S_IROTH
+                if path.exists() and path.stat().st_mode & needed != needed:
+                    return path
+                left -= 1
+                if not left:
+                    return None
+    return None
 
 
 def common_mounts(hidden: Iterable[Path], readable: Iterable[Path]) -> list[SandboxMount]:

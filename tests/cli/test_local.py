@@ -250,6 +250,28 @@ def test_doctor_reports_the_isolation_of_jobs_on_this_host(
     assert ("unshare" in check["detail"] or "a sandbox cannot start" in check["detail"]) == bool(version)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only a daemon that is root runs jobs as another user")
+def test_doctor_names_a_model_file_that_isolated_jobs_cannot_read(own_home: Path) -> None:
+    weights = own_home / "models" / "tiny" / "model.safetensors"
+    weights.parent.mkdir(parents=True)
+    for folder in (weights.parent, weights.parent.parent):
+        folder.chmod(0o755)
+    weights.write_bytes(b"")
+    weights.chmod(0o600)
+    (own_home / "home").mkdir(mode=0o700)
+    (own_home / "home" / "gpubroker.yaml").write_text(f"model_roots: [{own_home / 'models'}]\n")
+    checks = {}
+    for mode in (0o600, 0o644):
+        weights.chmod(mode)
+        _, out, _ = run("doctor", "--json")
+        checks[mode] = next(check for check in json.loads(out)["checks"] if check["name"] == "host jobs")
+    if "cannot be isolated" in checks[0o644]["detail"]:
+        pytest.skip("this host cannot isolate jobs")
+    assert (checks[0o600]["ok"], checks[0o644]["ok"]) == (False, True)
+    assert str(weights) in checks[0o600]["detail"]
+    assert checks[0o600]["fix"] == f"chmod -R o+rX {weights.parent}"
+
+
 def test_blobs_init_leaves_a_folder_of_others_open(own_home: Path) -> None:
     folder = own_home / "shared"
     folder.mkdir()

@@ -217,6 +217,17 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_the_drop_in_permits_isolated_jobs_and_no_more() -> None:
+    """The daemon keeps an empty capability set, so neither setting protects against it."""
+    unit, drop_in = [
+        {line for line in (DEPLOY / "systemd" / name).read_text().splitlines() if line and not line.startswith("#")}
+        for name in ("gpubroker.service", "isolated-jobs.conf")
+    ]
+    assert {"CapabilityBoundingSet=", "NoNewPrivileges=yes", "User=gpubroker"} <= unit
+    assert drop_in == {"[Service]", "ProtectKernelTunables=no", "ProtectKernelLogs=no"}
+    assert {line.replace("=no", "=yes") for line in drop_in} <= unit
+
+
 def test_the_trainers_extras_name_all_that_it_imports() -> None:
     """A trainer's machine has these, and not what the broker needs besides."""
     imported: set[str] = set()

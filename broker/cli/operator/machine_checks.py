@@ -54,6 +54,9 @@ async def _host_jobs(config: DaemonConfig) -> DoctorCheck:
     if problem := await sandbox.problem():
         detail = f"for a single user on loopback only, because jobs cannot be isolated: {problem}"
         return DoctorCheck(name="host jobs", ok=True, detail=detail)
+    if (path := sandbox.unreadable()) is not None:
+        detail = f"isolated jobs cannot read {path}, because other users of this host cannot"
+        return DoctorCheck(name="host jobs", ok=False, detail=detail, fix=f"chmod -R o+rX {path.parent}")
     return DoctorCheck(name="host jobs", ok=True, detail=f"with several users: {admitted}, in {sandbox.description}")
 
 
