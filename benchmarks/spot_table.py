@@ -3,6 +3,9 @@
 `product` is the decision code of the daemon. A job without a machine is placed (`quote`, `choose`), and one on demand
 is reviewed (`review_active`) once a tick. The time that a wait for spot leaves (`WAIT_RESERVE_SHARE`) was chosen on
 `benchmarks/data/spot`, so only other traces judge the product: `--traces FOLDER`. The last line is JSON.
+
+`single` runs each trace alone. `multi` lets a job use all zones of a market, which are files `ZONE_GPU_COUNT.csv` with
+the same GPU and count, with one machine at a time; null if no market has two zones.
 """
 
 import argparse
@@ -13,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from broker.cli.core.trace_files import read_traces
 from broker.simulation.baselines import greedy, on_demand, uniform_progress
@@ -20,6 +24,7 @@ from broker.simulation.optimum import optimum
 from broker.simulation.production import ProductionPolicy
 from broker.simulation.runs import Decide, SimulatedRun, follow
 from broker.simulation.traces import Trace
+from broker.simulation.windows import markets
 
 TRACES = Path(__file__).parent / "data" / "spot"
 SLACKS = (1.2, 1.5, 2.0)
@@ -54,29 +59,29 @@ def policies(run: SimulatedRun) -> dict[str, Decide]:
     }
 
 
-def windows(traces: Sequence[Trace], ticks: int, count: int) -> list[Trace]:
-    """Return `count` windows of each trace, evenly spaced."""
-    found = []
-    for trace in traces:
-        last = len(trace.available) - ticks
-        if last >= 0:
-            found += [trace.window(round(n * last / max(1, count - 1)), ticks) for n in range(count)]
-    return found
+def windows(market: Sequence[Trace], ticks: int, count: int) -> list[list[Trace]]:
+    """Return `count` windows of the zones of a market, evenly spaced; none if a trace is too short."""
+    last = min(len(zone.available) for zone in market) - ticks
+    starts = [round(n * last / max(1, count - 1)) for n in range(count)] if last >= 0 else []
+    return [[zone.window(start, ticks) for zone in market] for start in starts]
 
 
 def measure(
-    traces: Sequence[Trace], slack: float, *, work_s: float, changeover_s: float, count: int
+    groups: Sequence[Sequence[Trace]], slack: float, *, work_s: float, changeover_s: float, count: int
 ) -> dict[str, Totals]:
-    """Return totals by policy. A miss pays the optimum's price for nothing, so its cost counts as it was."""
+    """Return totals by policy over markets, whose zones a run may use together.
+
+    A miss pays the optimum's price for nothing, so its cost counts as it was.
+    """
     totals: dict[str, Totals] = {}
-    ticks = round(work_s * slack / traces[0].tick_s)
-    for window in windows(traces, ticks, count):
-        best = optimum([window], work_s, changeover_s).usd
-        for name in policies(SimulatedRun(zones=[window], work_s=work_s, changeover_s=changeover_s)):
-            run = SimulatedRun(zones=[window], work_s=work_s, changeover_s=changeover_s)
+    ticks = round(work_s * slack / groups[0][0].tick_s)
+    for window in chain.from_iterable(windows(group, ticks, count) for group in groups):
+        best = optimum(window, work_s, changeover_s).usd
+        for name in policies(SimulatedRun(zones=window, work_s=work_s, changeover_s=changeover_s)):
+            run = SimulatedRun(zones=window, work_s=work_s, changeover_s=changeover_s)
             is_done = follow(policies(run)[name], run)
             total = totals.setdefault(name, Totals({}))
-            total.by_trace.setdefault(window.name, []).append(run.usd / best)
+            total.by_trace.setdefault(window[0].name, []).append(run.usd / best)
             total.misses += not is_done
             total.preemptions += sum(run.preemptions)
             total.waits += run.waits
@@ -103,23 +108,37 @@ def main() -> None:
     parser.add_argument("--tick-s", type=int, default=600)
     args = parser.parse_args()
     traces = read_traces(args.traces, args.tick_s)
-    rng, single, uniform, misses, count = random.Random(1), {}, {}, 0, 0
+    job = {"work_s": args.hours * 3600, "changeover_s": args.changeover_hours * 3600, "count": args.windows}
     print(f"{len(traces)} traces, {args.hours:g} h of work, {args.changeover_hours:g} h a changeover; cost / optimum")
+    single = _table([[trace] for trace in traces], "one zone", **job)
+    groups = [group for group in markets(traces) if len(group) > 1]
+    several = _table(groups, "several zones", **job) if groups else {}
+    figures = {"single": single["product"], "multi": several.get("product"), "misses": single["misses"]}
+    figures |= {"n": single["n"], "uniform_progress": single["uniform progress"]}
+    if groups:
+        figures |= {"multi_n": several["n"], "multi_misses": several["misses"]}
+        figures |= {"multi_uniform_progress": several["uniform progress"]}
+    print(json.dumps(figures))
+
+
+def _table(groups: Sequence[Sequence[Trace]], label: str, **job: Any) -> dict[str, Any]:
+    """Print the lines of one table; return means by slack for two policies, misses and the number of runs."""
+    rng, misses, count = random.Random(1), 0, 0
+    means: dict[str, dict[str, float]] = {"product": {}, "uniform progress": {}}
     for slack in SLACKS:
-        totals = measure(
-            traces, slack, work_s=args.hours * 3600, changeover_s=args.changeover_hours * 3600, count=args.windows
-        )
+        totals = measure(groups, slack, **job)
         for name, total in totals.items():
             low, high = interval(total.by_trace, rng)
             print(
-                f"slack {slack:<4g} {name:26} {total.mean():.3f} [{low:.3f}, {high:.3f}]  misses {total.misses}, "
-                f"preemptions {total.preemptions}, ticks waited {total.waits}, n {len(total.ratios)}"
+                f"{label}, slack {slack:<4g} {name:26} {total.mean():.3f} [{low:.3f}, {high:.3f}]  "
+                f"misses {total.misses}, preemptions {total.preemptions}, ticks waited {total.waits}, "
+                f"n {len(total.ratios)}"
             )
-        single[str(slack)] = round(totals["product"].mean(), 4)
-        uniform[str(slack)] = round(totals["uniform progress"].mean(), 4)
+        for name, column in means.items():
+            column[str(slack)] = round(totals[name].mean(), 4)
         misses += totals["product"].misses
         count += len(totals["product"].ratios)
-    print(json.dumps({"single": single, "multi": None, "misses": misses, "n": count, "uniform_progress": uniform}))
+    return {**means, "misses": misses, "n": count}
 
 
 if __name__ == "__main__":
