@@ -13,6 +13,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
+from tests.live.calls import explain
 from tests.live.look import NAMES, CloudFindings, look, missing
 
 EPILOG = "The last line is a JSON document; exit 1: something that we depend on is not as expected, 2: wrong arguments."
@@ -24,6 +25,11 @@ def main(argv: list[str] | None = None) -> int:
     clouds = asked.cloud or list(NAMES)
     if unknown := [name for name in (*clouds, *endpoints) if name not in NAMES]:
         return _refuse(f"there is no cloud {unknown[0]}; one of {', '.join(NAMES)}")
+    if asked.explain:
+        if not asked.read_only:
+            return _refuse("--explain lists the calls of --read-only; give both")
+        print(explain(clouds))
+        return 0
     if asked.read_only:
         if asked.max_usd is not None or asked.yes_spend_money:
             return _refuse("--read-only spends nothing: give neither --max-usd nor --yes-spend-money with it")
@@ -42,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m tests.live", description=(__doc__ or "").splitlines()[0], epilog=EPILOG
     )
     parser.add_argument("--read-only", action="store_true", help="prices and listings; nothing else can be sent")
+    parser.add_argument("--explain", action="store_true", help="print the calls of --read-only; call nothing, no keys")
     parser.add_argument("--cloud", action="append", default=[], metavar="NAME", help="only this one; repeat")
     parser.add_argument(
         "--endpoint", action="append", default=[], metavar="CLOUD=URL", help="of an emulator; read-only only"

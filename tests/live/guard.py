@@ -14,35 +14,14 @@ from graphql import GraphQLError, OperationDefinitionNode, OperationType, parse
 from yarl import URL
 
 from providers.common.http_json import Rest
+from tests.live.calls import CALLS
 
-READS = frozenset(
-    {
-        ("GET", "/v2/catalog/gpus"),  # RunPod: types, prices, stock
-        ("GET", "/v2/catalog/datacenters"),  # RunPod: places
-        ("GET", "/v2/pods"),  # RunPod: pods of the account
-        ("GET", "/v2/billing/pods"),  # RunPod: charges
-        ("GET", "/api/v1/instance-types"),  # Lambda: types, prices, regions with capacity
-        ("GET", "/api/v1/instances"),  # Lambda: machines of the account
-        ("GET", "/api/v1/ssh-keys"),  # Lambda: by which an account is known
-        ("POST", "/api/v0/bundles/"),  # Vast: a search
-        ("GET", "/api/v1/instances/"),  # Vast: machines of the account
-        ("GET", "/api/v0/users/current/"),  # Vast: the account's credit
-    }
-)
 GRAPHQL = ("POST", "/graphql")
 """RunPod: queries only."""
-AWS_READS = frozenset(
-    {
-        ("GET", "/v2/catalog/gpus"),  # RunPod: types, prices, stock
-        ("GET", "/v2/catalog/datacenters"),  # RunPod: places
-        ("GET", "/v2/pods"),  # RunPod: pods of the account
-        ("GET", "/v2/billing/pods"),  # RunPod: charges
-        ("sts", "GetCallerIdentity"), ("ec2", "DescribeInstances"), ("ec2", "DescribeInstanceTypes"),
-        ("ec2", "DescribeInstanceTypeOfferings"), ("ec2", "DescribeAvailabilityZones"),
-        ("ec2", "DescribeSpotPriceHistory"), ("ec2", "GetSpotPlacementScores"), ("pricing", "GetProducts"),
-        ("service-quotas", "ListServiceQuotas"),
-    }
-)  # fmt: skip
+READS = frozenset((call.verb, call.target) for cloud in ("runpod", "vast", "lambda") for call in CALLS[cloud]) - {
+    GRAPHQL
+}
+AWS_READS = frozenset((call.verb, call.target) for call in CALLS["aws"])
 AWS_LOGINS = frozenset(
     {
         ("sts", "AssumeRole"), ("sts", "AssumeRoleWithWebIdentity"), ("sso", "GetRoleCredentials"),
