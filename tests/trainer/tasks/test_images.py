@@ -208,14 +208,28 @@ def test_a_small_file_that_would_be_a_huge_picture_is_not_decoded(
         ImageClassification(config(model, "d.tar")).examples(tmp_path / "d.tar", "tar")
 
 
-def test_a_processor_of_another_size_than_the_model_is_refused(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        (
+            "preprocessor_config.json",
+            {"size": {"height": 16, "width": 16}},
+            r"makes pictures of 16 x 16, the model takes 8 x 8; set its size",
+        ),
+        ("preprocessor_config.json", {"image_mean": [0.5], "image_std": [0.5]}, r"mend its image_mean and image_std"),
+        ("config.json", {"num_channels": 1}, r"takes pictures of 1 channels, .*; take a model of 3 channels"),
+    ],
+    ids=["size", "mean", "channels"],
+)
+def test_pictures_that_do_not_fit_the_model_are_refused_before_the_rows(
+    file: str, change: dict[str, Any], message: str, data: Path, tmp_path: Path
+) -> None:
+    """The preflight reads the rows, so it refuses them before a machine is bought."""
     folder = heads.vit(tmp_path / "vit")
-    settings = json.loads((folder / "preprocessor_config.json").read_text())
-    (folder / "preprocessor_config.json").write_text(json.dumps(settings | {"size": {"height": 16, "width": 16}}))
-    task = ImageClassification(config(folder))
-    task.examples(data, "tar")
-    with pytest.raises(UserFault, match="makes pictures of 16 x 16, the model takes 8 x 8"):
-        task.model.build("fp32")
+    settings = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(settings | change))
+    with pytest.raises(UserFault, match=message):
+        ImageClassification(config(folder)).examples(data, "tar")
 
 
 def test_sample_prompts_are_refused_by_tasks_that_generate_no_text(model: Path) -> None:

@@ -23,6 +23,9 @@ from trainer.tasks.common.task_data import Batch, TaskData
 from trainer.tasks.common.task_model import TaskModel
 from trainer.tasks.common.task_samples import TaskSamples
 
+CHANNELS = 3
+"""Channels of the pictures that `image_loading` returns: RGB."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelledImage:
@@ -46,8 +49,34 @@ class ImageClassData(TaskData[LabelledImage]):
     def _prepare(self) -> None:
         """Load the model's image processor. Raises UserFault."""
         self.tokenizer = loading.image_processor_of(self.config)
+        self._check_processor()
         self._cache = ImageCache()
         self._prefetcher = ImagePrefetcher(self._resized, image_loading.spare_threads())
+
+    def _check_processor(self) -> None:
+        """Raise UserFault if the processor cannot make the pictures that the model takes."""
+        model = loading.config_of(self.config)
+        channels = getattr(model, "num_channels", CHANNELS)
+        if channels != CHANNELS:
+            raise UserFault(
+                f"train.model: {self.config.model!r} takes pictures of {channels} channels, and pictures are read in "
+                f"RGB; take a model of {CHANNELS} channels"
+            )
+        try:
+            processed = self.tokenizer(np.zeros((8, 8, CHANNELS), np.uint8), return_tensors="np")
+        except ValueError as e:
+            raise UserFault(
+                f"train.model: preprocessor_config.json does not fit pictures of {CHANNELS} channels ({e}); mend its "
+                "image_mean and image_std"
+            ) from None
+        size = getattr(model, "image_size", None)
+        expected = (size, size) if isinstance(size, int) else tuple(size) if size else None
+        shape = processed["pixel_values"][0].shape
+        if expected and shape[1:] != expected:
+            raise UserFault(
+                f"train.model: preprocessor_config.json makes pictures of {shape[2]} x {shape[1]}, the model takes "
+                f"{expected[1]} x {expected[0]}; set its size"
+            )
 
     def parse_row(self, row: Row, number: int) -> LabelledImage:
         data = self.config.data
@@ -111,18 +140,6 @@ class ImageClassModel(TaskModel[ImageClassData]):
 
     def _head_options(self) -> dict[str, Any]:
         return self._data.labels.head_options()
-
-    def _configure(self, model: Any) -> None:
-        """Raise UserFault if the processor's picture size differs from the model's."""
-        size = getattr(model.config, "image_size", None)
-        expected = (size, size) if isinstance(size, int) else tuple(size) if size else None
-        processed = self._data.tokenizer(np.zeros((8, 8, 3), np.uint8), return_tensors="np")
-        shape = processed["pixel_values"][0].shape
-        if expected and shape[1:] != expected:
-            raise UserFault(
-                f"train.model: preprocessor_config.json makes pictures of {shape[2]} x {shape[1]}, the model takes "
-                f"{expected[1]} x {expected[0]}; set its size"
-            )
 
     def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
         return functional.cross_entropy(_logits(model, batch), batch["labels"], reduction="sum")
