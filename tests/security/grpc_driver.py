@@ -145,13 +145,14 @@ class _Fields:
             "follow": [("0", False)],
             "label": [(what, [value]) for what, value in tried["label"]],
             "state": [(what, [value]) for what, value in tried["state"]],
-            "accelerator": [(what, [value]) for what, value in tried["accelerator"]],
         }
+        for name in ("accelerator", "gpu", "cloud", "region"):
+            self._values[name] = [(what, [value]) for what, value in tried[name]]
         for name in ("since", "until"):
             self._values[name] = [(what, datetime.fromisoformat(value)) for what, value in tried[name]]
-        for name in ("limit", "after", "attempt"):
+        for name in ("limit", "after", "attempt", "gpus", "days", "points"):
             self._values[name] = [(what, int(value)) for what, value in tried[name]]
-        for name in ("job_id", "path", "owner", "team", "cursor", "provider"):
+        for name in ("job_id", "path", "owner", "team", "cursor", "provider", "market"):
             self._values[name] = tried[name]
 
     def of(self, method: Any, name: str) -> Tries:
