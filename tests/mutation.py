@@ -1,7 +1,7 @@
 """Mutation score of the tests of the rules: mutmut changes one place at a time, and a test should fail each time.
 
   - `.venv/bin/python -m tests.mutation`: all of it; the last line is one JSON object
-  - `.venv/bin/mutmut results; .venv/bin/mutmut show NAME`: afterwards: the survivors, and their differences
+  - `.venv/bin/mutmut results; .venv/bin/mutmut show NAME`: afterwards, list the surviving mutants and show one
 
 pyproject.toml, [tool.mutmut], lists the mutated modules and their tests; mutmut's copy lies in mutants/. The exit
 status is 1 if a group has a score below `LEAST_PCT`.

@@ -245,7 +245,7 @@ class CloudProvider:
             except Throttled as e:
                 trouble = str(e)
                 await asyncio.sleep(min(e.after_s, CONFIRM_S))
-        raise OutcomeUnknown(f"{handle.name}: launched, but it cannot be looked at: {trouble}")
+        raise OutcomeUnknown(f"{handle.name}: launched, but it cannot be checked: {trouble}")
 
     async def confirm(self, handles: Sequence[Handle], offer: Offer, boot: BootSpec) -> None:
         purchase = self._cloud.purchase(offer, boot)

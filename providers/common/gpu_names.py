@@ -93,7 +93,7 @@ def _slug_words(name: str) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def name_fault(name: str) -> str | None:
-    """Return why a GPU of this name cannot be sold, as a short reason to count by, or None."""
+    """Return why a GPU of this name cannot be sold, or None. Dropped rows are counted by this short reason."""
     spelt = name.replace("_", " ")
     if _SLICE.search(spelt):
         return "share of a GPU"

@@ -67,9 +67,8 @@ class Rest:
             case 404 if self._absent is not None and _is_object(text) and self._absent.search(text):
                 return Gone(f"{request}: 404 {message}")
             case 404:
-                return OutcomeUnknown(
-                    f"{request}: 404 {message}"
-                )  # sent by a proxy, or by an API that removed the path
+                # Sent by a proxy, or by an API that removed the path.
+                return OutcomeUnknown(f"{request}: 404 {message}")
             case 429:
                 return Throttled(f"{request}: 429 too many requests", after_s=_seconds(retry_after))
             case _ if 400 <= status < 500 and status != 408:

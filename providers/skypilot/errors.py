@@ -50,7 +50,7 @@ _FIXES = (
         "check the key with `gpubroker doctor`",
     ),
     (r"image .*(not found|unknown|denied)|toomanyrequests|failed to pull", IMAGE_FIX),
-    (r"invalid region|invalid zone|instance type .*not found|not supported", "ask for another place or machine"),
+    (r"invalid region|invalid zone|instance type .*not found|not supported", "ask for another region or machine"),
 )
 _THROTTLED = re.compile(
     r"RequestLimitExceeded|request limit exceeded|Throttling(Exception)?\b|\bthrottled\b|RequestThrottled|SlowDown|"

@@ -73,7 +73,7 @@ class JsonApi(ABC):
         return request.headers.get("Authorization") == f"Bearer {self.world.api_key}"
 
     async def unknown(self, request: web.Request) -> web.Response:
-        """Return a path that is not in the schema."""
+        """Record and refuse a call of a path that is not in the schema."""
         self.world.violate(self.cloud, f"no such call: {request.method} {request.path}")
         return self.error(Refusal(404, "not-found", "there is no such call"))
 

@@ -1,4 +1,4 @@
-"""SkyPilot's next request uses an exchanged key, even in a worker that has used the old one."""
+"""After a key is exchanged, SkyPilot's next request uses the new key, even in a worker that has used the old one."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ def keys(word: str) -> dict[str, dict[str, bytes]]:
     }
 
 
-async def test_a_request_calls_with_the_keys_that_lie_there_then(tmp_path: Path) -> None:
+async def test_a_request_uses_the_keys_on_disk_at_that_time(tmp_path: Path) -> None:
     words = ["the-first-key", "the-second-key", "the-first-key"]
     copies = KeyCopies(tmp_path, lambda: keys(words[0]))
     copies.refresh()
@@ -61,8 +61,8 @@ async def test_a_request_calls_with_the_keys_that_lie_there_then(tmp_path: Path)
             while words:
                 copies.refresh()
                 process.stdin.write(b"\n")
-                said = json.loads(await process.stdout.readline())
-                assert said == dict.fromkeys(("runpod", "vast", "lambda", "aws"), words.pop(0))
+                used = json.loads(await process.stdout.readline())
+                assert used == dict.fromkeys(("runpod", "vast", "lambda", "aws"), words.pop(0))
     finally:
         process.stdin.close()
         await process.wait()

@@ -92,7 +92,10 @@ except RuntimeError as e:
     ("env", "expected"),
     [
         ({}, "(True, True, True, False, False)\n('self', 'handle', 'task', True)\n"),
-        ({PIN: "{}"}, "(False, False, False, True, True)\ngpubroker: SkyPilot has no address of what it launched\n"),
+        (
+            {PIN: "{}"},
+            "(False, False, False, True, True)\ngpubroker: SkyPilot has no address of the machine that it launched\n",
+        ),
     ],
     ids=["of-others", "ours"],
 )

@@ -87,13 +87,13 @@ def test_an_outage_costs_no_recovery_and_no_work(path: Path, tmp_path: Path, mon
         async with rig.running():
             job = await rig.submit(**WORTH)
             await rig.train([job])
-            found = await rig.store.job(job)
-            while found and found.state is JobState.ACTIVE and rig.clock.monotonic() < ends + 1000:
+            row = await rig.store.job(job)
+            while row and row.state is JobState.ACTIVE and rig.clock.monotonic() < ends + 1000:
                 await rig.clock.sleep(10)
-                found = await rig.store.job(job)
+                row = await rig.store.job(job)
             (attempt,) = await rig.attempts(job)
-        assert found is not None
-        assert (found.state, attempt.reason) == (JobState.SUCCEEDED, Reason.COMPLETED)
+        assert row is not None
+        assert (row.state, attempt.reason) == (JobState.SUCCEEDED, Reason.COMPLETED)
         assert attempt.final is not None
         assert attempt.final.step == attempt.final.total_steps
         assert attempt.final.resumed_from is None
@@ -139,7 +139,7 @@ def test_a_notice_starts_a_drain_within_five_seconds(tmp_path: Path) -> None:
             for job in jobs:
                 first, second = await rig.attempts(job)
                 assert first.reason is Reason.PREEMPTED
-                assert first.final is not None  # it was asked for a checkpoint, and left one
+                assert first.final is not None  # the machine was asked for a checkpoint, and committed one
                 assert second.resume_from
         assert 0 <= min(waits.values()) <= max(waits.values()) <= 5
 
@@ -156,9 +156,9 @@ def test_a_final_report_is_read_without_its_last_heartbeat(tmp_path: Path) -> No
             (attempt,) = await rig.train([job])
             final = Final(attempt=attempt.id, outcome=Outcome.COMPLETED, step=100, total_steps=100, boot="b")
             await rig.blobs.put(keys.final(attempt.id), final.model_dump_json().encode())
-            said_at = rig.clock.monotonic()
+            written_at = rig.clock.monotonic()
             await rig.state_of(job, JobState.SUCCEEDED)
-            assert rig.clock.monotonic() < said_at + 60
-            assert [one.reason for one in await rig.attempts(job)] == [Reason.COMPLETED]
+            assert rig.clock.monotonic() < written_at + 60
+            assert [attempt.reason for attempt in await rig.attempts(job)] == [Reason.COMPLETED]
 
     run_in_virtual_time(story())

@@ -61,7 +61,7 @@ async def test_an_outage_says_when_to_ask_again(servers: ApiServers, monkeypatch
     error = await fails(stub.ListJobs(pb.ListJobsRequest(), metadata=me))
     assert (error.kind, error.text, error.after_s) == (
         "unavailable",
-        "the database gave no answer; what was asked may or may not be done, read again",
+        "the database gave no answer; the request may or may not have taken effect, read again",
         2.0,
     )
 

@@ -38,38 +38,39 @@ def http_asks(world: World) -> list[HttpAsk]:
         for path, methods in described["paths"].items()
         for method, operation in methods.items()
     ]
-    operations.sort(key=lambda one: (one[0] != "GET", one[2]["operationId"] in DESTRUCTIVE_OPERATIONS))
+    operations.sort(key=lambda entry: (entry[0] != "GET", entry[2]["operationId"] in DESTRUCTIVE_OPERATIONS))
     values = ParameterValues(world)
-    made = [ask for one in operations for ask in _of(world, values, *one)]
-    made += _beside(world)
-    twice = [label for label in {ask.label for ask in made} if sum(ask.label == label for ask in made) > 1]
+    asks = [ask for entry in operations for ask in _asks_of_operation(world, values, *entry)]
+    asks += _other_asks(world)
+    twice = [label for label in {ask.label for ask in asks} if sum(ask.label == label for ask in asks) > 1]
     assert not twice, twice
-    return made
+    return asks
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Variation:
     """One parameter with its value."""
 
-    what: str = ""
+    label: str = ""
     query: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-def _of(
+def _asks_of_operation(
     world: World, values: ParameterValues, method: str, path: str, operation: Mapping[str, Any]
 ) -> Iterator[HttpAsk]:
     """Return calls of every target with each body, then with each value of each parameter."""
     name, plain = operation["operationId"], _Variation()
     targets = list(_targets(values, path, operation))
-    needed = {one["name"]: str(values.of(one["name"], operation)[0][1]) for one in _queries(operation, needed=True)}
+    needed = {p["name"]: str(values.of(p["name"], operation)[0][1]) for p in _queries(operation, needed=True)}
     bodies = values.bodies(operation)
-    turns = [(body, plain) for body in bodies] + [(bodies[0], one) for one in _variations(values, operation)]
-    for (about, filled), ((what, body), variation) in itertools.product(targets, turns):
+    variations = [(body, plain) for body in bodies]
+    variations += [(bodies[0], variation) for variation in _variations(values, operation)]
+    for (target, filled), ((body_label, body), variation) in itertools.product(targets, variations):
         raw = isinstance(body, bytes)
         kind = {"Content-Type": "application/octet-stream"} if raw else {}
         yield HttpAsk(
-            label=f"{name}{about}{what}{variation.what}",
+            label=f"{name}{target}{body_label}{variation.label}",
             method=method,
             path=filled,
             query=[*{**needed, **variation.query}.items()],
@@ -82,32 +83,34 @@ def _of(
 
 def _targets(values: ParameterValues, path: str, operation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (label of the path's object, path)."""
-    names = [one["name"] for one in operation["parameters"] if one["in"] == "path"]
+    names = [parameter["name"] for parameter in operation["parameters"] if parameter["in"] == "path"]
     for chosen in itertools.product(*(values.of(name, operation) for name in names)):
-        about, filled = "", path
-        for name, (what, value) in zip(names, chosen, strict=True):
-            about, filled = f"{about} {name}={what}", filled.replace("{" + name + "}", str(value))
-        yield about, filled
+        target, filled = "", path
+        for name, (label, value) in zip(names, chosen, strict=True):
+            target, filled = f"{target} {name}={label}", filled.replace("{" + name + "}", str(value))
+        yield target, filled
 
 
 def _queries(operation: Mapping[str, Any], *, needed: bool) -> list[Mapping[str, Any]]:
-    return [one for one in operation["parameters"] if one["in"] == "query" and bool(one.get("required")) >= needed]
+    """Return the query parameters of an operation. `needed`: only those that it requires."""
+    return [p for p in operation["parameters"] if p["in"] == "query" and bool(p.get("required")) >= needed]
 
 
 def _variations(values: ParameterValues, operation: Mapping[str, Any]) -> Iterator[_Variation]:
-    for one in operation["parameters"]:
-        for what, value in values.of(one["name"], operation) if one["in"] != "path" else ():
-            given = {one["name"]: str(value)}
-            query, headers = (given, {}) if one["in"] == "query" else ({}, given)
-            yield _Variation(what=f" {one['name']}={what}", query=query, headers=headers)
+    for parameter in operation["parameters"]:
+        name, place = parameter["name"], parameter["in"]
+        for label, value in values.of(name, operation) if place != "path" else ():
+            given = {name: str(value)}
+            query, headers = (given, {}) if place == "query" else ({}, given)
+            yield _Variation(label=f" {name}={label}", query=query, headers=headers)
 
 
-def _beside(world: World) -> list[HttpAsk]:
+def _other_asks(world: World) -> list[HttpAsk]:
     """Return calls outside the operations: the shell, and addresses that do not exist."""
     sides = (("own", world.own), ("other", world.other))
-    jobs = {f"{what} {name}": job for what, side in sides for name, job in side.jobs.items()}
-    found = [
-        HttpAsk(label=f"shell job_id={what}", method="GET", path=f"/v1/jobs/{job}/shell", headers=world.own.headers)
-        for what, job in jobs.items()
+    jobs = {f"{owner} {name}": job for owner, side in sides for name, job in side.jobs.items()}
+    shells = [
+        HttpAsk(label=f"shell job_id={label}", method="GET", path=f"/v1/jobs/{job}/shell", headers=world.own.headers)
+        for label, job in jobs.items()
     ]
-    return [*found, HttpAsk(label="nowhere", method="GET", path="/v1/teams/blue/jobs", headers=world.own.headers)]
+    return [*shells, HttpAsk(label="nowhere", method="GET", path="/v1/teams/blue/jobs", headers=world.own.headers)]

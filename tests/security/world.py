@@ -43,7 +43,7 @@ Headers = Mapping[str, str]
 
 @dataclass
 class Side:
-    """Rows of one team, by the names that `asks` uses."""
+    """Rows of one team, by the names that `http_asks` and the gRPC calls use."""
 
     headers: Headers
     jobs: dict[str, str]
@@ -104,15 +104,16 @@ class World:
 @asynccontextmanager
 async def world(store: Store, *, blue: bool) -> AsyncIterator[World]:
     async with serving(store, memory_blobs(), settings=SETTINGS) as api, AsyncExitStack() as stack:
-        # All teams see which offers are unavailable, but not the message of the launch that found it out.
-        words = "blue's machine gb-test-1 never came" if blue else "somebody's"
-        await store.block_offer(api.market.items[0].id, words, for_s=HOUR)
-        other = await _peopled(api, BLUE, "blue's own") if blue else _made_up(api)
-        own = await _peopled(api, RED, "red's own")
+        # All teams see which offers are unavailable, but not the message of the launch that failed there.
+        message = "blue's machine gb-test-1 did not start" if blue else "somebody's"
+        await store.block_offer(api.market.items[0].id, message, for_s=HOUR)
+        other = await _create_side(api, BLUE, "blue's own") if blue else _unused_side(api)
+        own = await _create_side(api, RED, "red's own")
         yield World(api, own, other, blue, stack)
 
 
-async def _peopled(api: Running, team: str, mark: str) -> Side:
+async def _create_side(api: Running, team: str, mark: str) -> Side:
+    """Create a team with one row of each kind, and three jobs. `mark`: text in its data."""
     headers = await api.token(PERSON, *RIGHTS, team=team)
     spare = await api.call("POST", "/v1/tokens", headers, 201, json={"owner": PERSON, "scopes": ["read"]})
     ref = (await api.upload(headers, data_set(mark)))["ref"]
@@ -133,7 +134,7 @@ async def _peopled(api: Running, team: str, mark: str) -> Side:
         if name == "running":
             attempt = await _run(api, JobId(jobs[name]), mark)
         elif name == "resting":
-            await _rest(api, JobId(jobs[name]))
+            await _fail(api, JobId(jobs[name]))
     return Side(headers, jobs, attempt, spare["id"], ref, archive["ref"], channel, moments[0])
 
 
@@ -146,7 +147,8 @@ async def _channel(api: Running, headers: Headers) -> str:
     return str(made.get("id", "no channels"))
 
 
-def _made_up(api: Running) -> Side:
+def _unused_side(api: Running) -> Side:
+    """Return unused ids of the same form as those of a team."""
     return Side(
         headers={},
         jobs={name: job_id(os.urandom(9)) for name in ("running", "resting", "queued")},
@@ -161,8 +163,8 @@ def _made_up(api: Running) -> Side:
 
 async def _claimed(store: Store, job: JobId) -> Job:
     claimed = await store.claim_jobs([JobState.QUEUED], owner="world", lease_s=HOUR, limit=99)
-    await store.release([one for one in claimed if one.id != job], [], due_in_s=0)
-    return next(one for one in claimed if one.id == job)
+    await store.release([row for row in claimed if row.id != job], [], due_in_s=0)
+    return next(row for row in claimed if row.id == job)
 
 
 async def _run(api: Running, job: JobId, mark: str) -> str:
@@ -194,7 +196,8 @@ async def _checkpoint(api: Running, job: JobId, attempt: AttemptId, data: bytes)
     await api.service.blobs.put(folder + keys.MANIFEST, manifest.model_dump_json().encode())
 
 
-async def _rest(api: Running, job: JobId) -> None:
+async def _fail(api: Running, job: JobId) -> None:
+    """Let a job end as failed."""
     row = await _claimed(api.service.store, job)
     ended = replace(row, state=JobState.FAILED, reason="of a test", finished_at=datetime.now(UTC))
     assert await api.service.store.apply([Change(job=(row, ended))]) == [True]

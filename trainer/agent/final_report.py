@@ -46,7 +46,7 @@ class FinalReport:
         """
         if self._env.node == 0 or outcome not in REPORTED_BY_NODE_0:
             return
-        log(f"{outcome} here; how the attempt ended is for the first machine to say")
+        log(f"{outcome} here; the first machine reports how the attempt ended")
         self._state.phase, self._state.message = "done", message
         self._beater.now()
         with contextlib.suppress(TimeoutError):

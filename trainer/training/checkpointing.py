@@ -211,7 +211,7 @@ class CheckpointManager:
             raise Fault(f"checkpoint: verified, but it cannot be read ({type(e).__name__}: {e})") from None
         except (KeyError, ValueError) as e:
             problem = f"checkpoint: verified, but it does not fit this job ({type(e).__name__}: {e})"
-            raise UserFault(f"{problem}; go on with the model and method that it was made with") from None
+            raise UserFault(f"{problem}; continue with the model and method that it was made with") from None
         self._arrangement.agree(progress)
         if self._accelerator.is_local_main_process:
             shutil.rmtree(folder)
@@ -225,8 +225,8 @@ class CheckpointManager:
         if progress.environment != here:
             self._report.event(
                 "moved",
-                f"the checkpoint was made on {progress.environment}, this is {here}: the data goes "
-                "on exactly, the numbers within rounding",
+                f"the checkpoint was made on {progress.environment}, this is {here}: the data "
+                "continues exactly, the numbers agree within rounding",
             )
 
     def _begin_journal(self, source: Path | None) -> None:

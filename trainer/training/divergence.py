@@ -69,12 +69,11 @@ def check_step(config: GuardConfig, progress: Progress, loss: float, norm: float
         message = f"{what}; its rows are left out, {bad_steps} of {config.skip} in a row"
         return StepDecision("skip", after, message)
     if len(before.row_skips) < config.rollbacks:
-        message = (
-            f"{what}, {bad_steps} in a row; going back to step {_target(config, progress)} and on after these rows"
-        )
+        target = _target(config, progress)
+        message = f"{what}, {bad_steps} in a row; going back to step {target}, then on without these rows"
         return StepDecision("back", after, message)
     fix = "lower train.optim.lr, look for broken rows, or raise train.guard"
-    message = f"{what}, {bad_steps} in a row, after {len(before.row_skips)} times back; {fix}"
+    message = f"{what}, {bad_steps} in a row, after {len(before.row_skips)} rollbacks; {fix}"
     return StepDecision("stop", after, message)
 
 

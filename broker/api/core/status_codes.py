@@ -67,7 +67,7 @@ def public_text(error: GpubrokerError) -> str:
     if answer_to(error) is FAULT:
         return "an internal error; the server's log has the details"
     if isinstance(error, StoreUnavailable):
-        return "the database gave no answer; what was asked may or may not be done, read again"
+        return "the database gave no answer; the request may or may not have taken effect, read again"
     if isinstance(error, BlobsUnavailable):
         return "the blob store gave no answer; try again"
     return str(error)

@@ -17,12 +17,12 @@ from broker.client.transport.errors import ApiError, BrokenOff, DaemonUnreachabl
 from broker.paths import trusting
 
 Answer = TypeVar("Answer", bound=BaseModel)
-TRY_AGAIN = frozenset({429, 502, 503, 504})
-BROKEN = (aiohttp.ClientError, TimeoutError)
+TRANSIENT_STATUSES = frozenset({429, 502, 503, 504})
+CONNECTION_ERRORS = (aiohttp.ClientError, TimeoutError)
 
 
 class Transport:
-    """Sends requests to one daemon. Transient failures are repeated for `patience_s` seconds, see `passing`.
+    """Sends requests to one daemon, again for `patience_s` seconds after a transient failure (`is_transient`).
 
     `locate` returns the current address before every retry, because a restarted daemon may have another port.
     """
@@ -70,7 +70,7 @@ class Transport:
                 if response.status >= 400:
                     raise ApiError(await _problem(response))
                 yield response
-        except BROKEN as e:
+        except CONNECTION_ERRORS as e:
             raise DaemonUnreachable(self.url, _why(e)) from None
 
     @asynccontextmanager
@@ -86,7 +86,7 @@ class Transport:
             # The handshake's error lacks the body with the reason, so send the same request without an upgrade.
             async with self.once("GET", path, **request):
                 raise DaemonUnreachable(self.url, f"{e.status}: a WebSocket was refused, perhaps by a proxy") from None
-        except BROKEN as e:
+        except CONNECTION_ERRORS as e:
             raise DaemonUnreachable(self.url, _why(e)) from None
 
     async def read(self, method: str, path: str, **request: Any) -> bytes:
@@ -106,7 +106,7 @@ class Transport:
         Use: `async for attempt in tries(): with attempt: ...`.
         """
         return AsyncRetrying(
-            retry=retry_if_exception(passing),
+            retry=retry_if_exception(is_transient),
             stop=stop_after_delay(self._patience_s),
             wait=wait_exponential(multiplier=0.25, max=3),
             before_sleep=self._follow,
@@ -119,16 +119,16 @@ class Transport:
             self._at = current
 
 
-def passing(error: BaseException) -> bool:
-    """Return True for a transient failure: no daemon answers, a download ended early, or a status in TRY_AGAIN."""
+def is_transient(error: BaseException) -> bool:
+    """Return True for a transient failure: no daemon answers, a download ended early, or a transient status."""
     return isinstance(error, DaemonUnreachable | BrokenOff) or (
-        isinstance(error, ApiError) and error.status in TRY_AGAIN
+        isinstance(error, ApiError) and error.status in TRANSIENT_STATUSES
     )
 
 
 def _why(error: Exception) -> str:
     if type(error) is aiohttp.ClientResponseError:  # not its subclasses, which have their own messages
-        return "what answers there speaks no HTTP; is it the port of gRPC?"
+        return "the server there speaks no HTTP; is it the port of gRPC?"
     return str(error) or type(error).__name__
 
 

@@ -55,7 +55,7 @@ FITTED = Calibration(
     sync_s=4.541e-3,
 )
 """Fitted on 209 runs of llm-foundry, 4 of torchtitan and 19 of fms-acceleration (`python -m benchmarks.throughput_table
---fit`); `*_else` by a fit in which all GPUs share.
+--fit`); `*_else` by a fit with one share for all GPUs.
 """
 
 COMPARED = frozenset({"llama", "mistral", "mixtral"})

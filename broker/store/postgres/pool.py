@@ -64,7 +64,8 @@ def store_errors(doing: str) -> Iterator[None]:
         if isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError):
             raise StoreError(f"{doing}: {_line(error)}; nothing was written") from error  # a value that has no encoding
         raise StoreUnavailable(
-            f"{doing}: the database gave no answer ({_line(error)}); what was asked may or may not be done, read again"
+            f"{doing}: the database gave no answer ({_line(error)}); "
+            "the request may or may not have taken effect, read again"
         ) from error
     except asyncpg.PostgresError as error:
         rule = getattr(error, "constraint_name", None)

@@ -61,7 +61,7 @@ def started_over_ssh(original: Replacement) -> Replacement:
             return original(self, handle, task, dryrun)
         login = ssh_login(handle)
         if not login:
-            raise RuntimeError("gpubroker: SkyPilot has no address of what it launched")
+            raise RuntimeError("gpubroker: SkyPilot has no address of the machine that it launched")
         env = task_lib.get_plaintext_envs_and_secrets(task.envs_and_secrets)
         env["SKYPILOT_NODE_IPS"] = "\n".join(handle.cached_internal_ips)
         scripts = {"start.sh": PLUGIN_FILES["start.sh"].decode(), "setup.sh": task.setup, "run.sh": task.run}

@@ -79,7 +79,7 @@ def test_another_device_or_version_is_allowed_and_reported(bench: WarmBench, tra
     last = ended(bench, train)
     assert last.resumed_from == 3
     (moved,) = [one.message for one in last.messages if one.kind == "moved"]
-    assert moved.startswith(f"the checkpoint was made on {ELSEWHERE}, this is {here}: the data goes on exactly")
+    assert moved.startswith(f"the checkpoint was made on {ELSEWHERE}, this is {here}: the data continues exactly")
     assert [row["step"] for row in bench.metrics(bench.committed()[0][0])] == list(range(1, STEPS + 1))
 
 

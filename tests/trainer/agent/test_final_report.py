@@ -89,7 +89,7 @@ async def test_a_finished_machine_sends_heartbeats_until_the_first_one_reports(m
     await mate.say()
     await waiting
     assert mate.objects.looks == mate.objects.hidden + 1
-    assert mate.heard == [f"{outcome} here; how the attempt ended is for the first machine to say"]
+    assert mate.heard == [f"{outcome} here; the first machine reports how the attempt ended"]
 
 
 async def test_no_machine_waits_after_the_first_ones_final_report(mate: Mate) -> None:

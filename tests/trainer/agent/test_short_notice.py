@@ -95,7 +95,7 @@ def test_a_last_save_is_begun_where_one_would_fit(
     assert state.ending is not None
     assert (state.ending.save, state.ending.finish) == (save, finish)
     assert ("the checkpoint of step 7 counts" in state.ending.reason) is not (save or finish)
-    assert ("what is whole is sent" in state.ending.reason) is finish
+    assert ("the complete snapshot is sent" in state.ending.reason) is finish
     said = state.ending.reason
     state.choose_final_save(save_s, finish_s)
     assert state.ending.reason == said, "it is said once"
@@ -304,7 +304,7 @@ def test_a_notice_too_short_for_a_save_lets_the_one_under_way_end(bench: Bench, 
     hold.let_go(held.UPLOAD)
     final = agent.wait()
     assert final.outcome is Outcome.DRAINED
-    assert "what is whole is sent, and no other checkpoint is taken: a save takes 1000000.0 s" in final.message
+    assert "the complete snapshot is sent, and no other checkpoint is taken: a save takes 1000000.0 s" in final.message
     assert final.checkpoint is not None
     assert final.checkpoint.step == 2
     assert bench.committed()[0][0] == final.checkpoint.manifest

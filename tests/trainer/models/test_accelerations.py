@@ -10,7 +10,7 @@ import pytest
 
 from tests.trainer.models.test_methods import job
 from tests.trainer.support import tiny_jobs
-from tests.trainer.support.crews import Crew, tensors, told
+from tests.trainer.support.crews import Crew, logged_steps, tensors
 from tests.trainer.support.tiny_models import llama
 from tests.trainer.support.workers import HANGS_S, Worker, killed_within_a_step, story
 from trainer.__main__ import main
@@ -106,7 +106,7 @@ def test_compiled_layers_learn_as_plain_ones(model: Path, data: Path, tmp_path: 
     plain = Crew(tmp_path / "plain", train, data, each=1).done().last
     compiled = train.model_copy(update={"compile": True, "attention": "eager"})
     found = Crew(tmp_path / "compiled", compiled, data, each=1, harm=quick_compiler).done().last
-    for one, other in zip(told(found), told(plain), strict=True):
+    for one, other in zip(logged_steps(found), logged_steps(plain), strict=True):
         assert one == pytest.approx(other, rel=1e-4)
 
 
@@ -196,7 +196,7 @@ def test_a_run_in_fp8_learns_and_resumes_bit_for_bit(model: Path, data: Path, tm
     assert story(finished("resumed", restore=killed.last)) == story(whole)
     plain = finished("plain", fp8=False)
     assert sorted(tensors(whole)) == sorted(tensors(plain))
-    for one, other in zip(told(whole), told(plain), strict=True):
+    for one, other in zip(logged_steps(whole), logged_steps(plain), strict=True):
         assert one[1] != other[1], "it is another arithmetic"
         assert one[1] == pytest.approx(other[1], rel=0.05)
 
@@ -208,7 +208,7 @@ def test_a_lora_continues_without_fp8(model: Path, data: Path, tmp_path: Path) -
         Crew(tmp_path / str(fp8), plain.model_copy(update={"fp8": fp8}), data, each=1, harm=emulated_fp8).done().last
         for fp8 in (True, False)
     ]
-    assert told(runs[0]) == told(runs[1])
+    assert logged_steps(runs[0]) == logged_steps(runs[1])
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="the extra fp8 is not installed")

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.trainer.support import diffusion, tiny_jobs, workers
-from tests.trainer.support.crews import Crew, tensors, told
+from tests.trainer.support.crews import Crew, logged_steps, tensors
 from tests.trainer.support.tiny_models import llama
 from tests.trainer.support.workers import HANGS_S, killed_within_a_step, stepping_loops
 from trainer.contract.documents import ExitCode, Parallelism
@@ -193,7 +193,7 @@ def test_a_qlora_is_merged_into_the_weights_as_they_were_published(model: Path, 
 def test_two_processes_equal_one(model: Path, data: Path, tmp_path: Path) -> None:
     train = job(model, method=QloraConfig(r=4, dropout=0), precision="fp32", max_steps=3)
     one, two = (Crew(tmp_path / str(each), train, data, each=each).done().last for each in (1, 2))
-    for a, b in zip(told(one), told(two), strict=True):
+    for a, b in zip(logged_steps(one), logged_steps(two), strict=True):
         assert a == pytest.approx(b, rel=1e-5)
 
 
@@ -241,7 +241,7 @@ def test_the_scaler_of_fp16_is_resumed(model: Path, data: Path, tmp_path: Path) 
     drained = Crew(tmp_path / "drained", train, data, each=1, harm=fp16, restore=killed.last).drained().last
     assert json.loads((drained / "state.json").read_text())["micro_batch_index"] > 0
     last = Crew(tmp_path / "last", train, data, each=1, harm=fp16, restore=drained).done().last
-    assert told(last) == told(whole)
+    assert logged_steps(last) == logged_steps(whole)
     assert (last / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     scalers = [_scaler(snapshot) for snapshot in (drained, last, whole)]
     assert scalers[1] == scalers[2] != scalers[0]
@@ -285,8 +285,8 @@ def test_training_continues_after_a_step_skipped_under_fp16(model: Path, data: P
     assert [ended.code for ended in drained.ends()] == [ExitCode.DRAINED]
     assert json.loads((drained.last / "state.json").read_text())["micro_batch_index"] > 0
     last = Crew(tmp_path / "last", train, data, each=1, harm=fp16_overflowing, restore=drained.last).done().last
-    assert told(last) == told(whole)
-    assert [step for step, loss, *_ in told(whole) if loss is None] == [OVERFLOWS]
+    assert logged_steps(last) == logged_steps(whole)
+    assert [step for step, loss, *_ in logged_steps(whole) if loss is None] == [OVERFLOWS]
     assert (last / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     assert _scaler(last) == _scaler(whole)
 

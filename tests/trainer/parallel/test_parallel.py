@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tests.trainer.conftest import rows
-from tests.trainer.support.crews import Crew, tensors, told
+from tests.trainer.support.crews import Crew, logged_steps, tensors
 from tests.trainer.support.harness import until
 from tests.trainer.support.tiny_models import llama
 from tests.trainer.support.workers import HANGS_S, killed_within_a_step
@@ -105,8 +105,8 @@ def hire(tmp_path: Path, model: Path, data: Path) -> Iterator[Hire]:
 
 def near(found: Path, expected: Path, tolerance: float = 1e-5) -> None:
     """Check that every step and weight is equal up to the order of sums."""
-    assert len(told(found)) == len(told(expected)) == STEPS
-    for one, other in zip(told(found), told(expected), strict=True):
+    assert len(logged_steps(found)) == len(logged_steps(expected)) == STEPS
+    for one, other in zip(logged_steps(found), logged_steps(expected), strict=True):
         assert one == pytest.approx(other, rel=tolerance)
     weights = tensors(found)
     assert weights.keys() == tensors(expected).keys()
@@ -169,7 +169,7 @@ def test_two_machines_equal_one_process(
     ("each", "how", "method"), [(3, DDP, "lora"), (4, DDP, "full"), (2, FSDP, "full")], ids=["three", "four", "fsdp"]
 )
 def test_resume_by_as_many_processes_is_bitwise(each: int, how: Parallelism, method: str, hire: Hire) -> None:
-    """With packing the model computes once before the restore. Sums of three and more numbers depend on the order."""
+    """A packed run computes once before the restore. Sums of three and more numbers depend on the order."""
     packed = {"packing": method == "full"}
     whole = hire(each, how, method=method, train=packed).done().last
     killed = hire(each, how, method=method, train=packed, harm=killed_within_a_step).start()
@@ -179,7 +179,7 @@ def test_resume_by_as_many_processes_is_bitwise(each: int, how: Parallelism, met
     before = killed.last
     assert 0 < json.loads((before / "state.json").read_text())["step"] < STEPS
     last = hire(each, how, method=method, train=packed, restore=before).done().last
-    assert told(last) == told(whole)
+    assert logged_steps(last) == logged_steps(whole)
     for group in ("model", "optimizer"):
         one, other = tensors(last, group), tensors(whole, group)
         assert one.keys() == other.keys()
@@ -255,7 +255,7 @@ def wrong_wire(rank: int) -> None:
         return make(size, value + 1, **how)
 
     if rank == 1:
-        torch.full = other  # what the host check sends
+        torch.full = other  # the host check sends such tensors
 
 
 def silent(rank: int) -> None:
@@ -267,7 +267,7 @@ def silent(rank: int) -> None:
 
 
 def test_corrupt_download_ends_the_attempt_before_loading(hire: Hire) -> None:
-    """Data that arrives corrupted ends the attempt before anything is loaded."""
+    """The host check sends tensors between the processes before anything is loaded."""
     (ended,) = hire(2, harm=wrong_wire).start().ends()
     assert (ended.code, ended.bad_host, ended.failed_by_peer) == (ExitCode.INFRASTRUCTURE, True, False)
     assert ended.message == "host: data from process 1 to 0 arrives corrupted"
@@ -275,23 +275,26 @@ def test_corrupt_download_ends_the_attempt_before_loading(hire: Hire) -> None:
 
 def test_an_unreachable_process_is_named(hire: Hire) -> None:
     crew = hire(2, harm=silent).start()
-    until(crew.runs[0].ended.exists, "a word of the other one")
+    until(crew.runs[0].ended.exists, "process 0 ends")
     ended = Ended.model_validate_json(crew.runs[0].ended.read_bytes())
     assert (ended.code, ended.bad_host) == (ExitCode.INFRASTRUCTURE, True)
     assert ended.message.startswith("host: process 0 does not reach 1, or 1 does not reach it: ")
 
 
-def test_on_one_machine_the_reason_is_kept(hire: Hire) -> None:
+def test_on_one_machine_the_exit_code_of_the_failed_process_is_kept(hire: Hire) -> None:
     assert hire(2, harm=out_of_memory).start().ends()[0].code == ExitCode.OOM
 
 
-def doubtful(rank: int) -> None:
+def improving_only_in_second_process(rank: int) -> None:
     """Let every evaluation improve by one bit in the second process, and not at all in the first."""
     from trainer.parallel import barrier as meeting
     from trainer.parallel import ddp as parallel
     from trainer.training import evaluation as evaluate
 
-    parallel.TIMEOUT, meeting.SILENT_S = timedelta(seconds=20), 20  # the one that stops must not wait long either
+    parallel.TIMEOUT, meeting.SILENT_S = (
+        timedelta(seconds=20),
+        20,
+    )  # a process that stops early must not wait long for the other
     seen: list[float] = []
 
     def heldout(*_: Any, **__: Any) -> tuple[float, dict[str, float]]:
@@ -302,10 +305,10 @@ def doubtful(rank: int) -> None:
 
 
 @pytest.mark.parametrize("metric", ["loss", "accuracy"])
-def test_all_stop_early_by_what_the_first_one_measured(metric: str, hire: Hire) -> None:
+def test_all_processes_stop_early_by_the_score_of_the_first(metric: str, hire: Hire) -> None:
     """All processes use the first one's score; otherwise one would stop and the other would wait for it."""
     early = {"eval_every_steps": 1, "selection": {"metric": metric, "patience": 1}}
-    last = hire(2, train={**early, "max_steps": 9}, harm=doubtful).done().last
+    last = hire(2, train={**early, "max_steps": 9}, harm=improving_only_in_second_process).done().last
     assert json.loads((last / "state.json").read_text())["scores"] == [[1, 1.0], [2, 1.0]]
 
 
@@ -320,8 +323,8 @@ def test_the_description_names_devices_versions_and_precision(precision: str, wo
 def test_machines_that_restored_different_checkpoints_do_not_train(hire: Hire) -> None:
     saved = hire(1, nodes=2).drained().last
     crew = hire(1, nodes=2, restore=saved)
-    told_less = WorkerJob.model_validate_json(crew.runs[1].job.read_bytes()).model_copy(update={"restore": None})
-    crew.runs[1].job.write_text(told_less.model_dump_json())
+    fresh_start = WorkerJob.model_validate_json(crew.runs[1].job.read_bytes()).model_copy(update={"restore": None})
+    crew.runs[1].job.write_text(fresh_start.model_dump_json())
     ended = crew.start().ends()[0]
     assert ended.code == ExitCode.INFRASTRUCTURE
     assert ended.message.startswith("checkpoint: some processes are at step 1, some at step 0")

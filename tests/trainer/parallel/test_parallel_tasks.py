@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.conftest import rows
-from tests.trainer.support.crews import Crew, told
+from tests.trainer.support.crews import Crew, logged_steps
 from tests.trainer.support.tiny_models import bert, causal, llama, t5
 from trainer.contract.data_config import DataConfig
 from trainer.contract.documents import Parallelism
@@ -68,7 +68,7 @@ def test_sharded_training_equals_unsharded(case: str, tmp_path: Path) -> None:
     how = Parallelism(kind="ddp" if case == "rewards, each process all of it" else "fsdp")
     divided = Crew(tmp_path / "divided", train, data, each=2, how=how).done().last
     tolerance = 1e-2 if train.precision == "bf16" else 1e-5
-    for one, other in zip(told(divided), told(whole), strict=True):
+    for one, other in zip(logged_steps(divided), logged_steps(whole), strict=True):
         assert one == pytest.approx(other, rel=tolerance)
     scores = [json.loads((folder / "eval.json").read_text()) for folder in (divided, whole)]
     assert scores[0]["heldout_loss_after"] == pytest.approx(scores[1]["heldout_loss_after"], rel=tolerance)

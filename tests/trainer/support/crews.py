@@ -103,7 +103,7 @@ class Crew:
                 process.join(60)
 
 
-def told(snapshot: Path) -> list[tuple[int, float, float, float]]:
+def logged_steps(snapshot: Path) -> list[tuple[int, float, float, float]]:
     """Return (step, loss, learning rate, gradient norm) of every step."""
     rows = [json.loads(line) for line in (snapshot / "metrics.jsonl").read_text().splitlines()]
     return [(r["step"], r["loss"], r["lr"], r["grad_norm"]) for r in rows]

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from tests.trainer.support import digits, workers
 from tests.trainer.support import tiny_models as heads
-from tests.trainer.support.crews import Crew, told
+from tests.trainer.support.crews import Crew, logged_steps
 from tests.trainer.support.pack import tar
 from trainer.contract.documents import ExitCode
 from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, TrainConfig
@@ -241,7 +241,7 @@ def test_two_processes_learn_what_one_does(model: Path, data: Path, tmp_path: Pa
     train = config(model, max_steps=3, precision="fp32", method=FullConfig())
     alone = Crew(tmp_path / "alone", train, data, each=1).done().last
     both = Crew(tmp_path / "both", train, data, each=2).done().last
-    for one, other in zip(told(both), told(alone), strict=True):
+    for one, other in zip(logged_steps(both), logged_steps(alone), strict=True):
         assert one == pytest.approx(other, rel=1e-5)
     scores = [json.loads((folder / "eval.json").read_text()) for folder in (alone, both)]
     assert scores[0]["heldout_loss_after"] == pytest.approx(scores[1]["heldout_loss_after"], rel=1e-5)

@@ -201,7 +201,7 @@ def test_chats_that_are_no_answers_are_bad_rows(model: Path, tmp_path: Path) -> 
         trained.examples(tmp_path / "rows.jsonl", "jsonl")
     assert [fault.split(": ")[0] for fault in trained.data.reader.faults] == [f"rows.jsonl row {n}" for n in (1, 2, 3)]
     whole, mixed, asking = trained.data.reader.faults
-    assert "column 'good' begins with what was asked; leave data.prompt out, or that" in whole
+    assert "column 'good' begins with the question, which data.prompt holds too; remove one of them" in whole
     assert "column 'good' is neither text" in mixed
     assert "column 'bad' has no message of the assistant" in asking
 

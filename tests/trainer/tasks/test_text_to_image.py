@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from tests.trainer.support import diffusion, workers
-from tests.trainer.support.crews import Crew, told
+from tests.trainer.support.crews import Crew, logged_steps
 from trainer import preflight
 from trainer.checkpoint.snapshot import StoredSnapshot
 from trainer.contract.documents import Parallelism
@@ -119,7 +119,7 @@ def test_two_processes_learn_what_one_does_at_any_micro_batch(models: Made, data
         update={"micro_batch": 2, "diffusion": train.diffusion.model_copy(update={"cache": False})}
     )
     both = Crew(tmp_path / "both", small, data, each=2).done().last
-    for one, other in zip(told(both), told(alone), strict=True):
+    for one, other in zip(logged_steps(both), logged_steps(alone), strict=True):
         assert one == pytest.approx(other, rel=1e-4)
 
 
@@ -127,7 +127,7 @@ def test_a_divided_model_learns_and_saves_what_a_whole_one_does(models: Made, da
     train = config(models["sd"], max_steps=2, precision="fp32", method=FullConfig(), micro_batch=2)
     alone = Crew(tmp_path / "alone", train, data, each=1).done().last
     divided = Crew(tmp_path / "divided", train, data, each=2, how=Parallelism(kind="fsdp")).done().last
-    for one, other in zip(told(divided), told(alone), strict=True):
+    for one, other in zip(logged_steps(divided), logged_steps(alone), strict=True):
         assert one == pytest.approx(other, rel=1e-4)
     saved = [load_file(next((folder / "model/unet").glob("*.safetensors"))) for folder in (alone, divided)]
     assert saved[0].keys() == saved[1].keys()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.trainer.support import tiny_jobs
-from tests.trainer.support.crews import Crew, told
+from tests.trainer.support.crews import Crew, logged_steps
 from tests.trainer.support.workers import Worker, finished, story
 from trainer.contract.documents import ExitCode, Parallelism
 from trainer.training import determinism as exact
@@ -125,4 +125,4 @@ def test_packing_is_refused_where_processes_share_model_or_gradients(
     plain = Crew(tmp_path / "plain", train, data, each=2, how=shared).done()
     tried = Crew(tmp_path / "tried", train, data, each=2, how=shared, harm=harm).done()
     assert (tried.runs[0].root / "rehearsed").exists()
-    assert told(tried.last) == told(plain.last)
+    assert logged_steps(tried.last) == logged_steps(plain.last)

@@ -38,6 +38,7 @@ TRIES = ("upload_waits", "save_failed")
 PAUSE_S = 60.0
 """Seconds of the first pause; each pause doubles the previous one."""
 LOOK_S = 0.1
+"""Seconds between two checks whether the attempt must end."""
 FINAL_REPORT_S = 5.0
 """Most seconds of a notice reserved for `final.json` after the last checkpoint."""
 FINAL_REPORT_SHARE = 0.2
@@ -127,7 +128,7 @@ class AgentState:
         why = f"a save takes {save_s:.1f} s and {left_s:.1f} s are left"
         if finish_s is not None and finish_s <= left_s:
             ending.save, ending.finish = False, True
-            ending.reason += f"; what is whole is sent, and no other checkpoint is taken: {why}"
+            ending.reason += f"; the complete snapshot is sent, and no other checkpoint is taken: {why}"
         elif latest is not None:
             ending.save = False
             ending.reason += f"; the checkpoint of step {latest.step} counts: {why}"

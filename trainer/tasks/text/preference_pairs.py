@@ -53,7 +53,8 @@ class PreferenceData(TaskData[Preference]):
         if before is None:
             before = [{"role": "user", "content": fill_prompt(data, row, number)}] if data.prompt else []
         if before and answer.messages[0]["role"] != "assistant":
-            raise DataError(f"{where}: column {column!r} begins with what was asked; leave data.prompt out, or that")
+            problem = f"column {column!r} begins with the question, which data.prompt holds too; remove one of them"
+            raise DataError(f"{where}: {problem}")
         whole = replace(answer, messages=[*before, *answer.messages], muted=frozenset())
         return chat_template.encode(self.tokenizer, whole, self.config.max_length, where, last=True)
 

@@ -48,7 +48,7 @@ def refused(message: str = CREDIT, **changes: object) -> Attempt:
         ("AWS: RunInstances: UnauthorizedOperation: You are not authorized", "account:sky/runpod/"),
         ("AWS: RunInstances: VcpuLimitExceeded: more than; raise the quota", "account:sky/runpod/us/h100/on-demand"),
         ("aws: found no quota for p5.48xlarge; raise the account's quota", "account:sky/runpod/us/h100/on-demand"),
-        ("aws: instance type x9 not found; ask for another place or machine", None),
+        ("aws: instance type x9 not found; ask for another region or machine", None),
         ("RunPod: POST /v1/pods: 400 bad request", None),
     ],
 )

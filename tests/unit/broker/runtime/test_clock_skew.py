@@ -1,4 +1,4 @@
-"""A wrong clock is said in words that tell which way."""
+"""The message about a wrong clock states its direction."""
 
 import pytest
 
@@ -12,6 +12,6 @@ def test_a_small_clock_difference_is_not_reported(skew_s: float) -> None:
 
 @pytest.mark.parametrize(("skew_s", "words"), [(90.4, "is 90 s ahead of the"), (-7200.0, "is 7200 s behind the")])
 def test_a_large_clock_difference_is_reported_with_the_fix(skew_s: float, words: str) -> None:
-    told = clock_skew_message(skew_s) or ""
-    assert words in told
-    assert "set-ntp true" in told
+    message = clock_skew_message(skew_s) or ""
+    assert words in message
+    assert "set-ntp true" in message
