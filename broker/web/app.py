@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from broker.web import browser, static_files
-from broker.web.pages import jobs, new_job, run, run_actions, sign_in
+from broker.web.pages import jobs, market, new_job, run, run_actions, sign_in
 from broker.web.routes import Routes
 
 log = logging.getLogger(__name__)
-PAGES: tuple[Routes, ...] = (jobs.routes, new_job.routes, run.routes, run_actions.routes)
+PAGES: tuple[Routes, ...] = (jobs.routes, new_job.routes, market.routes, run.routes, run_actions.routes)
 Serve = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 

@@ -3,6 +3,7 @@
 from datetime import datetime
 from decimal import Decimal
 
+from broker.api.schemas.offers import OfferView
 from broker.domain.formatting import duration as duration
 from broker.domain.formatting import visible
 from broker.domain.job import Attempt, AttemptState, Job, JobState
@@ -65,19 +66,19 @@ def size(count: float | None) -> str:
     return f"{count:.0f} B"
 
 
-def gpu(offer: Offer, nodes: int = 1) -> str:
+def gpu(offer: Offer | OfferView, nodes: int = 1) -> str:
     """Return `2 × l40s`, or for several machines `3 nodes of 2 × l40s`."""
     machines = f"{nodes} nodes of " if nodes > 1 else ""
     count = f"{offer.gpus} × " if offer.gpus > 1 else ""
     return f"{machines}{count}{offer.accelerator}"
 
 
-def cloud(offer: Offer) -> str:
+def cloud(offer: Offer | OfferView) -> str:
     """Return an offer's cloud; a simulated one is labelled."""
     return f"{offer.cloud} (simulated)" if offer.simulated else offer.cloud
 
 
-def market(offer: Offer) -> str:
+def market(offer: Offer | OfferView) -> str:
     return "spot" if offer.spot else "on demand"
 
 

@@ -22,6 +22,8 @@ def pages(jobs: Mapping[str, str], data: str) -> dict[str, str]:
     new = f"/ui/new?upload={data}&model=HuggingFaceTB/SmolLM2-135M&cap_usd=5&deadline=2026-03-01T14:00:00Z"
     return {
         "new": new,
+        "offers": "/ui/offers",
+        "spend": "/ui/spend?by=gpu",
         "jobs": "/ui/jobs",
         "run": f"/ui/jobs/{jobs['live']}",
         "receipt": f"/ui/jobs/{jobs['over']}",

@@ -1,0 +1,102 @@
+"""What is for sale, and what was spent."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, get_args
+
+from aiohttp import web
+from pydantic import BaseModel, ValidationError
+
+from broker.api.core import problems
+from broker.api.schemas.offers import OfferView
+from broker.api.schemas.queries import OffersQuery, SpendParameters
+from broker.api.service import offers as listing
+from broker.api.service import views
+from broker.api.service.spending import SpendQuery
+from broker.domain.errors import InvalidInput
+from broker.domain.spending import SpendBy
+from broker.web.browser import Visit
+from broker.web.routes import Routes
+
+routes = Routes()
+OFFERS = 200
+ALL = 5000
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuGroup:
+    """Offers of one GPU, over all clouds."""
+
+    accelerator: str
+    memory_bytes: int
+    offers: int
+    clouds: tuple[str, ...]
+    spot: Decimal | None
+    """Least dollars an hour of one GPU on spot; None: none is for sale."""
+    on_demand: Decimal | None
+
+
+def grouped(offers: Iterable[OfferView]) -> list[GpuGroup]:
+    """Return the offers by GPU, the cheapest first; prices are of one GPU."""
+    by_gpu: dict[str, list[OfferView]] = {}
+    for offer in offers:
+        by_gpu.setdefault(offer.accelerator, []).append(offer)
+    groups = [_group(name, members) for name, members in by_gpu.items()]
+    return sorted(groups, key=lambda group: min(p for p in (group.spot, group.on_demand) if p is not None))
+
+
+def _group(name: str, members: list[OfferView]) -> GpuGroup:
+    def least(is_spot: bool) -> Decimal | None:
+        return min((o.usd_per_hour / max(1, o.gpus) for o in members if o.spot is is_spot), default=None)
+
+    clouds = tuple(sorted({offer.cloud for offer in members}))
+    memory = max(offer.gpu_memory_bytes for offer in members)
+    return GpuGroup(
+        accelerator=name, memory_bytes=memory, offers=len(members), clouds=clouds, spot=least(True),
+        on_demand=least(False),
+    )  # fmt: skip
+
+
+def _query(visit: Visit, model: type[BaseModel], repeated: tuple[str, ...] = ()) -> tuple[Any, dict[str, Any]]:
+    """Return (the validated query or None, the query as given). Raises InvalidInput."""
+    given = visit.request.query
+    chosen: dict[str, Any] = {
+        name: given.getall(name) if name in repeated else given[name] for name in model.model_fields if given.get(name)
+    }
+    try:
+        return model.model_validate(chosen), chosen
+    except ValidationError as error:
+        raise problems.of_validation(error, model, chosen, root="query") from None
+
+
+@routes.get("/ui/offers")
+async def offers(visit: Visit) -> web.Response:
+    """Show what is for sale: by GPU, then the cheapest offers, and the state of each provider."""
+    query, chosen = _query(visit, OffersQuery, ("accelerator",))
+    market, accelerators = visit.service.quotes.market, query.accelerator
+    listed = listing.for_sale(market, provider=query.provider, accelerators=accelerators, limit=ALL)
+    return visit.page(
+        "offers.html",
+        chosen=chosen,
+        groups=grouped(listed.items),
+        offers=listed.items[:OFFERS],
+        total=listed.total,
+        providers=listed.providers,
+    )
+
+
+@routes.get("/ui/spend")
+async def spend(visit: Visit) -> web.Response:
+    """Show spending by the group that the URL names, and the use of every budget."""
+    values: dict[str, Any] = {"ways": get_args(SpendBy), "report": None, "window": None, "faults": {}, "budgets": ()}
+    given = visit.request.query
+    values["chosen"] = {"by": "job"} | {name: given[name] for name in ("by", "since", "until") if given.get(name)}
+    try:
+        query, _ = _query(visit, SpendParameters)
+        window, report = await visit.service.spending.spend(visit.caller, SpendQuery(**query.model_dump()))
+    except InvalidInput as error:
+        values["faults"] = {problem.field: problem.message for problem in error.problems}
+        return visit.page("spend.html", 422, **values)
+    budgets = views.budget_list(*await visit.service.policies.budgets(visit.caller))
+    return visit.page("spend.html", **(values | {"report": report, "window": window, "budgets": budgets.items}))
