@@ -59,6 +59,9 @@ COMMANDS: Mapping[str, Entry] = {
         "jobs.jobs:logs",
         "Show the log of a job, escaped on a terminal; --follow --json writes one document per line.",
     ),
+    "metrics": Entry(
+        "jobs.metrics:metrics", "Show the steps of a job over all attempts: loss, learning rate and tokens a second."
+    ),
     "events": Entry("jobs.jobs:events", "Show the events of a job; --follow --json writes one document per line."),
     "cancel": Entry("jobs.jobs:cancel", "Cancel a job: it saves a checkpoint, then its machines are destroyed."),
     "cap": Entry("jobs.jobs:cap", "Raise a job's cap; a capped job resumes."),

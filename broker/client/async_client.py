@@ -29,6 +29,7 @@ from broker.client.transport.http import LazySchemas, Transport, plain
 if TYPE_CHECKING:
     from broker.api.schemas import files as files_schemas
     from broker.api.schemas import jobs as jobs_schemas
+    from broker.api.schemas import metrics as metrics_schemas
     from broker.api.schemas import offers as offers_schemas
     from broker.api.schemas import plans as plans_schemas
     from broker.api.schemas import quotes as quotes_schemas
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from broker.api.schemas.job_data import StoredKindView
 else:
     files_schemas, jobs_schemas, offers_schemas = LazySchemas("files"), LazySchemas("jobs"), LazySchemas("offers")
+    metrics_schemas = LazySchemas("metrics")
     plans_schemas, quotes_schemas, tenancy_schemas = LazySchemas("plans"), LazySchemas("quotes"), LazySchemas("tenancy")
 
 UPLOADING = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=900)
@@ -251,6 +253,11 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
                 async with self._http.once("POST", "/v1/uploads", data=body, **sent) as response:
                     return files_schemas.UploadView.model_validate_json(await response.read())
         raise AssertionError("tries() returns or raises")
+
+    async def metrics(self, job: str, *, after: int = 0, points: int = 1000) -> metrics_schemas.MetricsView:
+        """Return the steps of a job after a step, reduced to at most `points`."""
+        params = plain({"after": after, "points": points})
+        return await self._call("GET", f"{_job(job)}/metrics", metrics_schemas.MetricsView, params=params)
 
     async def artifacts(self, job: str) -> files_schemas.ArtifactList:
         return await self._call("GET", f"{_job(job)}/artifacts", files_schemas.ArtifactList)

@@ -100,6 +100,7 @@ class Client:
     logs = _stream(AsyncClient.logs)
     log_now = _call(AsyncClient.log_now)
     upload = _call(AsyncClient.upload)
+    metrics = _call(AsyncClient.metrics)
     artifacts = _call(AsyncClient.artifacts)
     artifact = _call(AsyncClient.artifact)
     download = _call(AsyncClient.download)

@@ -22,7 +22,7 @@ STATES: dict[JobState, tuple[str, str]] = {
 }
 """Word and shape of each state of a job."""
 AGES: tuple[tuple[float, str], ...] = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
-SIZES: tuple[tuple[int, str], ...] = ((10**9, "GB"), (10**6, "MB"), (1000, "kB"))
+SIZES: tuple[tuple[int, str], ...] = ((1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"))
 ENDING = frozenset({AttemptState.DRAINING, AttemptState.TERMINATING})
 
 
@@ -57,7 +57,7 @@ def clock(at: datetime | None, now: datetime) -> str:
 
 
 def size(count: float | None) -> str:
-    """Return bytes as whole or tenths of GB, or smaller units."""
+    """Return bytes as whole or tenths of GiB, or smaller units."""
     if count is None:
         return UNKNOWN
     for unit, name in SIZES:

@@ -17,11 +17,11 @@ OPERATIONS = {
     "bytes": r"/v1/(uploads|secrets.*)$",
     "jobs": r"/v1/jobs$",
     "a job": r"/v1/jobs/{job_id}(/(cancel|retry|ledger|approve|refuse|data))?$",
-    "what a job leaves": r"/v1/jobs/{job_id}/(events|logs|artifacts.*|decisions.*)$",
+    "what a job leaves": r"/v1/jobs/{job_id}/(events|logs|metrics|artifacts.*|decisions.*)$",
     "policies": r"/v1/(policies.*|policy-dry-run|budgets)$",
     "channels": r"/v1/channels.*",
     "people": r"/v1/(me.*|tokens.*|teams.*|slack.*)$",
-    "records": r"/v1/(audit|spend|charges)$|/v1/schema/.*|/healthz|/readyz|/metrics",
+    "records": r"/v1/(audit|spend|charges)$|/v1/schema/.*|/healthz|/readyz|^/metrics",
 }
 EXAMPLES, GRPC_EXAMPLES = 10, 40
 SERVICES = sorted({method.containing_service.full_name for method in calls.METHODS})

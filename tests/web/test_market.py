@@ -52,5 +52,5 @@ async def test_a_wrong_window_is_refused_beside_its_field(ada: Visitor) -> None:
 async def test_a_budget_is_shown_with_its_limit(api: Running, ada: Visitor) -> None:
     policy = {"budgets": [{"limit_usd": "50", "per": "month"}]}
     boss = await api.token("boss", "read", "manage")
-    await api.call("PUT", "/v1/policies/monthly", boss, 200, json={"name": "monthly", **policy})
+    await api.call("PUT", "/v1/policies/monthly", boss, 200, json={"name": "monthly", "team": "default", **policy})
     assert "50.00" in (await ada.get("/ui/spend")).text

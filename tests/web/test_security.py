@@ -17,10 +17,13 @@ TEMPLATES = sorted((WEB / "templates").glob("*.html"))
 VENDOR = {
     "LICENSE-htmx-sse.txt": "a17d224ce9afdc21ec9491b76a2f5d036d19aa641ac4f85ca29c21f9f7e54fdf",
     "LICENSE-htmx.txt": "d3d2456f76414f2456104660ebd65aff1c04cd7966b942bdabd63f3cdb316a38",
+    "LICENSE-uPlot.txt": "8f989229699b4fe2f1a0432d0e9edc338a8a911e250e2d1b01ecd770a5f5b1bd",
     "htmx-sse.min.js": "98a46496de0c3605fbffdce9167ba427bdd9553184f83f149c261891a92c0136",
     "htmx.min.js": "d6fdc75f204e6bdefa99b69bf1e6d4ac69b8a364f77929f45c13476b4000f717",
+    "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
+    "uPlot.min.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
 }
-"""Files of htmx 2.0.11 and htmx-ext-sse 2.2.4, as npm publishes them."""
+"""Files of htmx 2.0.11, htmx-ext-sse 2.2.4 and uPlot 1.6.32, as npm publishes them."""
 PAGES = ("", "/events", "/decision", "/logs", "/spec")
 
 

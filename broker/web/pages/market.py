@@ -1,4 +1,4 @@
-"""What is for sale, and what was spent."""
+"""Pages of the market and of money: offers, spending and budgets."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -14,6 +14,7 @@ from broker.api.core.stream_limits import abort
 from broker.api.http.context import SESSIONS, STREAMS
 from broker.api.schemas.queries import MAX_SEQ, AttemptNumber, JobRef
 from broker.api.service.job_data import check_kept
+from broker.api.service.job_feed import run_metrics
 from broker.domain.errors import GpubrokerError
 from broker.domain.ids import JobId
 from broker.domain.job import Attempt, Job
@@ -33,6 +34,7 @@ EVENTS = 500
 SHOWN_LOG_BYTES = 256 * 1024
 """Bytes of a log's end on its page; the download has all."""
 SHOWN_OFFERS = 300
+PLOT_POINTS = 2000
 STREAM_HEADERS = {
     **HEADERS,
     "Content-Type": "text/event-stream",
@@ -157,6 +159,15 @@ async def log_file(visit: Visit, job_id: str) -> web.Response:
     name = f'attachment; filename="{job.id}-{number}.log"'
     headers = {**HEADERS, "Content-Disposition": name, "Cache-Control": "no-store"}
     return web.Response(body=raw, content_type="text/plain", charset="utf-8", headers=headers)
+
+
+@routes.get("/ui/jobs/{job_id}/metrics.json")
+async def metrics(visit: Visit, job_id: str) -> web.Response:
+    """Answer with the run's steps, for the plot."""
+    job = await found(visit, job_id)
+    view = await run_metrics(visit.service, visit.content, visit.caller, job.id, after=0, points=PLOT_POINTS)
+    headers = {**HEADERS, "Cache-Control": "no-store"}
+    return web.Response(text=view.model_dump_json(), content_type="application/json", headers=headers)
 
 
 @routes.get("/ui/jobs/{job_id}/spec")

@@ -1,0 +1,40 @@
+"""Metrics of a run on the wire: columns of equal length, one entry a step."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from broker.api.schemas.base import Wire
+from broker.domain.job import Reason
+from trainer.contract.base import Config
+
+
+class MetricsQuery(Config):
+    after: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    """Return only steps after this one."""
+    points: Annotated[int, Field(ge=2, le=10_000)] = 1000
+    """Maximum number of points; more steps are reduced to means."""
+
+
+class InterruptionView(Wire):
+    """End of an attempt before the job was done."""
+
+    attempt: int
+    step: int
+    reason: Reason
+
+
+class MetricsView(Wire):
+    """Steps of all attempts on one axis."""
+
+    step: tuple[int, ...]
+    attempt: tuple[int, ...]
+    """Number of the attempt that did the step; 0: not recorded."""
+    time: tuple[float | None, ...]
+    """Seconds since 1970; null: reported by a heartbeat only."""
+    loss: tuple[float | None, ...]
+    lr: tuple[float | None, ...]
+    tokens_per_s: tuple[float | None, ...]
+    total: int
+    """Number of steps before the reduction."""
+    interruptions: tuple[InterruptionView, ...]

@@ -1,0 +1,72 @@
+"""Time series of a run's steps from the trainer's journal `metrics.jsonl`, and their reduction for a plot."""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+
+class MetricPoint(NamedTuple):
+    """One optimizer step. Missing or infinite values are None."""
+
+    step: int
+    attempt: int
+    """Number of the attempt; 0: not recorded."""
+    time: float | None
+    """Seconds since 1970."""
+    loss: float | None
+    lr: float | None
+    tokens_per_s: float | None
+
+
+def metric_points(raw: bytes, after: int = 0) -> list[MetricPoint]:
+    """Return the steps after `after` by step; a later line of a step replaces an earlier one."""
+    by_step: dict[int, MetricPoint] = {}
+    for line in raw.decode("utf-8", "replace").splitlines():
+        try:
+            row = json.loads(line)
+            step = int(row["step"])
+        except (ValueError, KeyError, TypeError, OverflowError):
+            continue
+        if step > after:
+            by_step[step] = _point(step, row)
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _point(step: int, row: dict[str, Any]) -> MetricPoint:
+    seconds, tokens = _number(row.get("seconds")), _number(row.get("tokens"))
+    attempt = row.get("attempt")
+    return MetricPoint(
+        step=step,
+        attempt=attempt if isinstance(attempt, int) else 0,
+        time=_number(row.get("time")),
+        loss=_number(row.get("loss")),
+        lr=_number(row.get("lr")),
+        tokens_per_s=tokens / seconds if tokens is not None and seconds else None,
+    )
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def downsampled(points: Sequence[MetricPoint], most: int) -> list[MetricPoint]:
+    """Return at most `most` points: of each equal share of the steps the last, with the mean loss and speed of all."""
+    if len(points) <= most:
+        return list(points)
+    shares = [points[i * len(points) // most : (i + 1) * len(points) // most] for i in range(most)]
+    return [
+        share[-1]._replace(loss=_mean([p.loss for p in share]), tokens_per_s=_mean([p.tokens_per_s for p in share]))
+        for share in shares
+    ]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(value / len(known) for value in known) if known else None
