@@ -50,7 +50,7 @@ run_all = failed=; table=; \
 	printf '\n%s' "$$table"; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
 
-.PHONY: help venv demo clouds clouds-test container-test test test-all test-slow test-fast $(TEST_PARTS:%=part-%) $(SLOW_PARTS:%=part-%) part-coverage reliability soak mutation browser screenshots docs lint licences sbom audit fix proto proto-baseline model constraints image clean
+.PHONY: help venv demo clouds clouds-test container-test test test-all test-slow test-fast $(TEST_PARTS:%=part-%) $(SLOW_PARTS:%=part-%) part-coverage reliability soak mutation browser screenshots docs lint licences sbom audit fix proto proto-baseline model constraints pins image clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -147,6 +147,7 @@ lint: docs licences ## ruff, mypy --strict, import contracts, prose, licences, S
 	$(BIN)/python .ci/prose.py broker providers trainer
 	$(BIN)/squawk broker/store/migrations/*.sql
 	$(BIN)/hadolint deploy/Containerfile.*
+	$(PYTHON) .ci/pin_images.py --check
 	$(BIN)/python .ci/proto.py --check
 	$(BIN)/buf lint $(PROTO)
 	$(BIN)/buf format --diff --exit-code $(PROTO)
@@ -183,6 +184,9 @@ constraints: | $(BIN)/uv ## resolve constraints.txt, constraints-broker.txt, con
 	$(COMPILE) --generate-hashes --constraint constraints.txt pyproject.toml --extra server --extra aws -o constraints-broker.txt
 	$(BIN)/python deploy/trainer_requirements.py trackers fp8 | $(COMPILE) --upgrade - -o constraints-trainer.txt
 	sed -n 's/^clouds = \["\(.*\)"\]$$/\1/p' pyproject.toml | $(COMPILE) --upgrade --generate-hashes - -o constraints-skypilot.txt
+
+pins: ## pin the base images of deploy/ by the digests that their registries report now
+	$(PYTHON) .ci/pin_images.py
 
 image: ## build the trainer's image; with IMAGE=registry/name push it and print the line for gpubroker.yaml
 	deploy/image.sh $(IMAGE)

@@ -86,7 +86,7 @@ def test_images_are_of_one_full_version() -> None:
     bases = {rest.split()[0] for rest in values("FROM")}
     assert len(bases) == 1
     for image in (*bases, *(service["image"] for service in SERVICES.values())):
-        assert re.search(r":\d+\.\d+[.\d]*(-[a-z-]+)?$", image), image
+        assert re.search(r":\d+\.\d+[.\d]*(-[a-z-]+)?(@sha256:[0-9a-f]{64})?$", image), image
     assert BROKER["image"].endswith(f":{PROJECT['project']['version']}")
 
 
