@@ -20,6 +20,7 @@ SLOW = {
     "tests/clouds/": "SkyPilot's server against emulated clouds, 350 s",
     "tests/conformance/test_provider_clouds.py": "the law of providers on every emulated cloud, 79 s",
     "tests/controllers/test_spot_moves.py": "half a day of a job, four times, 30 s",
+    "tests/conformance/test_store_live_postgres.py": "plans over 5,000 attempts, 3 s",
     "tests/crash/": "real daemons and databases that are killed, 480 s",
     "tests/grants/test_run.py": "credentials over many lives, 71 s",
     "tests/reliability/": "a real daemon under one fault of its host, 30 s",

@@ -21,7 +21,7 @@ LOOK_S = 60.0
 """Seconds between two checks of users for machines without a row."""
 PATIENCE_S = 900.0
 """Seconds after which users end such machines even if these still train."""
-OF_SERVER = frozenset({"clock", "hints"})
+OF_SERVER = frozenset({"clock", "hints", "trusted_now"})
 """Columns of the store that a backup does not contain."""
 
 

@@ -66,7 +66,7 @@ class ChargeDecision:
 def decide_charge(facts: ChargeFacts) -> ChargeDecision | None:
     """Return what is owed since the last charge, with a signal if the attempt must end; None: nothing is new."""
     attempt, job, now = facts.attempt, facts.job, facts.now
-    priced = replace(attempt, prices=(*attempt.prices, *facts.prices))
+    priced = replace(attempt, prices=(*attempt.prices, *facts.prices)) if facts.prices else attempt
     until = charged_until(facts)
     due, traffic = uncharged_usd(priced, until), traffic_owed(priced, now)
     signal = due_signal(priced, job, facts.caps, facts.possible_end, facts.drain_budget)
