@@ -5,37 +5,35 @@ The same code runs before a purchase and in training.
 
 import codecs
 import contextlib
-import csv
 import io
 import json
 import os
 import re
 import threading
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TextIO, cast
 
 from trainer.contract.data_config import DataFormat
-from trainer.dataset import archives, json_stream
+from trainer.dataset import archives, csv_rows, json_stream
 from trainer.dataset.archives import BadArchive, Picture
 from trainer.dataset.prompts import DataError
 
-MAX_CELL = 1_000_000
 MAX_COLUMNS, MAX_NAME = 2000, 1000
 """Maximum number of columns of a data set, and characters of a column's name."""
 MAX_LINE = 64 << 20
 """Maximum characters of a line of JSON."""
 MAX_DEPTH = 64
 """Maximum nesting of lists and objects in a row."""
+UTF16 = re.compile(rb"(?:[\x01-\x7f]\0){4}|(?:\0[\x01-\x7f]){4}")
+"""First bytes of UTF-16 without a byte order mark, if the text begins with ASCII."""
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 """Escape of half a surrogate pair; harmless if the other half follows."""
-NOT_UTF8 = re.compile("[\udc80-\udcff]")
-"""Characters by which Python represents bytes that it cannot decode."""
 ENDINGS: Mapping[str, DataFormat] = {
-    "csv": "csv", "json": "json", "jsonl": "jsonl", "ndjson": "jsonl", "parquet": "parquet", "tar": "tar", "zip": "zip",
+    "csv": "csv", "tsv": "csv", "json": "json", "jsonl": "jsonl", "ndjson": "jsonl", "parquet": "parquet", "tar": "tar",
+    "zip": "zip",
 }  # fmt: skip
 """Formats by the ending of a file's name."""
 TABLES = frozenset(("csv", "json", "jsonl", "parquet"))
@@ -92,7 +90,8 @@ def _table_rows(stream: BinaryIO, fmt: DataFormat, where: str) -> Rows:
     if fmt == "parquet":
         yield from _parquet_rows(stream, where)
         return
-    if stream.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+    start = stream.read(8)
+    if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) or UTF16.fullmatch(start):
         raise DataError(f"{where}: is UTF-16; save the file as UTF-8")
     if not _has_text(stream):
         raise DataError(f"{where}: the file is empty; give a file with at least one row")
@@ -101,7 +100,7 @@ def _table_rows(stream: BinaryIO, fmt: DataFormat, where: str) -> Rows:
     try:
         match fmt:
             case "csv":
-                yield from _csv_rows(text, where)
+                yield from csv_rows.rows(text, where, check_names)
             case "json":
                 yield from _json_rows(text, where)
             case "jsonl":
@@ -116,66 +115,6 @@ def _has_text(stream: BinaryIO) -> bool:
     has_text = any(piece.removeprefix(codecs.BOM_UTF8).strip() for piece in iter(lambda: stream.read(1 << 16), b""))
     stream.seek(0)
     return has_text
-
-
-def _decoding_problem(texts: Iterable[str]) -> str | None:
-    """Return what is wrong with a row that is not UTF-8, and the fix; otherwise None."""
-    for text in texts:
-        if not text.isascii() and (undecoded := NOT_UTF8.search(text)):
-            return f"byte 0x{ord(undecoded[0]) - 0xDC00:x} is not UTF-8; save the file as UTF-8"
-    return None
-
-
-def _csv_rows(text: Iterable[str], where: str) -> Rows:
-    csv.field_size_limit(MAX_CELL)
-    reader = csv.reader(text, strict=True)
-    names = _csv_header(reader, where)
-    check_names(names, f"{where} line 1")
-    while True:
-        before = reader.line_num
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as e:
-            yield _csv_error(e, before + 1, reader.line_num, where)
-            continue
-        if not cells:
-            continue
-        if len(cells) != len(names):
-            wrong = "more" if len(cells) > len(names) else "fewer"
-            message = f"{wrong} cells than the header's {len(names)}; quote cells that hold commas"
-            yield DataError(f"{where} line {reader.line_num}: {message}")
-        elif problem := _decoding_problem(cells):
-            yield DataError(f"{where} line {reader.line_num}: {problem}")
-        else:
-            yield dict(zip(names, cells, strict=True))
-
-
-def _csv_error(error: csv.Error, first: int, last: int, where: str) -> DataError:
-    """Return the error of a row on lines `first` to `last`.
-
-    Raises: DataError if the row may have swallowed other rows, because a cell with an open quote extends to the next
-    quote, the end, or the cell's size limit.
-    """
-    if last > first or str(error) == "unexpected end of data" or str(error).startswith("field larger than"):
-        lines = f"line {first}: a cell goes on to line {last}" if last > first else f"line {first}"
-        raise DataError(f"{where} {lines}: {error}; check the quotes of this CSV") from None
-    return DataError(f"{where} line {first}: {error}; check the quotes of this CSV")
-
-
-def _csv_header(reader: Any, where: str) -> list[str]:
-    """Return the header. Raises: DataError for names that are ambiguous or unreadable."""
-    try:
-        names = list(next(reader, ()))
-    except csv.Error as e:
-        raise DataError(f"{where} line {reader.line_num}: {e}; check the quotes of this CSV") from None
-    repeated = [name for name, count in Counter(names).items() if name and count > 1]
-    if repeated:
-        raise DataError(f"{where} line 1: the header names {repeated[0]!r} twice; rename one of the columns")
-    if problem := _decoding_problem(names):
-        raise DataError(f"{where} line 1: {problem}")
-    return names
 
 
 def _json_rows(text: TextIO, where: str) -> Rows:
@@ -212,10 +151,10 @@ def _checked_object(row: Any, written: str, place: str) -> dict[str, Any] | Data
         return DataError(f"{place}: is not an object; map columns to values")
     if written.count("[") + written.count("{") > MAX_DEPTH and _is_deep(row):
         return DataError(f"{place}: is nested in more than {MAX_DEPTH} levels; make it flatter")
-    has_bytes = NOT_UTF8.search(written) is not None
+    has_bytes = csv_rows.NOT_UTF8.search(written) is not None
     if has_bytes or SURROGATE.search(written):
         text = json.dumps(row, ensure_ascii=False)
-        if has_bytes and (problem := _decoding_problem((text,))):
+        if has_bytes and (problem := csv_rows.decoding_problem((text,))):
             return DataError(f"{place}: {problem}")
         try:
             text.encode()

@@ -1,0 +1,123 @@
+"""Rows of CSV: the delimiter is found, and each unreadable row is an error in its place."""
+
+import csv
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from typing import Any
+
+from trainer.dataset.prompts import DataError
+
+_log = logging.getLogger("trainer.dataset")
+MAX_CELL = 1_000_000
+LOOKED_AT = 5
+"""Lines that must agree on a delimiter other than the comma."""
+DELIMITERS = {"\t": "tabs", ";": "semicolons", "|": "bars"}
+SEPARATOR_LINE = re.compile(r"sep=(.)\r?\n?")
+"""First line by which Excel names the delimiter."""
+NOT_UTF8 = re.compile("[\udc80-\udcff]")
+"""Characters by which Python represents bytes that it cannot decode."""
+
+
+def rows(
+    text: Iterable[str], where: str, check_names: Callable[[list[str], str], None]
+) -> Iterator[dict[str, Any] | DataError]:
+    """Yield rows as `readers.each_row`. Raises: DataError if the rest cannot be read.
+
+    `text`: lines with their ends. `check_names`: raises DataError for a header that is too large.
+    """
+    csv.field_size_limit(MAX_CELL)
+    lines, delimiter = _without_separator_line(iter(text))
+    if not delimiter:
+        first = list(islice(lines, LOOKED_AT))
+        lines, delimiter = chain(first, lines), find_delimiter(first)
+        if delimiter != ",":
+            _log.warning("%s: cells are separated by %s", where, DELIMITERS[delimiter])
+    reader = csv.reader(lines, strict=True, delimiter=delimiter)
+    names = _header(reader, where)
+    check_names(names, f"{where} line 1")
+    while True:
+        before = reader.line_num
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as e:
+            yield _error(e, before + 1, reader.line_num, where)
+            continue
+        if not cells:
+            continue
+        if len(cells) != len(names):
+            wrong = "more" if len(cells) > len(names) else "fewer"
+            held = "commas" if delimiter == "," else DELIMITERS.get(delimiter, f"{delimiter!r}")
+            message = f"{wrong} cells than the header's {len(names)}; quote cells that hold {held}"
+            yield DataError(f"{where} line {reader.line_num}: {message}")
+        elif problem := decoding_problem(cells):
+            yield DataError(f"{where} line {reader.line_num}: {problem}")
+        else:
+            yield dict(zip(names, cells, strict=True))
+
+
+def find_delimiter(lines: list[str]) -> str:
+    """Return the delimiter of a table from its first lines: another one than the comma only if all lines agree.
+
+    The header then has one column by commas, and as many by the other delimiter as every line that follows.
+    """
+    if _widths(lines[:1], ",") != [1]:
+        return ","
+    for delimiter in DELIMITERS:
+        widths = set(_widths(lines, delimiter))
+        if len(widths) == 1 and min(widths) > 1:
+            return delimiter
+    return ","
+
+
+def _widths(lines: list[str], delimiter: str) -> list[int]:
+    """Return the number of cells of each line that is not blank; empty if a line is no CSV."""
+    try:
+        return [len(cells) for cells in csv.reader(lines, strict=True, delimiter=delimiter) if cells]
+    except csv.Error:
+        return []
+
+
+def _without_separator_line(lines: Iterator[str]) -> tuple[Iterator[str], str]:
+    """Return the lines after a `sep=` line with its delimiter; without such a line all lines, and an empty text."""
+    first = next(lines, "")
+    named = SEPARATOR_LINE.fullmatch(first)
+    return (lines, named[1]) if named else (chain([first] if first else [], lines), "")
+
+
+def decoding_problem(texts: Iterable[str]) -> str | None:
+    """Return what is wrong with a row that is not UTF-8, and the fix; otherwise None."""
+    for text in texts:
+        if not text.isascii() and (undecoded := NOT_UTF8.search(text)):
+            return f"byte 0x{ord(undecoded[0]) - 0xDC00:x} is not UTF-8; save the file as UTF-8"
+    return None
+
+
+def _error(error: csv.Error, first: int, last: int, where: str) -> DataError:
+    """Return the error of a row on lines `first` to `last`.
+
+    Raises: DataError if the row may have swallowed other rows, because a cell with an open quote extends to the next
+    quote, the end, or the cell's size limit.
+    """
+    if last > first or str(error) == "unexpected end of data" or str(error).startswith("field larger than"):
+        lines = f"line {first}: a cell goes on to line {last}" if last > first else f"line {first}"
+        raise DataError(f"{where} {lines}: {error}; check the quotes of this CSV") from None
+    return DataError(f"{where} line {first}: {error}; check the quotes of this CSV")
+
+
+def _header(reader: Any, where: str) -> list[str]:
+    """Return the header. Raises: DataError for names that are ambiguous or unreadable."""
+    try:
+        names = list(next(reader, ()))
+    except csv.Error as e:
+        raise DataError(f"{where} line {reader.line_num}: {e}; check the quotes of this CSV") from None
+    repeated = [name for name, count in Counter(names).items() if name and count > 1]
+    if repeated:
+        raise DataError(f"{where} line 1: the header names {repeated[0]!r} twice; rename one of the columns")
+    if problem := decoding_problem(names):
+        raise DataError(f"{where} line 1: {problem}")
+    return names
