@@ -13,6 +13,7 @@ from tests.api.harness import memory_blobs, serving
 from tests.conformance.samples import ManualClock
 from tests.support.memory_store.store import MemoryStore
 from tests.web.seed import fill
+from tests.web.test_metrics import saved
 
 CHROMIUM = "/usr/bin/chromium"
 WIDTHS = {"wide": (1440, 1000), "narrow": (360, 800)}
@@ -47,6 +48,8 @@ async def draw(folder: Path, only: str = "") -> None:
     store = MemoryStore(clock)
     async with serving(store, memory_blobs(), clock=clock) as api, async_playwright() as driver:
         jobs = await fill(store, clock, clock.now())
+        for job in jobs.values():
+            await saved(api, job, 300)
         data = await api.upload(await api.token("ada"))
         code = await api.call("POST", "/v1/me/sign-in-links", await api.token("ada"), 201)
         browser = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -64,6 +67,8 @@ async def draw(folder: Path, only: str = "") -> None:
                         await page.goto(api.url + path)
                         if name == "new":
                             await page.locator(".sentence").wait_for()
+                        if name in ("run", "receipt"):
+                            await page.locator("canvas").first.wait_for()
                         (folder / f"web-{name}-{width}-{theme}.png").write_bytes(small(await page.screenshot()))
                         assert urlsplit(page.url).path == urlsplit(path).path
                 await page.close()

@@ -1,6 +1,6 @@
 // Draws loss and speed of a run over its steps, with a line at each interruption, and again when the run has changed.
 const section = document.querySelector("[data-plot]");
-const colour = (name) => getComputedStyle(section).getPropertyValue(name);
+const colour = (name) => getComputedStyle(section)[name];
 let plots = [];
 let loading = false;
 
@@ -27,14 +27,14 @@ const marks = (interruptions) => ({
 });
 
 const curve = (data, key, label, format) => {
-  const axis = { stroke: colour("color"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") } };
+  const axis = { stroke: colour("color"), grid: { stroke: colour("borderTopColor"), width: 1 }, ticks: { stroke: colour("borderTopColor") } };
   const value = (_, v) => (v == null ? "–" : format(v));
   return new uPlot({
     width: section.clientWidth,
     height: 220,
     scales: { x: { time: false } },
     axes: [{ ...axis, label: "step" }, { ...axis, label, size: 64, values: (_, ticks) => ticks.map((t) => format(t)) }],
-    series: [{ label: "step" }, { label, stroke: colour("--accent"), width: 1.5, spanGaps: true, value, points: { show: data.step.length < 60 } }],
+    series: [{ label: "step" }, { label, stroke: colour("caretColor"), width: 1.5, spanGaps: true, value, points: { show: data.step.length < 60 } }],
     plugins: [marks(data.interruptions)],
   }, [data.step, data[key]], section);
 };
