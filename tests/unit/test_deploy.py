@@ -229,7 +229,7 @@ def test_the_drop_in_permits_isolated_jobs_and_no_more() -> None:
 
 
 def test_the_trainers_extras_name_all_that_it_imports() -> None:
-    """A trainer's machine has these, and not what the broker needs besides."""
+    """A trainer's machine has only these packages, not those of the broker."""
     imported: set[str] = set()
     for file in Path("trainer").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):

@@ -1,4 +1,4 @@
-"""A cloud's API that answers what a test says, and remembers what it was asked."""
+"""A cloud's API that returns the answers of a test and records the calls."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager

@@ -69,7 +69,7 @@ def ended(charged_to: float, **changes: Any) -> Attempt:
 
 
 def test_late_machine_is_charged_from_birth_or_from_the_last_charge() -> None:
-    """A machine that comes late is charged from its birth and before it is known from the last charge."""
+    """A machine of unknown birth is charged from the last charge."""
     attempt = ended(100)
     assert uncharged_after_end_usd(attempt, LATE, build.at(160), build.at(170)) == Decimal("0.01")
     assert uncharged_after_end_usd(attempt, LATE, None, build.at(170)) == Decimal("0.07")
@@ -89,7 +89,6 @@ def test_each_late_machine_that_exists_is_charged() -> None:
 
 
 def test_late_machine_costs_at_least_the_clouds_minimum() -> None:
-    """A machine that comes late costs no less than the least that its cloud bills."""
     attempt = ended(100)
     offer = replace(attempt.line.offer, billing_minimum_s=60)
     least = replace(attempt, line=replace(attempt.line, offer=offer))
@@ -106,7 +105,6 @@ def test_late_machine_costs_at_least_the_clouds_minimum() -> None:
 def test_late_machine_is_charged_once_per_second_however_often_billed(
     looks: list[float], born: float, quantum: int, nodes: int
 ) -> None:
-    """However often a machine that came late is charged each second is charged once."""
     attempt = ended(100)
     offer = replace(attempt.line.offer, billing_quantum_s=quantum)
     attempt = replace(attempt, line=replace(attempt.line, offer=offer, nodes=nodes))
@@ -138,7 +136,7 @@ def test_boot_charges_count_against_the_cap() -> None:
 
 
 def test_machine_may_run_since_a_list_lag_before_last_seen_absent() -> None:
-    """A machine may have run since a list lag before it was last seen not to."""
+    """A listing may lag, so a machine that was last seen not running at 60 may run since 55."""
     attempt = build.attempt()
     assert runs_since(attempt, build.at(60), CAPS) == build.at(55)
     assert runs_since(attempt, build.at(3), CAPS) == build.at(0)
@@ -161,7 +159,6 @@ def test_every_machine_of_an_attempt_is_paid_for() -> None:
 
 
 def test_absent_or_terminating_machine_is_not_charged_for_proof_time() -> None:
-    """A machine that is absent or being destroyed is not charged for the time of the proof."""
     assert billed_until(build.attempt(), build.at(100), 30) == build.at(100)
     assert billed_until(build.attempt(AttemptState.TERMINATING), build.at(100), 30) == build.at(70)
     absent = build.attempt(AttemptState.TERMINATING, absent_at=build.at(60))
@@ -190,7 +187,6 @@ def test_a_machine_of_a_refused_create_is_charged(known: str) -> None:
 
 
 def test_machine_after_a_refusal_is_charged_from_birth_or_attempt_end() -> None:
-    """A machine that comes after a refusal is charged from its birth or the end of the attempt."""
     no = build.attempt(
         AttemptState.ENDED, reason=Reason.NO_CAPACITY, charged_to=build.at(0), ended_at=build.at(50)
     )  # fmt: skip
@@ -279,7 +275,7 @@ def test_the_least_that_a_cloud_bills_must_fit_under_the_cap() -> None:
 def test_no_billing_minimum_breaks_the_cap_of_what_placement_buys(
     price: Decimal, quantum: int, minimum: int, tick: float, boots: int, cap: Decimal
 ) -> None:
-    """Whenever the machine comes to stand, and whether it runs on or ends at once."""
+    """The machine may exist from any second, and may run on or end at once."""
     line = build.line(usd_per_hour=price, billing_quantum_s=quantum, billing_minimum_s=minimum)
     if min_budget_usd(line, CAPS, 300, drain_budget(tick_s=tick)) >= cap:
         return
@@ -320,7 +316,7 @@ def test_a_drain_that_is_not_for_the_cap_ends_before_the_cap_as_well(
 
 
 def test_cap_drain_has_three_times_the_last_save() -> None:
-    """A drain has its time and one for the cap three times the last save."""
+    """A drain for another reason has the configured time."""
     saved = Heartbeat(attempt="x", boot="b", seq=1, checkpoint=LAST_SAVE)
     spec = {"deadline": build.at(10_000).isoformat()}
     rich = build.active_job(cap_usd=Decimal(1000), spec_changes=spec)

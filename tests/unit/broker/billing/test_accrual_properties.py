@@ -362,7 +362,7 @@ def test_with_max_duration_the_reservation_holds_as_the_cap_does() -> None:
 
 
 def test_attempt_spends_no_more_than_reserved_after_a_raised_cap() -> None:
-    """A failed job's machine that is kept, say: it is on its way out, so the higher cap reserved nothing for it."""
+    """The kept machine of a failed job is about to end, so the higher cap reserved nothing for it."""
     attempt = priced("3.6", reserved_usd=Decimal(1))
     assert cap_is_near(attempt, timed(), CAPS, build.at(1000), drain_budget())
     assert not cap_is_near(attempt, timed(), CAPS, build.at(800), drain_budget())

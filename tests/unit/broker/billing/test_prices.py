@@ -30,7 +30,7 @@ def span(
 
 
 BOTH = (span(1), span(2, 70))
-"""The second one did not stand yet at 70."""
+"""Machines of which the second did not exist yet at 70."""
 
 
 def test_a_rise_counts_from_the_last_charge_and_a_fall_from_now() -> None:
@@ -49,7 +49,6 @@ def test_a_rise_counts_from_no_earlier_than_the_change_before_it() -> None:
 
 
 def test_bill_without_the_disk_is_ignored_and_a_higher_one_is_believed() -> None:
-    """A bill that leaves the disk out is not believed and a dearer one is."""
     attempt = priced("0.36", charged_to=build.at(100))
     assert not price_changes(attempt, (seen("0.30", moves=False),), build.at(115), ())
     assert not price_changes(attempt, (seen("0.362", moves=False),), build.at(115), ())
@@ -79,7 +78,6 @@ def test_the_mean_of_several_machines_counts_and_a_fall_once_all_are_seen() -> N
 
 
 def test_extra_machine_counts_from_possible_birth_to_last_sighting() -> None:
-    """A machine too many counts from when it may have come and until it is seen no more."""
     attempt = priced("0.36", charged_to=build.at(100))
     assert price_changes(attempt, TWO, build.at(115), BOTH) == (extra_change(70, "0.36"),)
     unknown = (span(1), span(2))
@@ -169,7 +167,6 @@ def test_a_third_machine_counts_from_its_own_birth() -> None:
 
 
 def test_price_change_at_sighting_hides_no_time_of_an_extra_machine() -> None:
-    """A price that moves as a machine too many is seen hides none of its time."""
     attempt = priced("0.36", charged_to=build.at(100))
     cheap = tuple(seen("0.12", number=number) for number in (1, 2))
     fell = (change(115, "0.12"), extra_change(70, "0.36"), extra_change(115, "0.12"))
@@ -223,7 +220,7 @@ def test_extra_machines_are_unknown_without_sightings() -> None:
 
 
 def test_broker_that_knows_less_of_a_birth_adds_nothing() -> None:
-    """A broker that has just begun, or had no listing for long."""
+    """The broker has just started, or had no listing for long."""
     attempt = priced("0.36", charged_to=build.at(36_050), prices=(extra_change(36_000, "0.36"),))
     young = (span(1, shown=36_060), span(2, shown=36_060))
     assert not price_changes(attempt, TWO, build.at(36_065), young)
@@ -257,7 +254,7 @@ def test_more_recorded_than_bought_machines_are_extra() -> None:
 
 
 def test_a_machine_gone_before_the_recorded_one_was_no_extra_machine() -> None:
-    """A cloud may try one after the other for one create."""
+    """A cloud may try several machines, one after another, for one create."""
     attempt = priced("0.36", charged_to=build.at(100), handles=(seen("0.36", number=2).handle,))
     assert not price_changes(attempt, TWO[1:], build.at(115), (span(1, 10, 60), span(2, 65)))
     both = price_changes(attempt, TWO, build.at(115), (span(1, 10, 90), span(2, 65)))

@@ -13,7 +13,7 @@ NAMES = (b"\xff", b"a\nb", b"\x1b[2J")
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_unusable_name_of_one_job_hides_no_object_of_others(tmp_path: Path, name: bytes) -> None:
-    """The entries of the others, with their e_tags, are the same as before."""
+    """The entries of the other jobs, with their e_tags, are the same as before."""
     blobs = ObstoreBlobs.open(tmp_path.as_uri(), Installation("i"))
     for key in ("heartbeats/a/0", "heartbeats/b/0", "heartbeats/c/sub/é"):
         await blobs.put(key, b"beat")

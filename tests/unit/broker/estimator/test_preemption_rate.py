@@ -158,7 +158,6 @@ def test_the_p90_is_no_less_than_the_median_and_narrows_with_what_is_known(
 
 @given(st.floats(0, 1e4), st.floats(0, 1e4), st.integers(0, 50), st.integers(0, 50))
 def test_adverse_history_never_narrows_p90_below_a_better_market(one: float, other: float, few: int, many: int) -> None:
-    """History that speaks against a market never narrows its p90 below a better one."""
 
     def p90(history: SpotHours) -> float | None:
         at, rate = {place(offer()): history}, preemptions_per_s(offer(), {place(offer()): history})

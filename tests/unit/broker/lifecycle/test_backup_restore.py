@@ -41,7 +41,6 @@ def test_only_a_stop_and_the_cap_end_the_job_of_such_a_drain(reason: str, ends: 
 
 
 def test_wait_message_says_if_the_attempt_ended_and_which_cloud_is_silent() -> None:
-    """A wait says whether the attempt has ended and which cloud is silent."""
     done = Final(attempt="a", outcome=Outcome.COMPLETED)
     assert "may still train: x exists and bills; wait until it is gone, or end it: gpubroker" in still_running_message(
         2, "x", None

@@ -47,7 +47,7 @@ def test_a_lie_alone_is_enough_and_a_failure_is_not() -> None:
 
 
 def test_early_preemptions_count_against_hosts_and_market_ones_do_not() -> None:
-    """Early preemptions speak against a host late ones and those of a market do not."""
+    """Late preemptions do not count against a host either."""
     early = ended(Reason.PREEMPTED)
     assert judge_host([early, early], NOW) is None
     assert judge_host([early, early, early], NOW) is not None

@@ -1,4 +1,4 @@
-"""Traces of beats: what counts as idle, and what a sign of progress overrules."""
+"""Traces of heartbeats: the conditions of idleness, and the signs of progress that overrule them."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -169,7 +169,6 @@ def test_every_machine_of_an_attempt_must_send_heartbeats(
 def test_most_silent_machine_decides_and_a_finished_one_is_not_missed(
     second: InstanceState, seen: dict[str, Any], expected: AttemptEvent | None
 ) -> None:
-    """The machine that is silent for longest decides and one that is finished is not missed."""
     two = build.attempt(line=replace(build.line(), nodes=2))
     shown = (machine(), machine(second, handle=Handle(provider="simulated", id="i-2", name=two.name)))
     looked = AttemptObservation(**{"listed": shown, "beat": BEAT, "beat_age_s": 1.0} | seen)
@@ -177,7 +176,6 @@ def test_most_silent_machine_decides_and_a_finished_one_is_not_missed(
 
 
 def test_hung_first_machine_is_found_after_its_peer_finished() -> None:
-    """A first machine that hangs is found though the other one is done and gone."""
     two = build.attempt(line=replace(build.line(), nodes=2))
     looked = AttemptObservation(listed=(machine(),), lost=frozenset({"i-2"}), finished=1, beat=BEAT, beat_age_s=1.0)
     assert judge(two, looked, build.at(10), PATIENCE, 600) is None
@@ -187,7 +185,7 @@ def test_hung_first_machine_is_found_after_its_peer_finished() -> None:
 
 @pytest.mark.parametrize(("beat_s", "ages"), [(5.0, (9.9, 10.0)), (10.0, (19.9, 20.0)), (60.0, (119.0, 120.0))])
 def test_stopped_machine_is_believed_after_two_missed_heartbeats(beat_s: float, ages: tuple[float, float]) -> None:
-    """However seldom agents are asked for one: between two of them a listing may blink."""
+    """This holds for any heartbeat interval, because a single listing between two heartbeats may be wrong."""
     asked = replace(PATIENCE, beat_s=beat_s)
     found = [
         liveness(1, AttemptObservation(listed=(machine(InstanceState.STOPPED),), beat=BEAT, beat_age_s=age), asked)
@@ -198,7 +196,7 @@ def test_stopped_machine_is_believed_after_two_missed_heartbeats(beat_s: float, 
 
 
 def test_running_machine_before_its_first_heartbeat_is_alive() -> None:
-    """A running machine that has not beaten yet is alive and an unlisted one unknown."""
+    """A machine that is not listed is unknown."""
     assert liveness(1, AttemptObservation(listed=(machine(),)), PATIENCE) is Liveness.ALIVE
     assert liveness(1, AttemptObservation(), PATIENCE) is Liveness.UNKNOWN
     assert liveness(2, AttemptObservation(listed=(machine(),)), PATIENCE) is Liveness.UNKNOWN

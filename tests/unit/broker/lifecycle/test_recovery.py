@@ -118,7 +118,7 @@ def test_each_plan_change_keeps_batch_and_method_and_lowers_memory(work: Workloa
 @given(PLANS)
 @settings(max_examples=40, deadline=None)
 def test_the_plan_that_ran_out_does_not_fit_that_machine_any_more(work: Workload) -> None:
-    """Wherever the estimate had let it in, and cannot be as wrong as that."""
+    """This holds on every machine that the estimate had allowed, unless its error would be implausibly large."""
     offer = offer_of("l4")
     ran = fit(work, offer)
     if ran.plan is None:
@@ -176,7 +176,7 @@ def test_a_script_only_gets_a_larger_machine() -> None:
 
 
 def test_host_memory_exhaustion_asks_for_more_host_memory_only() -> None:
-    """A machine whose own memory ran out is followed by one with more and the plan stays."""
+    """The plan stays the same."""
     job, ran = train_job(WORK), line_of(build.offer(), Plan(micro_batch=8, accumulation=3))
     changed = adjust_plan(job, ran, host=True)
     assert (changed.micro_batch, changed.memory_factor, changed.oom_host_bytes) == (0, 1.0, 64 * GIB)
@@ -237,7 +237,6 @@ def test_the_last_smaller_plan_has_one_row() -> None:
 
 @pytest.mark.parametrize("sequence", [128, 512, 2048])
 def test_changed_plan_needs_clearly_less_or_a_larger_machine(sequence: int) -> None:
-    """A changed plan needs clearly less or a larger machine is asked for."""
     offer, work = offer_of("l4"), replace(WORK, sequence=sequence)
     ran = Plan(micro_batch=8, accumulation=3)
     changed = adjust_plan(train_job(work), line_of(offer, ran), host=False)
@@ -258,7 +257,6 @@ def test_multi_gpu_exhaustion_is_compared_with_one_gpus_need(way: Literal["fsdp"
 
 
 def test_plan_that_already_recomputes_is_not_changed_to_that() -> None:
-    """A plan that recomputed already is reported as such, and not changed to recomputation."""
     free = train_job(replace(WORK, micro_batch=4, free_checkpointing=True))
     ran = line_of(offer_of("l4"), Plan(micro_batch=4, accumulation=6, gradient_checkpointing=True))
     changed = adjust_plan(free, ran, host=False)
@@ -329,7 +327,7 @@ def test_given_up_job_names_the_memory_and_the_fix() -> None:
 
 
 def test_a_job_on_several_machines_starts_from_a_checkpoint_that_stays() -> None:
-    """A live attempt removes its own as it goes on, and each machine looks for itself."""
+    """A live attempt deletes its older checkpoints, and each machine reads the store at another time."""
     ended = build.attempt(AttemptState.ENDED, id=attempt_id(build.JOB_ID, 1), number=1, reason=Reason.PREEMPTED)
     live = build.attempt(AttemptState.TRAINING, id=attempt_id(build.JOB_ID, 2), number=2)
 

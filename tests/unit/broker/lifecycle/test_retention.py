@@ -87,7 +87,7 @@ def test_token_caches_stay_with_the_checkpoints_of_a_resumable_job(state: JobSta
 
 
 def test_at_rest_the_last_attempt_s_tokenised_rows_stay_alone() -> None:
-    """Ids of attempts have no order, and neither has what is listed."""
+    """Neither the ids of attempts nor the listed keys are ordered."""
     tries = [replace(ATTEMPT, id=attempt_id(build.JOB_ID, number), number=number) for number in range(1, 6)]
     made = {one.id: keys.token_cache(build.JOB_ID, one.id, "e" * 64, "n") + keys.MANIFEST for one in tries}
     other = keys.token_cache(build.JOB_ID, tries[0].id, "f" * 64, "n") + keys.MANIFEST
@@ -187,7 +187,6 @@ def test_a_file_named_like_a_manifest_is_no_manifest() -> None:
 
 
 def test_the_furthest_checkpoints_of_any_attempt_stay_when_idle() -> None:
-    """The furthest checkpoints of an idle job stay, whichever attempts made them."""
     objects = [*files(10), *files(20), *files(30, "b" * 13), *files(40, "b" * 13, committed=False)]
     job = rested(JobState.CAPPED)
     doomed = leftovers(job, [done(30)], sort_objects(job, [done(30)], objects))

@@ -40,7 +40,6 @@ def test_every_job_state_knows_every_event(state: JobState, event: JobEvent) -> 
 
 
 def test_attempt_ends_only_by_confirmed_absence_or_before_any_create() -> None:
-    """An attempt ends only by confirmed absence or before anything was created."""
     ways = {key for key, rule in ATTEMPT_RULES.items() if rule.next is AttemptState.ENDED}
     assert {(s, e) for s, e in ways if s is not AttemptState.PLANNED} == {
         (AttemptState.TERMINATING, AttemptEvent.ABSENT)

@@ -118,7 +118,7 @@ def test_token_caches_stay_and_torn_ones_go_once_uncommittable() -> None:
 
 
 def test_only_the_last_attempts_copy_of_a_token_cache_stays() -> None:
-    """Each attempt that could not fetch them has put a whole copy."""
+    """Each attempt that could not fetch the rows has uploaded a whole copy."""
     old, newer, other, torn = rows(DEAD), rows(DEAD_TOO), rows(DEAD, identity="f" * 64), rows(DEAD, nonce="m")[:1]
     found = [*old, *newer, *other, *torn]
     assert gone(found, now=build.at(UNCOMMITTED_S)) == set(), "who outlived its attempt may still put them"

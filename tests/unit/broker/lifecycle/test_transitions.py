@@ -140,7 +140,6 @@ def test_causes_that_the_spec_excludes_are_not_retried() -> None:
 
 
 def test_image_refused_once_is_retried_and_twice_ends_the_job() -> None:
-    """An image that is refused twice ends the job and once is tried elsewhere."""
     once = after_attempt(build.active_job(), build.attempt(), Reason.IMAGE, "no such image", build.T0)
     assert (once.state, once.retries_used) == (JobState.RECOVERING, 1)
     job = build.active_job(retries_used=1)

@@ -1,4 +1,4 @@
-"""The past played again under a policy."""
+"""Past launches replayed under a policy."""
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""The whole check, free of charge."""
+"""The whole check before a purchase."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Quotes: what is kept, in which order, what it costs, and the words for what is dropped."""
+"""Quotes: the kept offers, their order and cost, and the reasons of dropped offers."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -227,7 +227,7 @@ def test_a_script_is_ranked_by_price_and_its_time_is_not_known() -> None:
 
 
 def test_a_faster_gpu_can_make_the_same_work_cheaper() -> None:
-    """A dearer hour may be the cheaper job."""
+    """The job can be cheaper on a machine with a higher hourly price."""
     fast = offer(id="h100", usd_per_hour=Decimal("2.5"))
     slow = offer(id="a6000", accelerator="a6000", gpu_memory_bytes=48 * GIB, usd_per_hour=Decimal("1.5"))
     assert [line.offer.id for line in quoted([slow, fast]).lines] == ["h100", "a6000"]

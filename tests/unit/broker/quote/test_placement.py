@@ -88,7 +88,7 @@ def test_offers_that_the_cap_would_end_at_once_are_skipped() -> None:
 
 
 def test_cap_without_time_for_a_checkpoint_waits_for_something_cheaper() -> None:
-    """A cap that leaves no time to checkpoint rests unless something cheaper may come."""
+    """The job ends as capped if no cheaper offer can return."""
     only, sold_out = offer(), offer(id="gone", available=False)
     for market, queue in (([only], Queue.CAPPED), ([only, sold_out], Queue.WAIT)):
         choice = bought(quoted(market, work=SCRIPT), cap_left=Decimal(2), attempt_number=1, least="2")

@@ -51,7 +51,6 @@ def test_the_cost_parts_add_up(spot: bool) -> None:
 
 
 def test_traffic_is_paid_where_charged_and_again_after_a_preemption() -> None:
-    """Traffic is paid where the cloud charges for it and again after a preemption."""
     free, out = offer(), offer(facts=HostFacts(egress_usd_per_gib=Decimal("0.09")))
     dear = replace(out, facts=HostFacts(ingress_usd_per_gib=Decimal("0.09")))
     assert parts(kept(free))[1] == 0

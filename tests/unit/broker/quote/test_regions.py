@@ -1,4 +1,4 @@
-"""A region that nothing is sold in is named with the one that was meant."""
+"""A region without offers is named, with the region that the user probably meant."""
 
 import pytest
 

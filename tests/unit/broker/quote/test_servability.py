@@ -1,4 +1,4 @@
-"""A job that no configured provider can ever serve is refused with the requirement and what would do."""
+"""A job that no configured provider can ever serve is refused with the requirement and a change that helps."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""When tokenised rows are worth their way through the blob store, and that the cap counts them."""
+"""Conditions for storing tokenised rows in the blob store, and their cost under the cap."""
 
 from dataclasses import replace
 from decimal import Decimal

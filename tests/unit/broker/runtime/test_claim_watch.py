@@ -1,4 +1,4 @@
-"""Claims that fail, hang or stop: what `/readyz` says of them."""
+"""Claims that fail, hang or stop, as `/readyz` reports them."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A controller's loop survives every error, backs off, and takes up its interval again."""
+"""A controller's loop survives every error, backs off, and returns to its interval."""
 
 import asyncio
 

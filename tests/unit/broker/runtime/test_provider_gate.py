@@ -135,7 +135,6 @@ def test_a_refused_destroy_is_repeated_at_the_clouds_retry_time() -> None:
 
 
 def test_unreachable_cloud_is_retried_in_the_background() -> None:
-    """A cloud that does not answer is tried in the background until it does."""
 
     async def story() -> None:
         down: list[Exception | float | None] = [OutcomeUnknown("503")] * 6
@@ -225,7 +224,6 @@ def test_callers_timeout_says_nothing_of_the_cloud_but_a_listings_does() -> None
 
 
 def test_calls_respect_the_clouds_rate_and_the_queue_is_bounded() -> None:
-    """Calls come no faster than the cloud takes them and the queue is bounded."""
 
     async def story() -> None:
         paper = Paper(caps=Caps(spot=False, calls_per_s=1.0))

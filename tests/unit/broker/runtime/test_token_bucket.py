@@ -1,4 +1,4 @@
-"""The token bucket lets no more through than it says, and no less."""
+"""The token bucket allows exactly the stated rate."""
 
 import pytest
 from hypothesis import given

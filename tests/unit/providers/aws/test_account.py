@@ -1,4 +1,4 @@
-"""AWS's account is asked of the credentials that lie there, and of each key that is got by them."""
+"""AWS's account is read with the stored credentials, and with each key that they yield."""
 
 import json
 import sys

@@ -105,7 +105,6 @@ async def test_without_the_pricing_api_spot_is_sold_and_the_rest_is_counted(worl
 
 
 async def test_list_prices_are_cached_for_hours_and_spot_prices_polled(world: World) -> None:
-    """Public prices are asked for once in hours and spot prices at each poll."""
     cloud = world.open()
     await offers(cloud)
     first = len(world.front.asked)
@@ -129,7 +128,6 @@ async def test_one_region_down_does_not_hide_the_others(world: World) -> None:
 
 
 async def test_machines_are_listed_by_our_tag_in_all_regions(world: World) -> None:
-    """Machines are listed by our tag in all regions with what was bought."""
     cloud = world.open(regions=(EAST, WEST))
     await offers(cloud)
     spot = world.launch(Placement={"AvailabilityZone": f"{EAST}b"}, InstanceMarketOptions={"MarketType": "spot"})
@@ -146,7 +144,7 @@ async def test_machines_are_listed_by_our_tag_in_all_regions(world: World) -> No
 
 
 async def test_a_spot_machine_is_listed_with_the_price_of_now(world: World) -> None:
-    """It is what AWS bills; a market that rises after the purchase is no other machine than the one that was bought."""
+    """AWS bills that price. A price that rises after the purchase does not make the machine a different one."""
     cloud = world.open()
     found, _ = await offers(cloud)
     bought = found["aws/aws/us-east-1/g6e.xlarge/spot/us-east-1b"]

@@ -189,7 +189,7 @@ async def test_skypilot_purges_no_name_that_another_machine_has() -> None:
 # ------------------------------------------------------------------------------------------------------------- faults
 
 WITNESS = instance_name(OURS, AttemptId("c" * 13))
-"""A machine that is looked at for ever: its looks are the clock of these tests."""
+"""A machine whose task is checked for ever: its checks are the clock of these tests."""
 
 
 def machine(name: InstanceName) -> Observed:

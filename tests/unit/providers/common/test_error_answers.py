@@ -1,4 +1,4 @@
-"""An error in the shape of an answer is none: no listing that proves absence, no end of a machine."""
+"""An error in the form of an answer is not used: it proves no absence and ends no machine."""
 
 import json
 from collections.abc import AsyncIterator

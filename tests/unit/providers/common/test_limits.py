@@ -1,4 +1,4 @@
-"""The rates of a cloud's calls: they wait for the cloud's limit, or are refused before they are sent."""
+"""Calls of a cloud wait for its rate limit, or are refused before they are sent."""
 
 import asyncio
 

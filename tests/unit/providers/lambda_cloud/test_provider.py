@@ -244,7 +244,7 @@ async def test_a_purchase_pins_the_type_in_skypilots_catalog(world: World) -> No
 
 @dataclass
 class Launches:
-    """A launcher whose machines stand at the API at once."""
+    """A launcher whose machines the API lists at once."""
 
     api: Api
     id: str = "here"

@@ -167,7 +167,6 @@ async def test_processes_that_a_program_left_end_with_its_machine(
 async def test_without_its_hypervisor_the_agent_dies_and_orphans_are_found(
     make: Callable[[str], ProcessBackend], tmp_path: Path
 ) -> None:
-    """The agent dies with its hypervisor, and its orphans are still found."""
     body = make(FAMILY)
     await started(body, tmp_path)
     host, agent, *orphans = family(tmp_path)

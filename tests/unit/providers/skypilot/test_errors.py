@@ -1,4 +1,4 @@
-"""Meaning of a failed launch."""
+"""Classification of failed launches."""
 
 import pytest
 

@@ -36,7 +36,7 @@ def test_only_a_changed_source_is_written_again(tmp_path: Path) -> None:
 
 
 def test_files_that_are_gone_at_the_source_go_as_well(tmp_path: Path) -> None:
-    """Old keys would go before the new log-in."""
+    """SkyPilot would otherwise use old keys before a new login."""
     read = {"aws": {".aws/credentials": b"old", ".aws/sso/cache/a.json": b"{}"}, **KEYS}
     copies = KeyCopies(tmp_path, lambda: read)
     copies.refresh()
@@ -58,7 +58,7 @@ def test_a_cloud_that_is_left_out_keeps_its_files(tmp_path: Path) -> None:
 async def test_skypilot_gets_only_keys_of_the_verified_account(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: bool
 ) -> None:
-    """Only one that is known to be of the account that is listed."""
+    """The key must be known to belong to the account whose machines are listed."""
     monkeypatch.setenv("VAST_API_KEY", "the-first-key")
     rented = ProvidersConfig.model_validate({"vast": {}}).rented()
     ours = Installation("aaaa")

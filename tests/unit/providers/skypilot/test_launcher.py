@@ -1,4 +1,4 @@
-"""Input of SkyPilot, and facts that are known without SkyPilot."""
+"""Input for SkyPilot, and facts that are known without it."""
 
 import asyncio
 import stat

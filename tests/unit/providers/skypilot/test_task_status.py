@@ -118,7 +118,7 @@ def test_no_secret_is_reported() -> None:
 
 
 def test_with_unknown_secrets_only_the_brokers_lines_are_shown() -> None:
-    """A former daemon has launched it."""
+    """An earlier daemon launched the machine."""
     log = "GET https://store.example/t?key=s3cret\ngpubroker-setup: cannot fetch the trainer"
     assert start_result(job("FAILED_SETUP", log), None) == "cannot fetch the trainer"
 

@@ -1,4 +1,4 @@
-"""Google's token exchange: the documented requests, the boundary's rules, and what becomes of its answers."""
+"""Google's token exchange: the documented requests, the boundary's rules, and the use of its answers."""
 
 import base64
 import json

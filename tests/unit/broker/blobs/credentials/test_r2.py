@@ -1,4 +1,4 @@
-"""R2's temporary credentials: the documented request, and what becomes of its answers."""
+"""R2's temporary credentials: the documented request, and the use of its answers."""
 
 import contextlib
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""STS: whose keys sign, and answers that are none. The calls themselves are in tests/grants, against moto."""
+"""STS: the keys that sign its requests, and unusable answers. tests/grants makes the calls, against moto."""
 
 import sys
 from pathlib import Path

@@ -28,7 +28,6 @@ async def test_a_broken_row_keeps_no_other_from_its_answer() -> None:
 
 
 async def test_hanging_row_is_skipped_before_other_leases_lapse() -> None:
-    """A row that hangs is left out before the leases of the others lapse."""
 
     async def decide(row: int) -> int:
         if row == 1:

@@ -52,7 +52,7 @@ async def test_the_self_stop_counts_from_the_brokers_last_sighting(
 
 
 async def test_first_heartbeat_read_after_an_absence_met_the_boot_deadline() -> None:
-    """A first beat that brokers hear of when they are back had come within the time for a boot."""
+    """The brokers read the heartbeat only when they are back, but it was written before the boot deadline."""
     in_time = await alone_until(charged_s=None, shown=False)
     late = await alone_until(charged_s=None, shown=False, first_beat_at=build.at(SENT_S + BOOT_S + 4000))
     assert in_time is not None

@@ -30,7 +30,7 @@ class Beating:
 
 
 class OneLives:
-    """A store in which one of them is left."""
+    """A store with one of the two attempts."""
 
     async def live_attempts(self) -> Sequence[Leased]:
         return [Leased(attempt=build.attempt(), job=build.active_job())]

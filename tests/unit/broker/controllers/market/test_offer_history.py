@@ -1,4 +1,4 @@
-"""The recorder of prices and availability: what it writes of the polls of a market, and when."""
+"""The recorder of prices and availability: the rows that it writes about the polls of a market, and their times."""
 
 from collections.abc import Mapping
 from datetime import datetime

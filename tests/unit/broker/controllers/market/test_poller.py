@@ -1,4 +1,4 @@
-"""Clouds that answer, that do not, and that break."""
+"""Polls of clouds that answer, do not answer, or raise errors."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -77,7 +77,6 @@ async def test_a_hanging_cloud_delays_no_other_cloud(clock: SteppedClock) -> Non
 async def test_offers_of_a_silent_cloud_last_until_stale_and_its_error_clears(
     clock: SteppedClock,
 ) -> None:
-    """Silent offers stand until they are stale and the error goes with the next answer."""
     cloud = Cloud("one", clock)
     sold = market(clock, cloud, stale_s=600)
     await sold.step()

@@ -115,7 +115,7 @@ async def test_a_time_without_polls_ages_no_heartbeat(looked: bool) -> None:
 
 
 async def test_paused_broker_counts_no_silence_it_did_not_observe() -> None:
-    """Between its reading of the beats and its judgement: a listing that wrongly called them stopped was believed."""
+    """The broker pauses between the reading of heartbeats and the verdict, and a listing is wrong meanwhile."""
     watched = Watched()
     watched.store.beat = Heartbeat(attempt=OWN, boot="b", seq=1, phase="training", step=3)
     watched.store.mates = mate(1)
@@ -134,7 +134,6 @@ def mate(node: int, **changes: Any) -> dict[str, Heartbeat]:
 
 
 async def test_most_silent_machine_decides_until_it_is_done() -> None:
-    """The machine with the longest silence counts until it is done."""
     watched = Watched()
     watched.store.mates = mate(1)
     await watched.looks(False)

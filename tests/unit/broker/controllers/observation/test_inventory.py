@@ -193,7 +193,7 @@ def spans_s(seen: Inventory, *, max_age_s: float = 15.0) -> dict[str, tuple[floa
 
 
 async def test_the_last_absence_before_a_machines_birth_is_known() -> None:
-    """One listing may leave it out, and a lag may; and before the first listings nothing is known."""
+    """A single listing or a lag may hide the machine, and before the first listings nothing is known."""
     looks = [(1, THERE), (5, THERE), (5, THERE), (5, TWO), (5, THERE), (5, TWO)]
     seen, times = await listed(looks)
     found = {"i": (None, None), "late": (times[1] - LAG_S, None)}
@@ -210,7 +210,6 @@ async def test_the_clouds_start_time_counts_without_a_listing() -> None:
 
 
 async def test_fast_cloud_clock_moves_no_birth_behind_its_first_listing() -> None:
-    """A cloud whose clock is ahead moves no birth behind its first listing."""
     ahead = tuple(replace(one, created_at=build.at(300)) for one in THERE)
     seen, times = await listed([(1, ahead)])
     assert spans_s(seen) == {"i": (times[0], None)}
@@ -230,7 +229,6 @@ async def test_a_database_clock_step_moves_no_recorded_moment(monkeypatch: pytes
 
 @pytest.mark.parametrize(("born", "since"), [(1500.0, 1440.0), (30.0, 2 - LAG_S)])
 async def test_cloud_gives_the_birth_after_a_long_listing_gap(born: float, since: float) -> None:
-    """After a long time without listings its cloud says when it was born."""
     late = (*THERE, replace(SECOND, created_at=build.at(born)))
     seen, _ = await listed([(1, THERE), (1, THERE), (5, THERE), (2000, late)])
     assert spans_s(seen)["late"] == (since, None)
@@ -316,7 +314,7 @@ async def test_two_listings_within_the_lag_prove_nothing() -> None:
 
 
 async def test_one_listing_without_a_machine_among_lagging_ones_proves_nothing() -> None:
-    """A machine that was just created: not shown yet, not shown yet, left out once."""
+    """A machine that was just created is missing from two listings by the lag, and later omitted once."""
     seen, _ = await listed([(1, ()), (LAG_S / 2, ()), (LAG_S, ())])
     assert not seen.absence("scripted", NAME, 0).proven
 
@@ -393,7 +391,6 @@ async def test_a_machine_that_may_run_counts_as_running() -> None:
 
 
 async def test_machine_never_seen_starting_may_run_since_its_create() -> None:
-    """A machine that was never seen starting may have run since the create."""
     seen, _ = await listed([(500, THERE), (5, ()), (5, THERE)])
     assert seen.running_at(SENT) == SENT.create_sent_at
 

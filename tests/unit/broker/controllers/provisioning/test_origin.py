@@ -29,8 +29,10 @@ class StoredAttempts:
 
 
 @pytest.mark.parametrize(("nodes", "named"), [(1, (LAST, MILESTONE)), (2, (MILESTONE,))])
-async def test_last_message_names_the_running_part_and_what_stays(nodes: int, named: tuple[str, ...]) -> None:
-    """The last of a job that runs is named and to several machines what stays."""
+async def test_several_machines_start_only_from_a_kept_checkpoint_of_a_live_job(
+    nodes: int, named: tuple[str, ...]
+) -> None:
+    """The last checkpoint of a running job may be deleted before the second machine reads it."""
     stored = StoredAttempts()
     context = SimpleNamespace(store=stored, blobs=stored, intervals=SimpleNamespace(poll_s=1.0))
     spec = build.spec(init_from=f"job/{ORIGIN}", resources={"nodes": nodes})

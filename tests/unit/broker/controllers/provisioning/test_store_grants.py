@@ -160,7 +160,6 @@ async def test_two_brokers_renew_once() -> None:
 
 
 async def test_concurrent_renewals_leave_the_newer_grant() -> None:
-    """Two brokers that renew at once leave a newer grant, in any order of their writes."""
     rig = GrantRig()
     await rig.launch()
     first = await rig.grant()

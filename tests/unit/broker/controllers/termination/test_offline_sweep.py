@@ -21,7 +21,7 @@ HERE = Installation("abcd")
 
 
 class Remote(ObstoreBlobs):
-    """A store that other machines reach too."""
+    """A store that other machines can reach."""
 
     local = False  # type: ignore[assignment]
 
@@ -65,7 +65,7 @@ async def test_without_a_database_only_a_still_lease_makes_orphans(tmp_path: Pat
 
 
 async def test_a_store_without_any_lease_is_the_wrong_one_and_makes_none(tmp_path: Path, blobs: ObstoreBlobs) -> None:
-    """A broker touches its lease as it begins."""
+    """A broker writes its lease when it starts."""
     clock = ManualClock()
     cloud = await standing(tmp_path, blobs, clock)
     found = await outside.survey(HERE, {"simulated": cloud}, clock, store=None, blobs=blobs, watch_s=60)

@@ -139,7 +139,7 @@ def test_targets_are_matched_as_peft_matches_them() -> None:
 
 
 def test_logits_cost_by_the_version() -> None:
-    """Bytes a logit at the peak: 14 where they are shifted, 12 where they were raised first or labels are padded."""
+    """A logit takes 14 bytes at the peak if logits are shifted, 12 if they were raised first or labels are padded."""
 
     def logits(version: str) -> int:
         return estimate(MISTRAL_7B, replace(A100, transformers=version)).by_category["logits"]
@@ -182,7 +182,6 @@ def test_mixtral_agrees_with_a_measured_a100(change: dict[str, Any], measured: f
 
 
 def test_fused_experts_get_no_adapter_and_run_at_once() -> None:
-    """Experts that are one tensor get no adapter and are computed at once."""
     new = replace(A100, transformers=None, targets=("all-linear",))
     old = replace(new, transformers="4.48.1")
     assert estimate(MIXTRAL, new).trainable == estimate(MIXTRAL, replace(new, targets=QKVO)).trainable
@@ -310,7 +309,6 @@ def test_rows_longer_than_the_window_need_a_mask_and_keys_of_their_own() -> None
 
 
 def test_hybrid_sharding_divides_per_machine_and_offload_keeps_gathered() -> None:
-    """Hybrid sharding divides within a machine and offload leaves only what is gathered."""
     asked = replace(A100, method="full", precision="bf16-autocast", rows=1, transformers=None)
     eight = estimate(MISTRAL_7B, replace(asked, gpus=8, sharding="fsdp"))
     hybrid = estimate(MISTRAL_7B, replace(asked, gpus=16, nodes=2, sharding="hybrid"))

@@ -36,7 +36,7 @@ def trained(work: Workload) -> int:
 
 
 def test_a_qlora_job_is_quoted_as_one() -> None:
-    """Its weights are those of `estimate --method qlora`, a quarter and some of the halves of a LoRA."""
+    """The weights equal those of `estimate --method qlora`, slightly more than a quarter of a LoRA's bf16 weights."""
     four, eight, plain = of(method=QLORA), of(method=QLORA | {"bits": 8}), of()
     assert [w.method for w in (four, eight, plain)] == ["qlora", "lora8", "lora"]
     assert [bits_of(w) for w in (four, eight, plain)] == [4, 8, 0]

@@ -99,7 +99,6 @@ def test_an_ended_attempt_leaves_its_speed_and_its_peak_and_no_name() -> None:
 
 
 def test_preempted_run_counts_by_its_last_heartbeat_if_long_enough() -> None:
-    """A preempted run counts by its last heartbeat if it ran for long enough."""
 
     def preempted(step: int, resumed: int) -> RunObservation | None:
         beat = Heartbeat(attempt="a", boot="b", seq=1, step=step, resumed_from=resumed, tokens_per_s=900.0)
@@ -142,7 +141,6 @@ def test_simulated_machine_reports_processor_not_gpu_memory() -> None:
 
 
 def test_gpu_memory_exhaustion_is_recorded_with_its_limit() -> None:
-    """Memory that ran out is kept with what there was unless it was the machines own."""
     short = {"outcome": Outcome.OOM, "step": 0, "tokens_per_s": None, "ran_out": "device"}
     found = observed(JOB, ended(final=short, reason=Reason.OOM))
     assert found is not None
@@ -205,7 +203,6 @@ def test_no_estimate_is_below_what_its_like_was_seen_to_need(shares: list[float]
 
 
 def test_different_runs_narrow_the_margin_and_repeats_do_not() -> None:
-    """Different runs within the estimate narrow its margin and repeats of one do not."""
 
     def known(works: list[Workload]) -> MemoryNeed:
         learned = knows(*(seen(n, workload=w, peak_bytes=estimated_need(w).peak) for n, w in enumerate(works, 1)))
@@ -240,7 +237,6 @@ def test_a_process_on_a_cpu_is_measured_with_its_own_context() -> None:
 
 
 def test_plan_that_ran_out_is_avoided_until_seen_to_fit() -> None:
-    """A plan that ran out is not chosen again there until it is seen to fit."""
     has = int(1.2 * estimated_need().required)
     offer = replace(OFFER, gpu_memory_bytes=has)
     assert fit(WORK, offer).drop is None

@@ -1,4 +1,4 @@
-"""The plan that is made for a machine: the fastest of those that fit, at the user's global batch."""
+"""Plan for a machine: the fastest plan that fits, at the user's global batch."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -44,7 +44,6 @@ def test_a_given_plan_is_kept() -> None:
 
 
 def test_activations_are_kept_where_they_fit_and_recomputed_otherwise() -> None:
-    """Activations are kept where they fit and computed again where they do not."""
     large, small = best(FREE, "h200-sxm"), best(FREE, "l40s", has=30 * GIB)
     assert (large.plan.gradient_checkpointing, large.fits) == (False, True)
     assert (small.plan.gradient_checkpointing, small.fits) == (True, True)

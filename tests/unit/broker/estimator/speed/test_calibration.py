@@ -39,7 +39,7 @@ def test_similar_runs_weigh_more() -> None:
 
 
 def test_siblings_are_known_by_each_other() -> None:
-    """Runs of two methods tell of a third."""
+    """Runs of two methods also move the belief about a third."""
     runs: list[tuple[Path, float]] = [(HERE, 0.1), (OTHERS[1], 0.1)]
     third: Path = ("l40s", "qlora", "llama")
     assert believe(runs, third, GPU_PRIOR).shift > believe(runs[:1], third, GPU_PRIOR).shift

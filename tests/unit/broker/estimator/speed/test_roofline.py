@@ -1,4 +1,4 @@
-"""The terms of a step: what they are made of, and which way they may move."""
+"""The terms of a step: their components, and the direction in which each may move."""
 
 from dataclasses import fields, replace
 from typing import Any, Literal

@@ -88,7 +88,7 @@ def test_an_interval_is_wider_where_less_was_measured() -> None:
 
 
 def test_multi_node_adapters_are_unchecked_and_full_fsdp_is_checked() -> None:
-    """Adapters over several machines were not compared and full fsdp was."""
+    """Runs of full FSDP over several machines were compared with the estimate, adapters were not."""
     h100 = TABLE["h100-sxm"]
     found = {
         (method, nodes): speed(
@@ -129,7 +129,7 @@ def late(run: RooflineStep, hardware: Hardware) -> float:
 
 
 def test_host_bound_step_is_unchecked_with_a_wide_interval() -> None:
-    """A whole GPU for a small model: most of the step is Python."""
+    """A small model uses a whole GPU, so most of the step is Python's time."""
     b200 = TABLE["b200"]
     run = run_of(replace(WORK, shape=SMOLLM2_135M, tokens_per_row=20), SMOLLM2_135M, b200)
     at = speed(run, b200)

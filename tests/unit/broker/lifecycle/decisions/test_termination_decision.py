@@ -1,4 +1,4 @@
-"""Terminating attempts: what each fact makes of them."""
+"""Terminating attempts: the decision that follows from each fact."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta

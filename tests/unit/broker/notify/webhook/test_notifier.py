@@ -130,7 +130,7 @@ async def test_no_redirect_is_followed(desk: Desk) -> None:
 
 
 async def test_a_receiver_that_drips_is_cut_off(desk: Desk) -> None:
-    """Never silent for long, and never done: only the total time ends it."""
+    """The receiver is never silent for long and never done, so only the limit on the total time ends the call."""
     notifier = desk.make(insecure_hosts=["127.0.0.1"], total_s=0.3)
 
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

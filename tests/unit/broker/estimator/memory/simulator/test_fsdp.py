@@ -46,7 +46,7 @@ def peak(shape: ModelShape, **ask: Any) -> int:
 def test_the_peak_is_that_of_the_first_of_several_traced_devices(
     shape: ModelShape, ask: dict[str, Any], traced: int
 ) -> None:
-    """Figures of `python -m trainer.memtrace --sharding fsdp`."""
+    """The expected figures are from `python -m trainer.memtrace --sharding fsdp`."""
     assert peak(shape, **ask) == pytest.approx(traced, rel=0.004)
 
 

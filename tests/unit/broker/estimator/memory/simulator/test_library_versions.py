@@ -82,7 +82,6 @@ def test_one_head_of_keys_that_is_repeated_writes_no_scores_out() -> None:
 
 
 def test_only_mixtral_before_4_48_holds_a_position_table_per_layer() -> None:
-    """Only a Mixtral before transformers 4.48 holds a table of positions in each layer."""
     shape = mixtral()
     assert table_bytes(shape, (4, 45), 2) == 512 * 2**20
     assert table_bytes(shape, (4, 48), 2) == table_bytes(MISTRAL_7B, (4, 45), 2) == table_bytes(shape, None, 2) == 0
@@ -199,7 +198,6 @@ def test_presents_keep_the_whole_qkv_product_alive() -> None:
 
 
 def test_falcon_linear_modules_stay_unwrapped_since_transformers_5() -> None:
-    """A falcons linear modules are left as they are since transformers 5."""
     falcon, ask = replace(MISTRAL_7B, family="falcon"), replace(QLORA, targets=("all-linear",))
     whole, small = (estimate(falcon, replace(ask, transformers=v)).by_category["weights"] for v in (None, "4.48.1"))
     assert whole > 2 * falcon.parameters

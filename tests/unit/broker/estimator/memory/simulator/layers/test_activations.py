@@ -34,7 +34,7 @@ def test_each_activation_frees_what_it_saved(kind: str, autocast: bool) -> None:
 
 
 def test_activations_save_as_much_as_in_torch() -> None:
-    """Storages that its graph holds, with the result; the slopes of prelu and xielu are a few numbers."""
+    """Storages that torch's graph holds are counted with the result. Slopes of prelu and xielu are a few numbers."""
     torch = pytest.importorskip("torch")
     functions = pytest.importorskip("transformers.activations").ACT2FN
     for kind, times in KEPT.items():
