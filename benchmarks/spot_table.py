@@ -1,8 +1,8 @@
 """Cost of spot policies over traces, divided by the cheapest run in hindsight: `python -m benchmarks.spot_table`.
 
 `product` is the decision code of the daemon. A job without a machine is placed (`quote`, `choose`), and one on demand
-is reviewed (`review_active`) once a tick. The time that a wait for spot leaves (`WAIT_RESERVE_SHARE`) was chosen on
-`benchmarks/data/spot`, so only other traces judge the product: `--traces FOLDER`. The last line is JSON.
+is reviewed (`review_active`) once a tick. The priors of `broker.estimator.spot_hazards` were fitted on traces that
+include `benchmarks/data/spot`, so only other traces judge the product: `--traces FOLDER`. The last line is JSON.
 
 `single` runs each trace alone. `multi` lets a job use all zones of a market, which are files `ZONE_GPU_COUNT.csv` with
 the same GPU and count, with one machine at a time; null if no market has two zones.

@@ -32,6 +32,7 @@ SLOW = {
     "tests/store/test_embedded.py": "starts and kills of PostgreSQL, 23 s",
     "tests/unit/broker/estimator/memory/simulator/test_seq2seq.py": "16 s",
     "tests/unit/broker/estimator/memory/test_estimate_properties.py": "28 s",
+    "tests/unit/broker/quote/test_spot_wait.py::test_no_market_makes_a_job_late": "jobs on forty markets, 5 s",
     "tests/unit/benchmarks/": "benchmarks against their recorded figures, 20 s",
     "tests/trainer/agent/test_script_machines.py": "programs on two machines, 58 s",
     "tests/trainer/agent/test_short_notice.py": "ends with too little time, 48 s",

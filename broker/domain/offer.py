@@ -248,12 +248,19 @@ class OfferSummary(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpotWait:
-    """A spot offer that is sold out now, and for which a job with a deadline may wait."""
+class SpotOutlook:
+    """Expected dollars to finish by what a job with a deadline does now. None: it could miss the deadline."""
 
+    action: Literal["wait", "on-demand", "spot"]
+    """The cheapest choice in time."""
+    wait_usd: Decimal | None
+    """Wait for spot, which is sold out, and then do what is cheapest."""
+    demand_usd: Decimal | None
+    """Buy on demand now, or stay there, and return to spot where that pays."""
+    spot_usd: Decimal | None
+    """Buy spot now; None also if none is for sale."""
     offer_id: str
-    usd_p50: Decimal
-    """Expected dollars to finish there."""
+    """The best spot offer: for sale if any is."""
     until: datetime
     """Latest time at which an on-demand offer must be bought to meet the deadline."""
 
@@ -314,8 +321,6 @@ class Quote:
     """Lowest expected dollars to finish on any offer that fits, even above the cap; None: unknown."""
     deadline_at_risk: bool = False
     """True if the P90 of no offer meets the deadline; the P50 of each kept offer does."""
-    spot_wait: SpotWait | None = None
-    """The cheapest spot offer that is worth waiting for; None: there is none, or no time to wait."""
     deadline: datetime | None = None
     """Time by which the job must have saved and drained; None: no deadline."""
     latest_on_demand_start: datetime | None = None
@@ -324,6 +329,10 @@ class Quote:
     """Returns the first kept on-demand line."""
     sold_out_spot: Callable[[], SoldOutSpot | None] = _none
     """Returns the sold-out spot offer that a job without a deadline may wait for; None: there is none."""
+    spot_outlook: SpotOutlook | None = None
+    """None: no deadline, no on-demand offer that meets it, or no spot offer below its price."""
+    preferred_line: Callable[[], QuoteLine | None] = _none
+    """Returns the kept line that the spot policy buys, if something is bought; None: it prefers none."""
     unsold_regions: tuple[str, ...] = ()
     """Regions of the spec without any offer, each with similar names of regions that have offers."""
 

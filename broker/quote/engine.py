@@ -17,17 +17,18 @@ from typing import cast, overload
 from broker.domain.formatting import unsold_regions
 from broker.domain.instance import Caps
 from broker.domain.money import ZERO
-from broker.domain.offer import DropReason, Offer, OfferSummary, OfferVerdict, Quote, QuoteLine, SpotWait
+from broker.domain.offer import DropReason, Offer, OfferSummary, OfferVerdict, Quote, QuoteLine, SpotOutlook
 from broker.domain.spec import JobSpec
 from broker.domain.workload import Workload
 from broker.estimator.planning.corrections import NO_CORRECTIONS, Corrections
-from broker.estimator.planning.fit import fit
+from broker.estimator.planning.fit import Fit, fit
 from broker.estimator.preemption_rate import basis
 from broker.quote.machine_cost import MachineCost, kind_of, line_key, scarcity_note
 from broker.quote.offer_index import OfferGroup, OfferIndex, offer_index, rank
 from broker.quote.offer_rules import GroupCase, apply_rules, dollars, drop_message, total_usd
 from broker.quote.request import QuoteRequest, drop_reason
 from broker.quote.spot.delay import sold_out_spot
+from broker.quote.spot.market import AssessedMarket, spot_outlook
 from broker.quote.token_cache import rows_bytes
 
 FIRST_LINES = 128
@@ -35,6 +36,10 @@ FIRST_LINES = 128
 LIFETIME = timedelta(minutes=5)
 CAP_MARGIN, CENT = Decimal("1.25"), Decimal("0.01")
 UNKNOWN_CAPS = Caps(spot=True)
+MEASURED_TOLERANCE = 0.05
+"""Maximum relative difference of a measured and an estimated step that confirms the estimate."""
+MEASURED_SPREAD = 1.02
+"""P90 / P50 of the duration of work whose speed was measured [assumed]."""
 
 _HARDWARE = attrgetter("accelerator", "gpus", "gpu_memory_bytes", "emulated_on", "emulated_vcpus")
 """Fields that `fit` reads, in addition to the link between the GPUs and the cores of a CPU."""
@@ -46,6 +51,7 @@ def _kind(ask: QuoteRequest, offer: Offer) -> MachineCost:
     fits = ask.fits.get(hardware)
     if fits is None:
         fits = fit(ask.workload, offer, nodes=ask.nodes, local=ask.local_files, learned=ask.learned)
+        fits = _with_measured_speed(ask, fits)
         ask.fits[hardware] = fits
     verdict = drop_reason(ask, offer, caps) or (fits.drop, fits.reason)
     # Spot and on-demand machines differ in price and hazard only, so most of them share one object.
@@ -59,6 +65,14 @@ def _kind(ask: QuoteRequest, offer: Offer) -> MachineCost:
             ask.workload, offer, fits, caps, verdict, nodes=ask.nodes, storage_usd_per_gib_month=ask.storage
         )
     return kind
+
+
+def _with_measured_speed(ask: QuoteRequest, fits: Fit) -> Fit:
+    """Return the fit with a narrow spread of the speed if the job itself has measured the estimated speed."""
+    pace, measured_s = fits.pace, ask.measured_step_s
+    if pace is None or measured_s is None or abs(measured_s / pace.step_s - 1) > MEASURED_TOLERANCE:
+        return fits
+    return replace(fits, pace=replace(pace, spread=min(pace.spread, MEASURED_SPREAD)))
 
 
 def _cores(offer: Offer) -> int:
@@ -205,6 +219,10 @@ class _LazyLines(Sequence[QuoteLine]):
         number = min(on_demand, key=lambda number: (keys[number], offers[number].id), default=None)
         return None if number is None else self._line(number)
 
+    def of_offer(self, number: int) -> QuoteLine:
+        """Return the line of the offer with this number in the market."""
+        return self._line(number)
+
     def _line(self, number: int) -> QuoteLine:
         offer, kind, drop = self._evaluation.at(number)
         if drop is None:
@@ -268,52 +286,20 @@ def _evaluate(ask: QuoteRequest, sold: OfferIndex) -> _Evaluation:
     return at_risk if None in at_risk.drops else evaluation
 
 
-WAIT_RESERVE_SHARE = 0.1
-"""Share of the time that the rest takes on demand, which a wait for spot leaves before the deadline.
-
-Shares from 0.05 to 0.15 cost the same within 1 % over the traces of `benchmarks/data/spot`, where 0 costs 3 % to 5 %
-more.
-"""
-WAIT_RESERVE_CHANGEOVERS = 2
-"""Minimum of that reserve in changeovers."""
-
-
-def _spot_wait(evaluation: _Evaluation) -> SpotWait | None:
-    """Return the cheapest sold-out spot offer, if on-demand can still meet the deadline after a wait for that offer.
-
-    The wait leaves a reserve of time. Without it the job could not return from on-demand to spot later, because such a
-    return is safe only while two more changeovers fit before the deadline.
-    """
-    ask, micros = evaluation.ask, evaluation.micros
-    if ask.accepts_risk or ask.fallback_s == inf:
+def _outlook(evaluation: _Evaluation, *, on_demand: bool) -> tuple[SpotOutlook, int] | None:
+    """Return the outlook of the spot policy with the number of the offer that it prefers if something is bought."""
+    assessed = AssessedMarket(
+        ask=evaluation.ask,
+        sold=evaluation.sold,
+        kinds=evaluation.kinds,
+        drops=evaluation.drops,
+        micros=evaluation.micros,
+    )
+    made = spot_outlook(assessed, on_demand=on_demand)
+    if made is None:
         return None
-    sold_out = [
-        number
-        for number, drop in enumerate(evaluation.drops)
-        if drop in _SOLD_OUT and _is_sold_out_spot(ask, evaluation.sold.offers[number])
-    ]
-    if not sold_out:
-        return None
-    number = min(sold_out, key=micros.__getitem__)
-    offer, kind, _ = evaluation.at(number)
-    changeover_s = ask.changeover_s(offer, kind)
-    reserve_s = max(WAIT_RESERVE_CHANGEOVERS * changeover_s, WAIT_RESERVE_SHARE * ask.fallback_s)
-    spare_s = ask.deadline_s - ask.fallback_s - kind.drained_s - changeover_s - reserve_s
-    if spare_s <= 0:
-        return None
-    until = ask.now + timedelta(seconds=spare_s)
-    return SpotWait(offer_id=offer.id, usd_p50=dollars(micros[number]), until=until)
-
-
-_SOLD_OUT = frozenset({DropReason.UNAVAILABLE, DropReason.EXCLUDED})
-
-
-def _is_sold_out_spot(ask: QuoteRequest, offer: Offer) -> bool:
-    """Return True for a spot offer that is unavailable, or excluded by its own id.
-
-    Offers that are excluded with their host or account do not count, because waiting may not end such an exclusion.
-    """
-    return offer.spot and (offer.available is False or offer.id in ask.excluded)
+    outlook, spot, demand = made
+    return outlook, spot if outlook.action == "spot" else demand
 
 
 def _latest_on_demand_start(ask: QuoteRequest) -> datetime | None:
@@ -323,11 +309,11 @@ def _latest_on_demand_start(ask: QuoteRequest) -> datetime | None:
     return ask.now + timedelta(seconds=ask.deadline_s - ask.fallback_s)
 
 
-def _quote(ask: QuoteRequest, offers: Sequence[Offer], spent: Decimal) -> Quote:
+def _quote(ask: QuoteRequest, offers: Sequence[Offer], spent: Decimal, *, on_demand: bool) -> Quote:
     evaluation = _evaluate(ask, offer_index(offers, ask.learned.spots))
     drops, micros = evaluation.drops, evaluation.micros
     eligible = [number for number, drop in enumerate(drops) if drop is None]
-    lines, counts = _LazyLines(evaluation, eligible), Counter(drops)
+    lines, counts, planned = _LazyLines(evaluation, eligible), Counter(drops), _outlook(evaluation, on_demand=on_demand)
     del counts[None]
     p90 = lines[0].usd_p90 if eligible else None
     cheapest = min(filter((-1).__lt__, micros), default=None)
@@ -340,11 +326,12 @@ def _quote(ask: QuoteRequest, offers: Sequence[Offer], spent: Decimal) -> Quote:
         kept_count=len(eligible),
         drops=cast("Counter[DropReason]", counts),
         cheapest_usd=None if cheapest is None else dollars(cheapest),
-        spot_wait=_spot_wait(evaluation),
         deadline=None if ask.deadline_s == inf else ask.now + timedelta(seconds=ask.deadline_s),
         latest_on_demand_start=_latest_on_demand_start(evaluation.ask),
         best_on_demand=lines.best_on_demand,
         sold_out_spot=lambda: sold_out_spot(ask, evaluation.sold, drops, micros),
+        spot_outlook=planned[0] if planned else None,
+        preferred_line=lambda: lines.of_offer(planned[1]) if planned else None,
         deadline_at_risk=evaluation.ask.accepts_risk,
         unsold_regions=unsold_regions(ask.regions, {offer.region for offer in offers}) if ask.regions else (),
     )
@@ -367,6 +354,8 @@ def quote(
     storage_usd_per_gib_month: Decimal = ZERO,
     learned: Corrections = NO_CORRECTIONS,
     waited_s: float = 0.0,
+    on_demand: bool = False,
+    measured_step_s: float | None = None,
 ) -> Quote:
     """Return every offer once, kept offers first, ranked by the spec's objective (a script: by price), then by id.
 
@@ -378,10 +367,11 @@ def quote(
     `machine_s`: seconds for which the job's machines have existed. `lead_s`: seconds before a time limit at which a
     drain begins; the cloud's teardown comes on top. `storage_usd_per_gib_month`: price of the blob store. `learned`:
     corrections of speed, memory and preemptions from own runs. `waited_s`: seconds for which the job had no machine.
+    `on_demand`: the job runs on demand now. `measured_step_s`: seconds of a step that the job itself has measured.
     """
     ask = QuoteRequest(
         spec=spec, workload=workload, now=now, local_files=local_files, scoped_store=scoped_store, cap_left=cap_left,
         excluded=excluded, caps=caps, machine_s=machine_s, lead_s=lead_s, storage=float(storage_usd_per_gib_month),
-        learned=learned, waited_s=waited_s,
+        learned=learned, waited_s=waited_s, measured_step_s=measured_step_s,
     )  # fmt: skip
-    return _quote(ask, offers, spent)
+    return _quote(ask, offers, spent, on_demand=on_demand)

@@ -143,6 +143,7 @@ def _quote(facts: PlacementFacts, market: MarketFacts) -> QuotedMarket:
         storage_usd_per_gib_month=settings.storage_usd_per_gib_month,
         learned=market.learned,
         waited_s=(facts.now - job.created_at).total_seconds() - job.machine_s,
+        measured_step_s=job.forecast.step_s if job.forecast else None,
     )
     least = partial(_min_budget_usd, facts)
     choice = choose(market_quote, cap_left=cap_left, attempt_number=job.attempts + 1, least=least)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
+from itertools import chain
 
 from broker.domain.money import show
 from broker.domain.offer import DropReason, Quote, QuoteLine
@@ -14,10 +15,6 @@ from broker.quote.summary import summary
 
 PASSING = frozenset({DropReason.UNAVAILABLE, DropReason.EXCLUDED})
 """Drop reasons that pass by themselves."""
-
-
-SPOT_WAIT_SHARE = Decimal("0.9")
-"""A job waits for spot only if it is expected to cost at most this share of on-demand."""
 
 
 class Queue(StrEnum):
@@ -67,27 +64,31 @@ def _passing_count(quote: Quote) -> int:
     return sum(quote.drops.get(drop, 0) for drop in PASSING)
 
 
-def _waits_for_spot(quote: Quote, best: QuoteLine) -> str | None:
-    """Return the reason to wait for a spot offer instead of buying `best`; None: buy it."""
-    wait = quote.spot_wait
-    if wait is None or best.offer.spot or best.usd_p50 is None or wait.usd_p50 > best.usd_p50 * SPOT_WAIT_SHARE:
+def _wait_reason(quote: Quote) -> str | None:
+    """Return the reason to wait for a spot offer instead of buying on demand; None: buy."""
+    outlook = quote.spot_outlook
+    if outlook is None or outlook.action != "wait" or outlook.wait_usd is None:
         return None
+    instead = "on demand could be late" if outlook.demand_usd is None else f"{show(outlook.demand_usd)} on demand now"
     return (
-        f"waits for spot until {wait.until:%Y-%m-%d %H:%MZ}, then buys on demand: {wait.offer_id} is sold out; "
-        f"{show(wait.usd_p50)} expected to finish there, {show(best.usd_p50)} on demand"
+        f"waits for spot until {outlook.until:%Y-%m-%d %H:%MZ} at the latest, then buys on demand: "
+        f"{outlook.offer_id} is sold out; {show(outlook.wait_usd)} expected to finish with the wait, {instead}"
     )
 
 
 def choose(quote: Quote, *, cap_left: Decimal, attempt_number: int, least: Callable[[QuoteLine], Decimal]) -> Choice:
-    """Return the cheapest line to finish that the cap would not end at once, or a wait for spot.
+    """Return the line that the spot policy prefers, or the cheapest one to finish, that the cap would not end at once.
 
-    A wait ends early enough for the deadline, or where `hour_worth_usd` makes it cost more than spot saves.
+    The choice may be a wait for spot. It ends early enough for the deadline, or where `hour_worth_usd` makes it cost
+    more than spot saves.
     `attempt_number`: number of the attempt to buy, for the reason. `least`: see `billing.caps.min_budget_usd`.
     """
     if quote.best is None:
         return queue_verdict(quote, cap_left=cap_left)
     # Lines are built on access, and the first one nearly always satisfies the cap.
-    best = next((line for line in _kept_lines(quote) if least(line) < cap_left), None)
+    preferred = quote.preferred_line()
+    ranked = _kept_lines(quote) if preferred is None else chain([preferred], _kept_lines(quote))
+    best = next((line for line in ranked if least(line) < cap_left), None)
     if best is None:
         needed = min(least(line) for line in _kept_lines(quote))
         reason = (
@@ -95,7 +96,7 @@ def choose(quote: Quote, *, cap_left: Decimal, attempt_number: int, least: Calla
             f"{show(needed)}; raise the cap"
         )
         return Choice(line=None, reason=reason, queue=Queue.WAIT if _passing_count(quote) else Queue.CAPPED)
-    if (waiting := _waits_for_spot(quote, best) or delay_message(quote, best)) is not None:
+    if (waiting := _wait_reason(quote) or delay_message(quote, best)) is not None:
         return Choice(line=None, reason=waiting, queue=Queue.WAIT)
     offer = best.offer
     cost = f"{show(best.usd_p50)} expected to finish" if best.usd_p50 is not None else "time unknown"

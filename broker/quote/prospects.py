@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from math import erf, log, sqrt
 
-from broker.domain.offer import Prospect, Quote, QuoteLine, SoldOutSpot
+from broker.domain.offer import Prospect, Quote, QuoteLine
 from broker.quote.machine_cost import Z90
 from broker.quote.placement import choose
 from broker.quote.spot.delay import wait_end
@@ -55,19 +55,21 @@ def _bought(quote: Quote, line: QuoteLine, reason: str) -> Prospect | None:
 
 def _waiting(quote: Quote, line: QuoteLine | None, on_demand: Prospect | None, reason: str) -> Prospect | None:
     """Return the prospect of a wait for spot, after which on-demand is bought at the latest."""
-    spot = quote.spot_wait or quote.sold_out_spot()
-    if spot is None or line is None or on_demand is None or on_demand.usd_p50 <= 0:
+    outlook, spot = quote.spot_outlook, quote.sold_out_spot()
+    planned = (outlook.offer_id, outlook.wait_usd, outlook.until) if outlook else None
+    delayed = (spot.offer_id, spot.usd_p50, wait_end(quote, line, spot)) if spot and line else None
+    offer_id, usd, until = planned or delayed or ("", None, None)
+    if line is None or on_demand is None or on_demand.usd_p50 <= 0 or usd is None:
         return None
-    until = wait_end(quote, line, spot) if isinstance(spot, SoldOutSpot) else spot.until
     later = None if until is None else until - quote.made_at
     return replace(
         on_demand,
         action="wait",
         market="spot",
-        offer_id=spot.offer_id,
+        offer_id=offer_id,
         reason=reason,
-        usd_p10=(spot.usd_p50 * on_demand.usd_p10 / on_demand.usd_p50).quantize(MICRO),
-        usd_p50=spot.usd_p50,
+        usd_p10=(usd * on_demand.usd_p10 / on_demand.usd_p50).quantize(MICRO),
+        usd_p50=usd,
         finish_p50=_plus(on_demand.finish_p50, later),
         finish_p90=_plus(on_demand.finish_p90, later),
         deadline_chance=None if until is None else _chance(quote.deadline, until, line),

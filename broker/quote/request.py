@@ -37,6 +37,8 @@ class QuoteRequest:
     storage: float
     """Price of the blob store in dollars per GiB and month."""
     learned: Corrections
+    measured_step_s: float | None = None
+    """Seconds of a step that the job itself has measured; None: nothing measured."""
     cap_micros: int = field(init=False)
     regions: frozenset[str] = field(init=False)
     nodes: int = field(init=False)

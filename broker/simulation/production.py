@@ -1,18 +1,19 @@
 """The daemon's decisions for a simulated job: the functions that placement and the review of attempts call."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 from broker.billing.drain import DrainBudget
 from broker.domain.ids import Installation, JobId, attempt_id, instance_name
 from broker.domain.instance import Caps
-from broker.domain.job import Attempt, AttemptState, Job, JobState
+from broker.domain.job import Attempt, AttemptState, Forecast, Job, JobState
 from broker.domain.offer import GIB, Offer, Quote, QuoteLine
 from broker.domain.spec import JobSpec
 from broker.domain.workload import ModelShape, SpotHours, Workload
 from broker.estimator.planning.corrections import Corrections
+from broker.estimator.spot_hazards import Market, market
 from broker.quote.engine import quote
 from broker.quote.placement import choose
 from broker.quote.placement_facts import PlacementSettings
@@ -21,7 +22,7 @@ from broker.simulation.runs import SimulatedMachine, SimulatedRun
 from trainer.contract.documents import CheckpointRef, Heartbeat
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-"""Time of every decision. Only the rest of the time until the deadline changes."""
+"""Time of the first tick."""
 INSTALLATION, JOB = Installation("simulation"), JobId("a" * 13)
 CLOUD = "cloud"
 MONEY = Decimal(1_000_000)
@@ -37,6 +38,8 @@ WORK = Workload(
 """The kind of work. Its number of steps follows from the hours of work of the run."""
 SPEED_RUNS = [((GPU, "lora", "llama"), 0.0)] * 8
 """Runs whose speed was as estimated, so that the interval of the speed is narrow."""
+LOST_S = 165.0
+"""Seconds of a changeover that are lost work and the proof that the old machine is gone; the rest is set-up."""
 DRAIN_BUDGET = DrainBudget(detect_s=10, drain_s=60, teardown_proof_s=7)
 
 
@@ -50,6 +53,8 @@ class ProductionPolicy:
     reviews: bool = True
     """False: running attempts are never reviewed."""
     _attempt: Attempt | None = None
+    _timelines: dict[Market, list[tuple[float, bool]]] = field(default_factory=dict)
+    """Changes of each zone that the run has observed."""
     _began_tick: int = 0
     """Tick in which the current machine was bought."""
 
@@ -58,11 +63,12 @@ class ProductionPolicy:
         line = self._quote(Caps(spot=True), WORK, [first], spots={}, deadline_s=None).lines[0]
         hours = line.hours
         assert hours is not None
-        self._caps = Caps(spot=True, boot_s=max(1.0, self.run.changeover_s - hours.load * 3600))
+        self._caps = Caps(spot=True, boot_s=max(1.0, self.run.changeover_s - hours.load * 3600 - LOST_S))
         self._step_s = hours.training * 3600 / WORK.steps
 
     def __call__(self, run: SimulatedRun) -> SimulatedMachine | None:
         """Return the machine that placement buys now, or that the review of a live one moves to."""
+        self._observe(run)
         if run.machine is not None and not (self.reviews and self._moves(run)):
             return run.machine
         line = self._placed(run)
@@ -77,6 +83,18 @@ class ProductionPolicy:
         )  # fmt: skip
         zone = next(n for n, trace in enumerate(run.zones) if trace.name == line.offer.region)
         return SimulatedMachine("spot" if line.offer.spot else "on-demand", zone)
+
+    @property
+    def _now(self) -> datetime:
+        return START + timedelta(seconds=self.run.tick * self.run.tick_s)
+
+    def _observe(self, run: SimulatedRun) -> None:
+        """Add the changes of all zones in this tick to the timelines."""
+        minute = self._now.timestamp() / 60
+        for number, zone in enumerate(run.zones):
+            timeline = self._timelines.setdefault(market(self._offer(number, is_spot=True), 1), [])
+            if not timeline or timeline[-1][1] is not zone.available[run.tick]:
+                timeline.append((minute, zone.available[run.tick]))
 
     def _placed(self, run: SimulatedRun) -> QuoteLine | None:
         made = self._quote(
@@ -117,13 +135,14 @@ class ProductionPolicy:
         work, on_sale = self._work(run), _on_sale(run)
         if self._attempt is None or not on_sale:
             return False
-        began = START - timedelta(seconds=(run.tick - self._began_tick) * run.tick_s)
+        began = self._now - timedelta(seconds=(run.tick - self._began_tick) * run.tick_s)
         saved = CheckpointRef(manifest="m", step=1, save_s=10, stall_s=1, bytes=1)
         beat = Heartbeat(attempt=JOB, boot="b", seq=1, step=1, total_steps=WORK.steps, checkpoint=saved)
         attempt = replace(self._attempt, first_beat_at=began, create_sent_at=began, beat=beat)
         job = Job(
             id=JOB, owner="simulation", spec=self._spec(run.time_left_s), created_at=START, cap_usd=MONEY,
             workload=replace(work, steps=work.steps + 1), state=JobState.ACTIVE, attempts=1,
+            forecast=Forecast(usd=MONEY, finish_at=self._now, step_s=self._step_s, made_at=self._now),
         )  # fmt: skip
         return may_move(job, attempt) and isinstance(review_active(self._review(run, job, attempt)), Move)
 
@@ -131,11 +150,11 @@ class ProductionPolicy:
         return ActiveReview(
             job=job,
             attempt=attempt,
-            now=START,
+            now=self._now,
             settings=PlacementSettings(installation=INSTALLATION, caps={CLOUD: self._caps}, drain_budget=DRAIN_BUDGET),
             offers=self._offers(run, on_sale=True),
             learned=self._learned(self._history(run)),
-            policies_at=START,
+            policies_at=self._now,
         )
 
     def _history(self, run: SimulatedRun) -> dict[tuple[str, str, str, str], SpotHours]:
@@ -160,12 +179,14 @@ class ProductionPolicy:
         excluded: Mapping[str, str] | None = None,
     ) -> Quote:
         return quote(
-            self._spec(deadline_s), work, offers, now=START, local_files=False, scoped_store=True, spent=Decimal(0),
+            self._spec(deadline_s), work, offers, now=self._now, local_files=False, scoped_store=True, spent=Decimal(0),
             cap_left=MONEY, excluded=excluded or {}, caps={CLOUD: caps}, learned=self._learned(spots),
+            measured_step_s=self._step_s if self.run.done_s else None,
         )  # fmt: skip
 
     def _learned(self, spots: Mapping[tuple[str, str, str, str], SpotHours]) -> Corrections:
-        return Corrections(speeds={GPU: SPEED_RUNS} if self.knows_speed else {}, spots=dict(spots))
+        markets = {key: tuple(timeline) for key, timeline in self._timelines.items()}
+        return Corrections(speeds={GPU: SPEED_RUNS} if self.knows_speed else {}, spots=dict(spots), markets=markets)
 
     def _spec(self, deadline_s: float | None) -> JobSpec:
         spec = {
@@ -175,7 +196,7 @@ class ProductionPolicy:
             "resources": {"gpus": 1},
         }
         if deadline_s is not None:
-            spec["deadline"] = (START + timedelta(seconds=deadline_s)).isoformat()
+            spec["deadline"] = (self._now + timedelta(seconds=deadline_s)).isoformat()
         return JobSpec.model_validate(spec)
 
 

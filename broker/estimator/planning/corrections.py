@@ -20,6 +20,7 @@ from broker.estimator.speed.calibration import CPU_PRIOR, GPU_PRIOR, NO_RUNS, Be
 from broker.estimator.speed.hardware import TABLE, Hardware
 from broker.estimator.speed.roofline import ideal
 from broker.estimator.speed.throughput import observed_runs, step_seconds
+from broker.estimator.spot_hazards import Market, Timeline
 
 ENOUGH_STEPS = 10
 """Minimum steps of a usable speed observation. The first steps of an attempt compile, warm up and fill caches."""
@@ -63,6 +64,8 @@ class Corrections:
     """Factor by which out-of-memory runs exceeded the estimate plus margin, by model and method."""
     spots: History = field(default_factory=dict)
     """Hours and preemptions of own spot machines, by cloud, region and GPU."""
+    markets: Mapping[Market, Timeline] = field(default_factory=dict)
+    """Times at which spot markets became available or unavailable."""
     _weighed: dict[object, Evidence | None] = field(default_factory=dict, repr=False)
 
     def speed(self, hardware: Hardware, workload: Workload) -> Belief:

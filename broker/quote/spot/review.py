@@ -16,7 +16,7 @@ from broker.billing.prices import ceiling, price_now
 from broker.domain.instance import Caps
 from broker.domain.job import Attempt, AttemptState, Job, Reason
 from broker.domain.money import ZERO, show, usd
-from broker.domain.offer import Offer, Quote, QuoteLine
+from broker.domain.offer import Offer, Quote, QuoteLine, SpotOutlook
 from broker.domain.spec import JobSpec
 from broker.estimator.planning.corrections import Corrections
 from broker.estimator.workload import remaining
@@ -36,7 +36,7 @@ MAX_DOUBLINGS = 5
 UNLIMITED_USD = Decimal(10**9)
 """Cap of the quote for staying, which no offer exceeds."""
 MOVE_SHARE = Decimal("0.9")
-"""An attempt moves only if the move is expected to cost at most this share of staying."""
+"""An attempt without a deadline moves only if the move is expected to cost at most this share of staying."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class Move:
 
     offer: Offer
     saved_usd: Decimal
-    """Expected dollars saved until the end of the job, all costs of the move included."""
+    """Expected dollars saved against on-demand until the end of the job, all costs of the move included."""
     message: str
 
 
@@ -85,6 +85,9 @@ def review_active(facts: ActiveReview) -> Move | Stay:
     made, left_h = _quote(facts), _left_h(facts)
     if left_h is None:
         return Stay(reason="stays on demand: its duration is unknown")
+    planned = _planned_costs(facts, made.spot_outlook)
+    if made.spot_outlook is not None and planned is not None and planned[0] >= planned[1]:
+        return Stay(reason=_dearer_message(made.spot_outlook.offer_id, *planned))
     choice = choose(
         made,
         cap_left=_cap_left(facts),
@@ -95,21 +98,34 @@ def review_active(facts: ActiveReview) -> Move | Stay:
     if line is None or not line.offer.spot or line.usd_p50 is None or made.deadline_at_risk:
         return Stay(reason=f"stays on demand: {_no_spot_message(made, choice.line)}")
     stay_usd = _running_usd(facts, left_h)
-    return _compare(facts, line, stay_usd, line.usd_p50 + _drain_usd(facts) + _delay_usd(facts, line, left_h))
+    if planned is not None:
+        return _unless_refused(facts, line, stay_usd - planned[0])
+    if (move_usd := line.usd_p50 + _drain_usd(facts) + _delay_usd(facts, line, left_h)) > stay_usd * MOVE_SHARE:
+        return Stay(reason=_dearer_message(line.offer.id, move_usd, stay_usd))
+    return _unless_refused(facts, line, stay_usd - move_usd)
 
 
-def _compare(facts: ActiveReview, line: QuoteLine, stay_usd: Decimal, move_usd: Decimal) -> Move | Stay:
-    """Return a move if it saves enough for its risk, and if no policy could hold back its purchase."""
-    if move_usd > stay_usd * MOVE_SHARE:
-        return Stay(
-            reason=f"stays on demand: a move to {line.offer.id} is expected to cost {show(move_usd)} to the end, "
-            f"staying {show(stay_usd)}"
-        )
+def _planned_costs(facts: ActiveReview, outlook: SpotOutlook | None) -> tuple[Decimal, Decimal] | None:
+    """Return the expected dollars to the end after a move and without it now; None: no plan compares them."""
+    if outlook is None or outlook.demand_usd is None or outlook.spot_usd is None:
+        return None
+    return outlook.spot_usd + _drain_usd(facts), outlook.demand_usd
+
+
+def _dearer_message(offer_id: str, move_usd: Decimal, stay_usd: Decimal) -> str:
+    return (
+        f"stays on demand: a move to {offer_id} is expected to cost {show(move_usd)} to the end, "
+        f"staying {show(stay_usd)}"
+    )
+
+
+def _unless_refused(facts: ActiveReview, line: QuoteLine, saved_usd: Decimal) -> Move | Stay:
+    """Return the move, unless a policy could hold back its purchase."""
     request = purchase(line, _reserve_usd(facts, line), facts.job.cap_usd, facts.job.approved_usd)
     # The request counts in addition to the running attempt: another job may take the place that the attempt gives up.
     if (refusal := judge(request, facts.policies, facts.policies_at)) is not None:
         return Stay(reason=f"stays on demand: a move could lose its place, {refusal.reason}")
-    return _move(line, stay_usd - move_usd)
+    return _move(line, saved_usd)
 
 
 def _move(line: QuoteLine, saved_usd: Decimal) -> Move:
@@ -198,6 +214,8 @@ def _quote(facts: ActiveReview) -> Quote:
         lead_s=settings.drain_budget.lead_s + _changeover_s(facts),
         storage_usd_per_gib_month=settings.storage_usd_per_gib_month,
         learned=facts.learned,
+        on_demand=True,
+        measured_step_s=job.forecast.step_s if job.forecast else None,
     )
 
 
@@ -251,9 +269,8 @@ def _drain_s(facts: ActiveReview) -> float:
 def _delay_usd(facts: ActiveReview, line: QuoteLine, left_h: float) -> Decimal:
     """Return what the later finish after a move is worth to a job without a deadline."""
     spec = facts.job.spec
-    if spec.deadline is not None or line.hours_p50 is None:
-        return ZERO
-    return usd(delay_usd(spec.hour_worth_usd, line.hours_p50 + _drain_s(facts) / 3600 - left_h))
+    worth_usd = spec.hour_worth_usd if spec.deadline is None else ZERO
+    return usd(delay_usd(worth_usd, (line.hours_p50 or 0.0) + _drain_s(facts) / 3600 - left_h))
 
 
 def _cap_left(facts: ActiveReview) -> Decimal:

@@ -106,6 +106,7 @@ def applied(**limits: Any) -> tuple[Applied, ...]:
         (facts(forbidden="not here"), "not here"),
         (facts((ON_DEMAND,)), "no spot offer is on sale"),
         (facts((ON_DEMAND, replace(SPOT, usd_per_hour=Decimal("2.25")))), "is expected to cost"),
+        (facts((ON_DEMAND, replace(SPOT, usd_per_hour=Decimal("2.25"))), deadline_h=None), "is expected to cost"),
         (facts((ON_DEMAND, replace(SPOT, usd_per_hour=Decimal("2.60"), on_demand_usd_per_hour=None))), "costs less"),
         (facts(trained_s=MIN_STAY_S - 1), "after 20 min"),
         (facts(attempt={"idle": "gpu"}), "could lose work"),

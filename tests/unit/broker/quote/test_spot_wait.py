@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.domain.instance import Caps
+from broker.domain.money import show
 from broker.domain.offer import DropReason, Offer, Quote
 from broker.domain.workload import Workload
 from broker.lifecycle.account_refusals import account_keys
@@ -36,19 +37,24 @@ def quoted(
     excluded: Mapping[str, str] | None = None,
     work: Workload = WORK,
     resources: Mapping[str, Any] | None = None,
+    caps: Mapping[str, Caps] = CAPS,
     waited_s: float = 0.0,
+    measured_step_s: float | None = None,
     **settings: Any,
 ) -> Quote:
     deadline = {} if deadline_s is None else {"deadline": (NOW + timedelta(seconds=deadline_s)).isoformat()}
     return quote(
         spec(resources=dict(resources or {}), **deadline, **settings), work, offers, now=NOW, local_files=False,
-        scoped_store=True, spent=Decimal(0), cap_left=Decimal(100), excluded=excluded or {}, caps=CAPS,
-        waited_s=waited_s,
+        scoped_store=True, spent=Decimal(0), cap_left=Decimal(100), excluded=excluded or {}, caps=caps,
+        waited_s=waited_s, measured_step_s=measured_step_s,
     )  # fmt: skip
 
 
 def chosen(made: Quote) -> Choice:
     return choose(made, cap_left=Decimal(100), attempt_number=1, least=lambda line: Decimal(0))
+
+
+STEP_S = quoted(None, (ON_DEMAND,)).lines[0].step_s or 0.0
 
 
 def test_spot_is_kept_while_on_demand_can_replace_it_in_time() -> None:
@@ -76,8 +82,11 @@ def test_a_job_waits_for_cheaper_spot_that_is_sold_out(excluded: Mapping[str, st
     made = quoted(6 * HOUR, (ON_DEMAND, spot), excluded=excluded)
     choice = chosen(made)
     assert (choice.line, choice.queue) == (None, Queue.WAIT)
-    assert made.spot_wait is not None
-    assert f"waits for spot until {made.spot_wait.until:%Y-%m-%d %H:%MZ}, then buys on demand" in choice.reason
+    assert made.spot_outlook is not None
+    assert (
+        f"waits for spot until {made.spot_outlook.until:%Y-%m-%d %H:%MZ} at the latest, then buys on demand"
+        in choice.reason
+    )
     assert SPOT.id in choice.reason
     back = chosen(quoted(6 * HOUR))
     assert back.line is not None
@@ -85,10 +94,10 @@ def test_a_job_waits_for_cheaper_spot_that_is_sold_out(excluded: Mapping[str, st
 
 
 def test_on_demand_is_bought_at_the_latest_start() -> None:
-    wait = quoted(6 * HOUR, excluded=SOLD_OUT).spot_wait
+    """The wait ends by the announced time at the latest, and on-demand then meets the deadline by its P90."""
+    wait = quoted(6 * HOUR, excluded=SOLD_OUT).spot_outlook
     assert wait is not None
     latest_s = 6 * HOUR - (wait.until - NOW).total_seconds()
-    assert chosen(quoted(latest_s + 60, excluded=SOLD_OUT)).line is None
     choice = chosen(quoted(latest_s - 1, excluded=SOLD_OUT))
     assert choice.line is not None
     assert choice.line.offer.id == ON_DEMAND.id
@@ -96,18 +105,47 @@ def test_on_demand_is_bought_at_the_latest_start() -> None:
     assert choice.line.hours_p90 * HOUR < latest_s - 1
 
 
-def test_the_end_of_a_wait_leaves_time_to_return_to_spot() -> None:
-    """After the wait, a tenth of the rest's time is left: enough to buy spot, lose it and finish on demand."""
-    wait = quoted(6 * HOUR, excluded=SOLD_OUT).spot_wait
-    assert wait is not None
-    left_s = 6 * HOUR - (wait.until - NOW).total_seconds()
-    on_demand = chosen(quoted(left_s - 1, excluded=SOLD_OUT)).line
-    spot = chosen(quoted(left_s - 1)).line
-    assert on_demand is not None
-    assert on_demand.hours_p90 is not None
-    assert spot is not None
-    assert spot.offer.id == SPOT.id
-    assert left_s >= 1.1 * on_demand.hours_p90 * HOUR
+def test_a_choice_names_the_expected_dollars_of_both_ways() -> None:
+    made = quoted(6 * HOUR, excluded=SOLD_OUT)
+    outlook = made.spot_outlook
+    assert outlook is not None
+    assert outlook.wait_usd is not None
+    assert outlook.demand_usd is not None
+    assert outlook.wait_usd < outlook.demand_usd
+    assert f"{show(outlook.demand_usd)} on demand now" in chosen(made).reason
+
+
+def test_a_free_machine_of_ones_own_ends_all_waits() -> None:
+    own = {"cloud": replace(CAPS["cloud"], trust="own")}
+    free = replace(ON_DEMAND, usd_per_hour=Decimal(0), trust="own")
+    made = quoted(6 * HOUR, (free, SPOT), excluded=SOLD_OUT, caps=own)
+    assert made.kept_count == 1
+    assert made.spot_outlook is None
+
+
+def test_one_offer_stands_for_each_spot_market() -> None:
+    """The cheapest offer on sale in a region is compared, whatever the order of the listing."""
+    dearer = replace(SPOT, id="cloud/dearer", usd_per_hour=Decimal("0.90"))
+    for spots in ((SPOT, dearer), (dearer, SPOT)):
+        made = quoted(6 * HOUR, (ON_DEMAND, *spots))
+        assert made.spot_outlook is not None
+        assert (made.spot_outlook.offer_id, made.spot_outlook.action) == (SPOT.id, "spot")
+
+
+@pytest.mark.parametrize("objective", ["fastest", "balanced"])
+def test_other_objectives_never_wait(objective: str) -> None:
+    assert quoted(6 * HOUR, excluded=SOLD_OUT, resources={"objective": objective}).spot_outlook is None
+
+
+def test_a_measured_speed_widens_the_slack() -> None:
+    """A job that has measured the estimated speed needs less reserve than one whose speed is only estimated."""
+    estimated, measured = quoted(6 * HOUR), quoted(6 * HOUR, measured_step_s=STEP_S)
+    slower = quoted(6 * HOUR, measured_step_s=2 * STEP_S)
+    assert estimated.spot_outlook is not None
+    assert measured.spot_outlook is not None
+    assert slower.spot_outlook is not None
+    assert measured.spot_outlook.until > estimated.spot_outlook.until
+    assert slower.spot_outlook.until == estimated.spot_outlook.until
 
 
 def test_without_a_deadline_a_job_waits_as_long_as_spot_saves() -> None:

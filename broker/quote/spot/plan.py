@@ -1,0 +1,201 @@
+"""Expected cost of a wait, on-demand and spot, by time left and slack: the recursion behind spot decisions.
+
+Slack is the time left minus the time that the remaining work takes on demand. A running machine keeps the slack, a
+wait uses it up, and a start costs one changeover of it. Costs are in hours of on-demand. A plan belongs to no job: it
+covers every time left and slack up to its horizon, so that jobs share plans. See `broker.quote.spot.policy`.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import lru_cache
+from itertools import pairwise
+from math import ceil, inf
+from typing import Final
+
+from broker.estimator.spot_hazards import AGES_MIN, FACTOR_STEP, PRIOR_FALL, PRIOR_RISE, TICK_MIN, scaled
+
+CLASSES: Final = len(AGES_MIN)
+NEVER: Final = 1e12
+"""Cost of an action that could miss the deadline."""
+POSSIBLE: Final = 1e6
+"""Costs above this contain a chance to miss the deadline."""
+COLUMNS: Final = 120
+"""Units into which the slack of a plan is divided at most, which bounds its seconds and bytes."""
+CACHED_PLANS: Final = 24
+
+Column = list[float]
+"""Costs by units of slack."""
+Columns = list[Column]
+"""Costs by age class of the market's state."""
+
+
+class SpotAction(IntEnum):
+    """Choice of a job until the next decision."""
+
+    WAIT = 0
+    DEMAND = 1
+    SPOT = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpotPlanKey:
+    """Everything on which a plan depends."""
+
+    horizon_min: float
+    slack_min: float
+    changeover_min: float
+    price: float
+    """Price of spot divided by that of on-demand, for the same work."""
+    fall: int
+    """Frailty of an available market in steps of `FACTOR_STEP`."""
+    rise: int
+    """Frailty of an unavailable market in the same steps."""
+    alone: float = 0.0
+    """Chance in ten minutes to lose a spot machine although the union of zones stays up."""
+
+
+@dataclass(frozen=True)
+class _PlanValues:
+    """Costs from one tick on, by what the job has and by the age class of an available or unavailable market."""
+
+    idle_up: Columns
+    idle_down: Columns
+    demand_up: Columns
+    demand_down: Columns
+    spot: Columns
+
+
+class SpotPlan:
+    """Tables of the expected cost of each action."""
+
+    def __init__(self, key: SpotPlanKey) -> None:
+        self.key = key
+        self._unit_min = max(key.changeover_min, key.slack_min / COLUMNS)
+        self._size = ceil(key.slack_min / self._unit_min) + 2
+        self._ticks = ceil(key.horizon_min / TICK_MIN) + 1
+        self._older = [*(min(1.0, TICK_MIN / (last - first)) for first, last in pairwise(AGES_MIN)), 0.0]
+        """Chance to reach the next age class in a tick."""
+        self._tables: tuple[list[list[array[float]]], ...] = ([], [], [])
+        self._fill()
+
+    @property
+    def cells(self) -> int:
+        """Return the number of cells of time and slack; each holds 32 costs."""
+        return self._ticks * self._size
+
+    def _fill(self) -> None:
+        falls, rises = scaled(PRIOR_FALL, FACTOR_STEP**self.key.fall), scaled(PRIOR_RISE, FACTOR_STEP**self.key.rise)
+        nothing: Columns = [[0.0] * self._size] * CLASSES
+        after = _PlanValues(nothing, nothing, nothing, nothing, nothing)
+        for tick in range(1, self._ticks + 1):
+            done = min(self._size, ceil(tick * TICK_MIN / self._unit_min))
+            actions = self._actions(after, tick, done, falls, rises)
+            for table, columns in zip(self._tables, actions, strict=True):
+                table.append([array("f", column) for column in columns])
+            after = self._best(done, *actions)
+
+    def _actions(
+        self, after: _PlanValues, tick: int, done: int, falls: Sequence[float], rises: Sequence[float]
+    ) -> tuple[Columns, Columns, Columns]:
+        """Return the costs of a wait for an unavailable market, of on-demand by both states, and of spot.
+
+        `done`: units of slack from which on no work is left.
+        """
+        time_min, unit_min, alone = tick * TICK_MIN, self._unit_min, self.key.alone
+        hours = [min(TICK_MIN, max(0.0, time_min - slack * unit_min)) / 60 for slack in range(self._size)]
+        paid = [self.key.price * each for each in hours]
+        free = [0.0] * self._size
+        wait = self._next(after.idle_down, rises, after.idle_up[0], free)
+        kept = after.spot
+        if alone:
+            kept = [_mix(alone, lost, stays) for lost, stays in zip(after.idle_up, after.spot, strict=True)]
+        return (
+            [self._ended(_later(column, TICK_MIN / unit_min, 0.0), done) for column in wait],
+            self._next(after.demand_up, falls, after.demand_down[0], hours)
+            + self._next(after.demand_down, rises, after.demand_up[0], hours),
+            [self._ended(column, done) for column in self._next(kept, falls, after.idle_down[0], paid)],
+        )
+
+    def _next(self, stays: Columns, rates: Sequence[float], other: Column, paid: Column) -> Columns:
+        """Return the costs by age class if the market changes to `other` at `rates`, and ages otherwise."""
+        columns = []
+        for number, rate in enumerate(rates):
+            older, rest = self._older[number], 1 - rate
+            if older in (0.0, 1.0):
+                same = stays[number + (older == 1.0)]
+                columns.append([rate * x + rest * y + z for x, y, z in zip(other, same, paid, strict=True)])
+                continue
+            old, young = rest * older, rest * (1 - older)
+            rows = zip(other, stays[number + 1], stays[number], paid, strict=True)
+            columns.append([rate * x + old * y + young * z + cost for x, y, z, cost in rows])
+        return columns
+
+    def _best(self, done: int, wait: Columns, demand: Columns, spot: Columns) -> _PlanValues:
+        """Return the costs of the best action with each machine; a new machine costs a changeover."""
+        demand_up, demand_down = demand[:CLASSES], demand[CLASSES:]
+        to_demand = [self._started(column, 1.0) for column in (*demand_up, *demand_down)]
+        to_spot = [self._started(column, self.key.price) for column in spot]
+        idle_up = [list(map(min, *columns)) for columns in zip(to_demand[:CLASSES], to_spot, strict=True)]
+        idle_down = [list(map(min, *columns)) for columns in zip(to_demand[CLASSES:], wait, strict=True)]
+        return _PlanValues(
+            idle_up=[self._ended(column, done) for column in idle_up],
+            idle_down=[self._ended(column, done) for column in idle_down],
+            demand_up=[list(map(min, *columns)) for columns in zip(demand_up, to_spot, strict=True)],
+            demand_down=demand_down,
+            spot=spot,
+        )
+
+    def _started(self, column: Column, price: float) -> Column:
+        """Return the costs of starting a machine, which needs a changeover of slack and is paid for it."""
+        changeover_min = self.key.changeover_min
+        return _later(column, changeover_min / self._unit_min, price * changeover_min / 60)
+
+    def _ended(self, column: Column, done: int) -> Column:
+        """Return the column with zero costs where no work is left."""
+        return column if done >= self._size else [*column[:done], *([0.0] * (self._size - done))]
+
+    def cost(self, action: SpotAction, time_min: float, slack_min: float, state: int) -> float:
+        """Return the expected cost of an action that is under way, infinity if it could miss the deadline.
+
+        `state`: age class of an available market, or `CLASSES` plus the class of an unavailable one. A wait for an
+        available market is never planned.
+        """
+        if action is SpotAction.WAIT:
+            state -= CLASSES
+        if slack_min < 0 or state < 0:
+            return inf
+        if slack_min >= time_min:
+            return 0.0
+        table, tick = self._tables[action], min(self._ticks, max(1.0, time_min / TICK_MIN))
+        low = min(self._ticks - 1, int(tick))
+        earlier, later = table[low - 1][state], table[low][state]
+        column, part = int(slack_min / self._unit_min), slack_min / self._unit_min % 1
+        column = min(self._size - 2, column)
+        cost = 0.0
+        for weight, values in ((low + 1 - tick, earlier), (tick - low, later)):
+            if weight:
+                cost += weight * ((1 - part) * values[column] + (part * values[column + 1] if part else 0.0))
+        return cost if cost < POSSIBLE else inf
+
+
+def _mix(share: float, columns: Column, others: Column) -> Column:
+    rest = 1 - share
+    return [share * x + rest * y for x, y in zip(columns, others, strict=True)]
+
+
+def _later(column: Column, units: float, paid: float) -> Column:
+    """Return the costs after a use of slack that costs `paid`; less slack than that is never enough."""
+    whole = int(units)
+    if whole == units:
+        return [*([NEVER] * whole), *[cost + paid for cost in column[: len(column) - whole]]]
+    part, rest = units - whole, 1 - units + whole
+    pairs = zip(column[1:], column[: len(column) - whole - 1], strict=False)
+    return [*([NEVER] * (whole + 1)), *[rest * more + part * less + paid for more, less in pairs]]
+
+
+@lru_cache(maxsize=CACHED_PLANS)
+def plan_for(key: SpotPlanKey) -> SpotPlan:
+    """Return the plan of a key; the latest ones are kept."""
+    return SpotPlan(key)
