@@ -152,7 +152,7 @@ async def test_static_files_are_compressed_and_kept(ada: Visitor) -> None:
         assert answer.headers["Content-Encoding"] == "gzip"
 
 
-def test_what_the_first_page_loads_is_small() -> None:
+def test_the_first_page_loads_few_bytes() -> None:
     """70 kB, gzipped, with the markup; the plots come with the pages that have one."""
     first = [file for name, file in static_files().items() if "uPlot" not in name]
     assert sum(len(file.compressed) for file in first) < 40_000
