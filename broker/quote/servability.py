@@ -72,7 +72,8 @@ def unserved(spec: JobSpec, workload: Workload, market: ServableMarket) -> Probl
     if not offers or may_be_served(quoted):
         return None
     farthest = max(quoted.lines, key=lambda line: RULES.index(_drop(line)))
-    why = _why(spec.resources, farthest, {offer.region for offer in offers})
+    allowed = spec.resources.providers
+    why = _why(spec.resources, farthest, {o.region for o in offers if not allowed or o.provider in allowed})
     for field, change, text in _relaxations(spec):
         relaxed = spec.model_copy(update={"resources": spec.resources.model_copy(update=change)})
         served = _served(_judged(relaxed, workload, market, offers))

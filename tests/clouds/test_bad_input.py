@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from broker.cli.main import app as command_line
 from broker.client.async_client import AsyncClient
+from broker.client.transport.errors import ApiError
 from broker.daemon.app import _work, building, write_client_file
 from broker.daemon.config import DaemonConfig
 from broker.daemon.listeners import listening
@@ -252,6 +253,12 @@ class Daemon:
         assert found.reason in {event.message for event in events if event.kind == "job.waiting"}
         return found.reason
 
+    async def refuses(self, **resources: Any) -> str:
+        """Return the line with which a script with these resources is refused."""
+        with pytest.raises(ApiError) as refused:
+            await self._submit(resources)
+        return str(refused.value)
+
     async def succeeds(self, **resources: Any) -> None:
         job = await self._submit(resources)
         async with asyncio.timeout(300):
@@ -335,25 +342,26 @@ async def test_each_cloud_says_what_it_lacks_and_the_others_continue(
                 assert not any(other in reason for which, other in says.items() if which != name)
             assert offers["runpod"].offers > 0
             assert offers["runpod"].error is None
-            assert "use a bucket" in await broker.waits(providers=["runpod"])
+            assert "use a bucket" in await broker.refuses(providers=["runpod"])
             assert "PROBLEM  grants: rented machines cannot reach a local folder; set blobs to s3://" in doctor
-            assert "are in other regions" in await broker.waits(regions=["nowhere-1"], providers=["simulated"])
+            assert "sells in nowhere-1" in await broker.refuses(regions=["nowhere-1"], providers=["simulated"])
             await broker.succeeds()
         for text in (shown, doctor, caplog.text):
             assert KEY not in text
         assert clouds.violations == []
 
 
-async def test_no_capacity_anywhere_is_the_reason(
+async def test_a_sold_out_cloud_is_no_reason_to_refuse_what_others_sell(
     postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The store is a folder here, so a job for RunPod alone can never be served; a sold-out pool may sell tomorrow."""
     async with Clouds() as clouds:
         for pool in clouds.runpod.pools:
             pool.free = 0
         sections = {"runpod": {"endpoint": clouds.url, "emulated": True}}
         async with daemon(postgres_dsn, tmp_path, sections, monkeypatch) as broker:
-            assert "runpod: nothing is for sale" in await broker.waits(providers=["runpod"])
-            await broker.succeeds()
+            assert "use a bucket" in await broker.refuses(providers=["runpod"])
+            await broker.succeeds(providers=["runpod", "simulated"])
 
 
 async def test_a_cloud_that_hangs_keeps_the_daemon_from_nothing(

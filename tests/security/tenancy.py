@@ -34,6 +34,7 @@ STIR_EVERY = 4
 CURSOR = re.compile(r'(?:(?<="next":")|(?<="next": "))[\w-]+(?=")')
 RANDOM = re.compile(
     r"gb_[a-z2-7]{8}_[a-z2-7]{32}"  # tokens
+    r"|\b[a-z2-7]{32}\b"  # codes of sign-in links
     r"|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"  # UUIDs
     r"|\b[0-9a-f]{64}\b"  # hashes
     r"|\bgb-[a-z2-7]{4}-[a-z2-7]{13}\b|\b[a-z2-7]{13}\b|\b[a-z2-7]{8}\b"  # names of machines, ids

@@ -7,7 +7,10 @@ from tests.security.http_asks import HttpAsk, http_asks
 from tests.security.world import World, world
 from tests.support.memory_store.store import MemoryStore
 
-READ_ONLY_OPERATIONS = {"quote", "dry_run_policy", "check_providers", "test_channel", "slack_request"}
+READ_ONLY_OPERATIONS = {
+    *("quote", "dry_run_policy", "check_providers", "test_channel", "slack_request"),
+    "create_sign_in_link",  # sessions are kept in the broker's memory, with no more rights than the token
+}
 """Operations other than GET that change nothing here."""
 UNSUPPORTED_OPERATIONS = {"refuse_job", "link_slack_user", "unlink_slack_user"}
 """Operations that need rows which this world lacks: a job that awaits approval, a Slack workspace."""
