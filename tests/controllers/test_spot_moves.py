@@ -12,7 +12,7 @@ import pytest
 from broker.controllers.base.context import Intervals
 from broker.domain.errors import NoCapacity
 from broker.domain.ids import InstanceName
-from broker.domain.instance import BootSpec
+from broker.domain.instance import BootSpec, InstanceState, Observed
 from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Handle, Job, JobState, Reason
 from broker.domain.money import LedgerKind
 from broker.domain.offer import GpuAsk, Offer
@@ -82,6 +82,14 @@ class CloudWithSpells(SimulatedCloud):
     async def destroy(self, handle: Handle) -> None:
         await super().destroy(handle)
         self.ended_at.setdefault(handle.name, self._clock.monotonic())
+
+    async def list(self) -> Sequence[Observed]:
+        """Return the machines; one that has ended by itself is billed until the first listing that shows its end."""
+        listed = await super().list()
+        for machine in listed:
+            if machine.state is InstanceState.GONE:
+                self.ended_at.setdefault(machine.handle.name, self._clock.monotonic())
+        return listed
 
     def billed_usd(self) -> Decimal:
         """Return the dollars of all machines up to now."""
