@@ -43,6 +43,8 @@ FIELDS: tuple[FormField, ...] = (
     FormField(name="objective", path="resources.objective", default="cheapest"),
     FormField(name="accelerators", path="resources.accelerators"),
 )
+TEMPLATES = frozenset(("prompt", "completion", "chosen", "rejected"))
+"""Fields whose spaces at both ends count: prompt and completion are one text."""
 TEXTS = frozenset({"name", "cap_usd", "deadline", "model", *COLUMN_SETTINGS})
 """Fields whose values stay texts, also where they look like numbers."""
 PAIRS = (
@@ -69,7 +71,8 @@ def document(form: Mapping[str, str], upload: str) -> dict[str, Any]:
     """
     spec: dict[str, Any] = {}
     for field in FIELDS:
-        text = form.get(field.name, "").strip()
+        written = form.get(field.name, "")
+        text = written if field.name in TEMPLATES and written.strip() else written.strip()
         if text and (text != field.default or field.name == "task"):
             _put(spec, field.path.split("."), _value(field.name, text))
     if upload:
@@ -135,4 +138,7 @@ def suggested(task: str, columns: Sequence[str]) -> dict[str, str]:
         "label": lower.get("label", lower.get("labels", last)),
     }
     wanted = [*needed, *(name for name in more if name in guess and len(columns) > len(needed))]
-    return {name: guess[name] for name in wanted if name in guess}
+    mapping = {name: guess[name] for name in wanted if name in guess}
+    if task == "causal_lm" and "prompt" in mapping:
+        mapping["completion"] = f" {mapping['completion']}"  # one text with the prompt
+    return mapping

@@ -34,8 +34,16 @@ async def test_an_upload_suggests_the_columns_and_a_name(ada: Visitor) -> None:
     answer = await ada.upload("/ui/new/upload", "Words_2.csv", CSV.encode())
     page = (await ada.get(answer.location)).text
     assert 'value="{word}"' in page
-    assert 'value="{definition}"' in page
+    assert 'value=" {definition}"' in page
     assert 'value="words-2"' in page
+
+
+def test_the_space_between_prompt_and_completion_is_kept() -> None:
+    spec = document({"prompt": "Define {word}: ", "completion": " {definition}", "name": " words "}, "")
+    assert (spec["train"]["data"], spec["name"]) == (
+        {"prompt": "Define {word}: ", "completion": " {definition}"},
+        "words",
+    )
 
 
 async def test_another_task_gets_columns_for_its_own_fields(ada: Visitor) -> None:
@@ -148,7 +156,7 @@ def test_a_place_of_the_spec_belongs_to_its_field(path: str, field: str) -> None
 @pytest.mark.parametrize(
     ("task", "columns", "mapping"),
     [
-        ("causal_lm", ["id", "instruction", "output"], {"prompt": "{instruction}", "completion": "{output}"}),
+        ("causal_lm", ["id", "instruction", "output"], {"prompt": "{instruction}", "completion": " {output}"}),
         ("causal_lm", ["messages", "id"], {"messages": "messages"}),
         ("causal_lm", ["text"], {"completion": "{text}"}),
         ("text_classification", ["text", "label"], {"prompt": "{text}", "label": "label"}),

@@ -391,3 +391,14 @@ def test_all_kinds_that_read_both_ways_are_known() -> None:
     masked = set(modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
     pairs = set(modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
     assert masked - pairs <= BIDIRECTIONAL
+
+
+@pytest.mark.parametrize(("prompt", "warned"), [("{word}", True), ("{word} ", False), ("{word}:", False)])
+def test_a_completion_that_continues_a_word_of_the_prompt_is_reported(
+    prompt: str, warned: bool, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = {"prompt": prompt, "completion": "{meaning}", "eval_share": 0}
+    path = spec(tmp_path, "word,meaning\nw1,w2 w3\nw4,w5\n", model=str(model), data=data)
+    _, found, _ = told(path, capsys)
+    lines = [line for line in found["warnings"] if "prompt and completion meet within a word" in line]
+    assert bool(lines) is warned

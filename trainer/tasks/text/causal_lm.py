@@ -44,6 +44,8 @@ class CausalLmData(TaskData[Example | Pack]):
         if self.has_chats:
             return self._chat_examples(row, number)
         prompt, completion = render(config.data, row, number)
+        if prompt[-1:].isalnum() and completion[:1].isalnum():
+            self._notice("prompt and completion meet within a word; begin data.completion with a space")
         return encode(self.tokenizer, prompt, completion, config.max_length)
 
     def _chat_examples(self, row: Row, number: int) -> Example | list[Example]:
