@@ -5,6 +5,7 @@ A `vastai-sdk` in the same environment wins, because Python prefers its folder t
 """
 
 import os
+import random
 import re
 import time
 from collections.abc import Mapping
@@ -16,8 +17,14 @@ import requests
 
 TRIES = 3
 """Number of calls before a transient error is raised."""
+READ_TRIES = 12
+"""The same for a call that only reads. The daemon lists the same account, so several reads in a row may be refused."""
+JITTER = 0.5
+"""Largest share of a delay that is added at random, so that two processes do not meet at each repetition."""
 RETRY_DELAY_S = 0.15
 """Seconds before the first repetition; each following delay is twice as long."""
+MAX_DELAY_S = 5.0
+"""Longest delay that the client chooses itself, in seconds."""
 TIMEOUT_S = 120.0
 """Timeout of one call in seconds."""
 MAX_RETRY_AFTER_S = 60.0
@@ -126,10 +133,10 @@ class VastAI:
     # ---------------------------------------------------------------------------------------------------------- HTTP
 
     def _call(self, method: str, path: str, body: Any = None, *, query: Mapping[str, str] | None = None) -> Any:
-        """Return the answer's JSON. Raises requests.RequestException, after `TRIES` calls if the error may pass."""
+        """Return the answer's JSON. Raises requests.RequestException, after several calls if the error may pass."""
         headers = {"Authorization": f"Bearer {self.client.api_key}", "User-Agent": "gpubroker"}
         url, delay_s = f"{self.client.server_url}/api/{path}", RETRY_DELAY_S
-        for left in reversed(range(TRIES)):
+        for left in reversed(range(READ_TRIES if method == "GET" else TRIES)):
             try:
                 answer = requests.request(method, url, params=query, json=body, headers=headers, timeout=TIMEOUT_S)
             except (requests.ConnectionError, requests.Timeout):
@@ -141,8 +148,8 @@ class VastAI:
                     _raise_for_status(answer)
                     return answer.json()
                 delay_s = pause_s
-            time.sleep(delay_s)
-            delay_s *= 2
+            time.sleep(delay_s * random.uniform(1, 1 + JITTER))
+            delay_s = min(2 * delay_s, MAX_DELAY_S)
         raise AssertionError("unreachable")
 
 

@@ -18,6 +18,8 @@ REFUSALS = (jinja2.TemplateError, TypeError, ValueError, AttributeError, LookupE
 MARK = "\ue000answer\ue001"
 """Text in place of an answer, of characters for private use, which no template changes."""
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+PART_TYPE = re.compile(r"""\.type\b|\['type'\]|\["type"\]|'type'\s*,|"type"\s*,""")
+"""Use of a part's type, also in `selectattr('type', ...)`."""
 TAG = re.compile(r"<[^<>\s]{1,40}>")
 """Text in the form of special tokens, which a tokenizer may lack."""
 Span = tuple[int, int]
@@ -88,6 +90,11 @@ def has_text(tokenizer: Any, chat: Chat, number: int, part: str) -> bool:
         return MARK in render(tokenizer, marked, ask=False)
     except REFUSALS:
         return False
+
+
+def reads_parts(tokenizer: Any, chat: Chat) -> bool:
+    """Return True if the template reads content parts. Other templates would print them as Python does."""
+    return PART_TYPE.search(tokenizer.get_chat_template(tools=chat.tools)) is not None
 
 
 def _marked(tokenizer: Any, chat: Chat) -> tuple[str, list[Span]]:

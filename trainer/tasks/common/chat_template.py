@@ -70,6 +70,8 @@ def _rendered(tokenizer: Any, chat: Chat, where: str) -> RenderedChat:
     """Return the rendered chat, in the first form whose last answer is found. Raises DataError."""
     problem, last = "", len(chat.messages) - 1
     for form in chat.forms():
+        if form.in_parts and not answer_spans.reads_parts(tokenizer, form):
+            continue
         try:
             rendered = answer_spans.find(tokenizer, form)
         except REFUSALS as e:
