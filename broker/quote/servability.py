@@ -5,7 +5,7 @@ not list today. So the rules judge imagined offers: every GPU that a provider ma
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -39,6 +39,7 @@ RULES = (
 """Lasting reasons in the order in which the rules are applied. A later one means that more requirements are met."""
 COUNTS = (1, 2, 4, 8, 16)
 """GPUs of imagined machines; no cloud sells a machine with more."""
+AMPLE_DISK = 1024 * 1024 * GIB
 NODES = (2, 4, 8, 16)
 """Numbers of machines that a message may suggest."""
 
@@ -106,7 +107,7 @@ def _imagined(want: Resources, market: ServableMarket) -> Iterator[Offer]:
         if offer.provider not in market.caps:
             continue
         if market.caps[offer.provider].lists_all:
-            yield offer
+            yield replace(offer, disk_bytes=max(offer.disk_bytes, AMPLE_DISK))  # a running job may fill it for now
         elif offer.gpus:
             sizes[offer.provider].setdefault(offer.accelerator, offer.gpu_memory_bytes)
     for name, caps in market.caps.items():
@@ -116,7 +117,7 @@ def _imagined(want: Resources, market: ServableMarket) -> Iterator[Offer]:
                     yield Offer(
                         id=f"{name}/{accelerator}/{gpus}/{spot}", provider=name, cloud=name, region=region,
                         instance_type="any", accelerator=accelerator, gpus=gpus, gpu_memory_bytes=size, vcpus=1024,
-                        ram_bytes=16 * 1024 * GIB, disk_bytes=1024 * 1024 * GIB, spot=spot, usd_per_hour=Decimal(1),
+                        ram_bytes=16 * 1024 * GIB, disk_bytes=AMPLE_DISK, spot=spot, usd_per_hour=Decimal(1),
                         trust="own" if caps.trust == "own" else "secure", seen_at=market.now,
                     )  # fmt: skip
 

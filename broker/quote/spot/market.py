@@ -69,6 +69,8 @@ def spot_outlook(assessed: AssessedMarket, *, on_demand: bool) -> tuple[SpotOutl
         return None
     demand = min(kept, key=assessed.micros.__getitem__)
     kind = min((assessed.kind(number) for number in kept), key=lambda kind: kind.work)
+    if kind.work <= 0:  # no step and no evaluation is left
+        return None
     reference = _ReferenceWork(kind=kind, usd_per_hour=_usd_per_hour(assessed, demand, kind))
     if reference.usd_per_hour <= 0:  # a free machine of one's own: nothing is cheaper
         return None

@@ -9,7 +9,6 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import lru_cache
 from itertools import pairwise
 from math import ceil, inf
 from typing import Final
@@ -23,7 +22,8 @@ POSSIBLE: Final = 1e6
 """Costs above this contain a chance to miss the deadline."""
 COLUMNS: Final = 120
 """Units into which the slack of a plan is divided at most, which bounds its seconds and bytes."""
-CACHED_PLANS: Final = 24
+CACHED_CELLS: Final = 1_500_000
+"""Cells of time and slack of all plans that are kept, each of 128 bytes."""
 
 Column = list[float]
 """Costs by units of slack."""
@@ -195,7 +195,29 @@ def _later(column: Column, units: float, paid: float) -> Column:
     return [*([NEVER] * (whole + 1)), *[rest * more + part * less + paid for more, less in pairs]]
 
 
-@lru_cache(maxsize=CACHED_PLANS)
+class SpotPlanCache:
+    """Plans by key. The least recently used ones are dropped once all have more than `CACHED_CELLS`."""
+
+    def __init__(self, most_cells: int = CACHED_CELLS) -> None:
+        self._most_cells = most_cells
+        self._plans: dict[SpotPlanKey, SpotPlan] = {}
+        self._cells = 0
+
+    def get(self, key: SpotPlanKey) -> SpotPlan:
+        """Return the plan of a key, which is computed if it is not kept."""
+        plan = self._plans.pop(key, None)
+        if plan is None:
+            plan = SpotPlan(key)
+            self._cells += plan.cells
+        self._plans[key] = plan
+        while self._cells > self._most_cells and len(self._plans) > 1:
+            self._cells -= self._plans.pop(next(iter(self._plans))).cells
+        return plan
+
+
+PLANS: Final = SpotPlanCache()
+
+
 def plan_for(key: SpotPlanKey) -> SpotPlan:
-    """Return the plan of a key; the latest ones are kept."""
-    return SpotPlan(key)
+    """Return the plan of a key; jobs share it."""
+    return PLANS.get(key)

@@ -85,7 +85,8 @@ def review_active(facts: ActiveReview) -> Move | Stay:
     made, left_h = _quote(facts), _left_h(facts)
     if left_h is None:
         return Stay(reason="stays on demand: its duration is unknown")
-    planned = _planned_costs(facts, made.spot_outlook)
+    stay_usd = _running_usd(facts, left_h)
+    planned = _planned_costs(facts, made.spot_outlook, stay_usd)
     if made.spot_outlook is not None and planned is not None and planned[0] >= planned[1]:
         return Stay(reason=_dearer_message(made.spot_outlook.offer_id, *planned))
     choice = choose(
@@ -97,7 +98,6 @@ def review_active(facts: ActiveReview) -> Move | Stay:
     line = choice.line
     if line is None or not line.offer.spot or line.usd_p50 is None or made.deadline_at_risk:
         return Stay(reason=f"stays on demand: {_no_spot_message(made, choice.line)}")
-    stay_usd = _running_usd(facts, left_h)
     if planned is not None:
         return _unless_refused(facts, line, stay_usd - planned[0])
     if (move_usd := line.usd_p50 + _drain_usd(facts) + _delay_usd(facts, line, left_h)) > stay_usd * MOVE_SHARE:
@@ -105,11 +105,16 @@ def review_active(facts: ActiveReview) -> Move | Stay:
     return _unless_refused(facts, line, stay_usd - move_usd)
 
 
-def _planned_costs(facts: ActiveReview, outlook: SpotOutlook | None) -> tuple[Decimal, Decimal] | None:
-    """Return the expected dollars to the end after a move and without it now; None: no plan compares them."""
+def _planned_costs(
+    facts: ActiveReview, outlook: SpotOutlook | None, stay_usd: Decimal
+) -> tuple[Decimal, Decimal] | None:
+    """Return the expected dollars to the end after a move and without it now; None: no plan compares them.
+
+    `stay_usd`: dollars to the end on the running machine, which may be cheaper than what the market sells now.
+    """
     if outlook is None or outlook.demand_usd is None or outlook.spot_usd is None:
         return None
-    return outlook.spot_usd + _drain_usd(facts), outlook.demand_usd
+    return outlook.spot_usd + _drain_usd(facts), min(outlook.demand_usd, stay_usd)
 
 
 def _dearer_message(offer_id: str, move_usd: Decimal, stay_usd: Decimal) -> str:

@@ -129,7 +129,7 @@ class PostgresGlobalPolicies(PostgresPart):
             if not await connection.fetch(QUERIES["lock_policy_id"], policy_id):
                 return False
             values = reached.budget.key, reached.threshold.at, reached.threshold.action.value, since
-            if not await connection.fetch(QUERIES["post_threshold"], policy_id, *values):
+            if not await connection.fetch(QUERIES["post_threshold"], policy_id, *values, self._pool.books.now()):
                 return False
             await connection.fetch(QUERIES["post"], *posted(notice))
             return True

@@ -106,10 +106,11 @@ FROM (
 ) AS late WHERE j.id = late.id;
 
 -- name: repair_attempts
-UPDATE attempts a SET epoch = a.epoch + 1, lease_until = NULL, lease_owner = NULL, due_at = clock_timestamp()
+UPDATE attempts a SET epoch = a.epoch + 1, lease_until = NULL, lease_owner = NULL, due_at = clock_timestamp(),
+    reviewed_at = LEAST(a.reviewed_at, clock_timestamp())
 FROM (
     SELECT id FROM attempts WHERE lane IS NOT NULL AND (due_at > clock_timestamp() + interval '2 minutes'
-        OR lease_until > clock_timestamp() + interval '2 minutes')
+        OR lease_until > clock_timestamp() + interval '2 minutes' OR reviewed_at > clock_timestamp() + interval '2 minutes')
     ORDER BY id FOR NO KEY UPDATE
 ) AS late WHERE a.id = late.id;
 

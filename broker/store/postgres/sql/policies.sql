@@ -76,7 +76,7 @@ SELECT id FROM policies WHERE id = $1 FOR NO KEY UPDATE;
 
 -- name: post_threshold
 INSERT INTO policy_told (policy_id, budget, share, action, at)
-SELECT $1, $2, $3, $4, clock_timestamp() WHERE NOT EXISTS (
+SELECT $1, $2, $3, $4, COALESCE($6, clock_timestamp()) WHERE NOT EXISTS (
     SELECT FROM policy_told WHERE policy_id = $1 AND budget = $2 AND share = $3 AND action = $4 AND at >= $5)
 RETURNING at;
 

@@ -65,8 +65,8 @@ def facts(
     running = replace(running, spec=wanted, workload=LONG, **(job or {}))
     began = NOW - timedelta(seconds=trained_s)
     ran = build.attempt(
-        line=LINE, first_beat_at=began, create_sent_at=began, beat=beat(1000, 990), **(attempt or {})
-    )  # fmt: skip
+        **{"line": LINE, "first_beat_at": began, "create_sent_at": began, "beat": beat(1000, 990)} | (attempt or {})
+    )
     return ActiveReview(
         **{
             "job": running, "attempt": ran, "now": NOW, "settings": SETTINGS, "offers": offers,
@@ -94,6 +94,15 @@ def test_a_move_must_pay_for_the_delay_without_a_deadline() -> None:
     with_deadline = facts()
     spec = with_deadline.job.spec.model_copy(update={"hour_worth_usd": Decimal(900)})
     assert isinstance(review_active(replace(with_deadline, job=replace(with_deadline.job, spec=spec))), Move)
+
+
+@pytest.mark.parametrize("deadline_h", [200.0, None])
+def test_a_machine_that_is_cheaper_than_the_market_is_kept(deadline_h: float | None) -> None:
+    """The market may sell on-demand at more than the running machine costs, e.g. once its offer is rented."""
+    own = replace(LINE, offer=replace(LINE.offer, usd_per_hour=Decimal("0.50")))
+    decision = review_active(facts(deadline_h=deadline_h, attempt={"line": own}))
+    assert isinstance(decision, Stay)
+    assert "is expected to cost" in decision.reason
 
 
 def applied(**limits: Any) -> tuple[Applied, ...]:

@@ -51,6 +51,12 @@ def test_an_offer_that_is_only_sold_out_or_dear_may_be_served() -> None:
     assert not may_be_served(quoted([offer()], resources={"accelerators": ["l4"]}))
 
 
+def test_a_disk_that_is_full_for_now_is_no_reason() -> None:
+    """A job that waits for the running one to end needs the disk only then."""
+    full = replace(HERE, disk_bytes=GIB, available=False)
+    assert refusal(spec(), market({"mine": MINE}, [full], local_files=True)) is None
+
+
 @pytest.mark.parametrize(
     ("resources", "caps", "field", "words"),
     [

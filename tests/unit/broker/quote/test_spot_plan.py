@@ -8,7 +8,7 @@ import pytest
 
 from broker.estimator.spot_hazards import Timeline
 from broker.quote.spot import policy
-from broker.quote.spot.plan import CLASSES, SpotAction, SpotPlan, SpotPlanKey, plan_for
+from broker.quote.spot.plan import CLASSES, SpotAction, SpotPlan, SpotPlanCache, SpotPlanKey, plan_for
 from broker.quote.spot.policy import Outlook, SpotOption, SpotSituation, may_try_spot, may_wait, outlook
 from broker.simulation.production import ProductionPolicy
 from broker.simulation.runs import SimulatedRun, follow
@@ -160,3 +160,16 @@ def test_mutants_of_the_guard_are_found(late_min: float, slack_min: float) -> No
         assert planned(case).action is SpotAction.DEMAND
         with patch.object(policy, "may_wait", late):
             assert planned(case).action is SpotAction.WAIT
+
+
+def test_plans_are_shared_and_the_oldest_dropped_by_their_size() -> None:
+    keys = [replace(KEY, fall=fall) for fall in range(4)]
+    cells = SpotPlan(KEY).cells
+    cache = SpotPlanCache(most_cells=2 * cells)
+    first, second = cache.get(keys[0]), cache.get(keys[1])
+    assert cache.get(keys[0]) is first
+    cache.get(keys[2])  # drops the second, which was used before the first
+    assert cache.get(keys[0]) is first
+    assert cache.get(keys[1]) is not second
+    large = SpotPlanCache(most_cells=cells - 1)
+    assert large.get(KEY) is large.get(KEY), "one plan is always kept"

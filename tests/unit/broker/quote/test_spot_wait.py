@@ -123,6 +123,13 @@ def test_a_free_machine_of_ones_own_ends_all_waits() -> None:
     assert made.spot_outlook is None
 
 
+def test_a_job_without_steps_left_has_nothing_to_plan() -> None:
+    """All steps are done and only the results are missing, e.g. after a loss before the final report."""
+    made = quoted(6 * HOUR, work=replace(WORK, steps=0, eval_rows=0))
+    assert made.kept_count
+    assert made.spot_outlook is None
+
+
 def test_one_offer_stands_for_each_spot_market() -> None:
     """The cheapest offer on sale in a region is compared, whatever the order of the listing."""
     dearer = replace(SPOT, id="cloud/dearer", usd_per_hour=Decimal("0.90"))
