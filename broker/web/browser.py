@@ -2,6 +2,7 @@
 
 import asyncio
 import ipaddress
+import posixpath
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -70,7 +71,8 @@ def own_path(path: str | None) -> str:
     """Return a path of these pages; HOME for another address, to which no answer may lead."""
     if path is None or len(path) > 2000 or "//" in path.partition("?")[0] or not OWN_PATH.fullmatch(path):
         return HOME
-    return path
+    is_sign_in = posixpath.normpath(path.partition("?")[0]).startswith(SIGN_IN)
+    return HOME if is_sign_in else path  # a link with a code would sign the visitor in as another user
 
 
 def see(path: str) -> web.Response:

@@ -55,10 +55,27 @@ async def test_pages_without_a_session_lead_to_the_sign_in_and_back(api: Running
         assert back.location == "/ui/jobs?state=failed"
 
 
+SIGN_INS = ("/ui/sign-in?code=a", "/ui/sign-in/", "/ui/jobs/../sign-in?code=a")
+"""Targets that would sign the visitor in with the code of another user."""
+
+
+async def test_a_theme_never_leads_to_a_sign_in(ada: Visitor) -> None:
+    for target in SIGN_INS:
+        assert (await ada.post("/ui/theme", next=target)).location == "/ui/jobs", target
+
+
 async def test_a_sign_in_never_leads_to_another_site(api: Running) -> None:
     async with Visitor(api) as visitor:
         token = (await api.token("ada"))["Authorization"].removeprefix("Bearer ")
-        for target in ("https://evil.example/ui", "//evil.example", "/ui//evil", "/\\evil", "/ui/\nx", "/v1"):
+        for target in (
+            "https://evil.example/ui",
+            "//evil.example",
+            "/ui//evil",
+            "/\\evil",
+            "/ui/\nx",
+            "/v1",
+            *SIGN_INS,
+        ):
             assert (await visitor.post("/ui/sign-in", token=token, next=target)).location == "/ui/jobs", target
 
 
