@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import yaml
@@ -14,6 +15,10 @@ from trainer.contract.data_config import COLUMN_SETTINGS, USES
 NUMBER = re.compile(r"-?\d+(\.\d+)?([eE]-?\d+)?")
 MORE = "more"
 """Field with further settings as YAML, which win over the other fields."""
+MORE_BYTES = 32 * 1024
+"""Most bytes of that field: the time of the YAML parser grows with them."""
+NUMBER_CHARS = 40
+"""Longest text that is read as a number. The spec's rules refuse a longer one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +69,8 @@ def field_of(path: str) -> str:
     return ""
 
 
-def document(form: Mapping[str, str], upload: str) -> dict[str, Any]:
-    """Return the spec that the form describes. Fields with their default are left out. Raises InvalidInput.
+def document(form: Mapping[str, str], upload: str, more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the spec that the form describes, with `more` on top. Fields with their default are left out.
 
     `upload`: what `train.data.path` shall be.
     """
@@ -77,18 +82,23 @@ def document(form: Mapping[str, str], upload: str) -> dict[str, Any]:
             _put(spec, field.path.split("."), _value(field.name, text))
     if upload:
         _put(spec, ["train", "data", "path"], upload)
-    return _merged(spec, _more(form.get(MORE, "")))
+    return _merged(spec, more)
 
 
 def _value(name: str, text: str) -> Any:
     if name == "accelerators":
         return [part.strip() for part in text.split(",") if part.strip()]
-    if name in TEXTS or not NUMBER.fullmatch(text):
+    if name in TEXTS or len(text) > NUMBER_CHARS or not NUMBER.fullmatch(text):
         return text
     return float(text) if set(text) & set(".eE") else int(text)
 
 
-def _more(text: str) -> Mapping[str, Any]:
+def further_settings(form: Mapping[str, str]) -> Mapping[str, Any]:
+    """Parse the field MORE; takes up to a second of CPU. Raises InvalidInput."""
+    text = form.get(MORE, "")
+    if (size := len(text.encode())) > MORE_BYTES:
+        message = f"has {size:,} bytes; give at most {MORE_BYTES:,}, or submit a file with `gpubroker submit`"
+        raise InvalidInput(Problem(field=MORE, message=message))
     try:
         data = yaml_document.parse(text, "line").data if text.strip() else {}
     except yaml_document.BadYaml as error:
@@ -114,7 +124,18 @@ def _merged(spec: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_yaml(spec: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(spec), sort_keys=False, allow_unicode=True, width=100)
+    """Return the spec as YAML; empty if it is nested too deep to be written."""
+    try:
+        return yaml.safe_dump(dict(spec), sort_keys=False, allow_unicode=True, width=100)
+    except RecursionError:
+        return ""
+
+
+def cap_text(cap: Decimal) -> str:
+    """Return every digit of a cap, with two decimals unless it is whole dollars. Equal caps give equal texts."""
+    text = f"{cap.normalize():f}"
+    whole, _, cents = text.partition(".")
+    return f"{whole}.{cents:0<2}" if cents else whole
 
 
 def suggested(task: str, columns: Sequence[str]) -> dict[str, str]:

@@ -36,7 +36,7 @@ async def test_other_calls_are_answered_while_a_quote_computes(
         release.wait(PATIENCE_S)
 
     monkeypatch.setattr(place, compute)
-    monkeypatch.setattr(api.service.quotes, "_threads", CpuThreads(deadline_s=0.2))
+    monkeypatch.setattr(api.service.quotes, "threads", CpuThreads(deadline_s=0.2))
     me, other = await api.token("ada"), await api.token("bob", team="blue")
     body = spec((await api.upload(me))["ref"])
     try:

@@ -1,6 +1,8 @@
 """The form for a new job: data, columns, the quote, and one write."""
 
 import asyncio
+import re
+import threading
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
@@ -9,11 +11,12 @@ import yaml
 
 from broker.domain.errors import InvalidInput
 from broker.domain.spec import JobSpec
-from broker.web.job_form import MORE, document, field_of, suggested
+from broker.web.job_form import MORE, MORE_BYTES, cap_text, document, field_of, further_settings, suggested
 from broker.web.quote_view import deadline_chance, memory_parts, quote_summary
 from tests.api.harness import CSV, MODEL, Running
 from tests.support.machines import offer, quoted
 from tests.web.visitor import Visitor
+from trainer.contract import yaml_document
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -39,7 +42,7 @@ async def test_an_upload_suggests_the_columns_and_a_name(ada: Visitor) -> None:
 
 
 def test_the_space_between_prompt_and_completion_is_kept() -> None:
-    spec = document({"prompt": "Define {word}: ", "completion": " {definition}", "name": " words "}, "")
+    spec = document({"prompt": "Define {word}: ", "completion": " {definition}", "name": " words "}, "", {})
     assert (spec["train"]["data"], spec["name"]) == (
         {"prompt": "Define {word}: ", "completion": " {definition}"},
         "words",
@@ -87,13 +90,13 @@ async def test_every_fault_stands_beside_its_field_in_the_words_of_the_api(ada: 
 
 
 async def test_a_form_that_is_sent_twice_is_one_job(api: Running, ada: Visitor) -> None:
-    form = await filled(ada, cap_usd="5")
+    form = await filled(ada, cap_usd="5", shown_cap="5")
     answers = await asyncio.gather(*(ada.send("/ui/new/submit", **form) for _ in range(4)))
     assert {a.status for a in answers} == {303}
     (location,) = {a.location for a in answers}
     jobs = await api.call("GET", "/v1/jobs", await api.token("ada"), 200)
     assert [f"/ui/jobs/{job['id']}" for job in jobs["items"]] == [location]
-    other = await ada.send("/ui/new/submit", **form | {"cap_usd": "6"})
+    other = await ada.send("/ui/new/submit", **form | {"cap_usd": "6", "shown_cap": "6"})
     assert other.status == 409
     assert 'role="alert"' in other.text
 
@@ -102,8 +105,89 @@ async def test_without_a_cap_the_proposed_one_counts_and_none_is_refused(ada: Vi
     form = await filled(ada)
     refused = await ada.send("/ui/new/submit", **form)
     assert refused.status == 422
-    page = await ada.send("/ui/new/submit", **form | {"proposed_cap": "0.5"})
+    page = await ada.send("/ui/new/submit", **form | {"shown_cap": "0.50"})
     assert "of $0.5000" in (await ada.get(page.location)).text
+
+
+def shown_cap(page: str) -> str:
+    """Return the cap that a quote's page sends with its button, which shows the same."""
+    (cap,) = re.findall(r'name="shown_cap" value="([^"]*)"', page)
+    assert f"Submit, at most ${cap}<" in page
+    assert f"at most <b>${cap}</b> by" in page
+    return str(cap)
+
+
+async def caps(api: Running) -> list[str]:
+    jobs = await api.call("GET", "/v1/jobs", await api.token("ada"), 200)
+    return [job["cap_usd"] for job in jobs["items"]]
+
+
+@pytest.mark.parametrize("field", ["", "2"])
+async def test_the_cap_that_is_shown_is_the_cap_of_the_job(api: Running, ada: Visitor, field: str) -> None:
+    """The further settings win over the field."""
+    form = await filled(ada, cap_usd=field, more="cap_usd: 500")
+    cap = shown_cap((await ada.htmx("/ui/new/quote", **form)).text)
+    assert cap == "500"
+    assert (await ada.send("/ui/new/submit", **form, shown_cap=cap)).status == 303
+    assert await caps(api) == ["500"]
+
+
+@pytest.mark.parametrize("seen", [{"shown_cap": "4"}, {}])
+async def test_a_cap_that_was_not_shown_is_quoted_again_not_submitted(
+    api: Running, ada: Visitor, seen: dict[str, str]
+) -> None:
+    form = await filled(ada, cap_usd="4000")
+    answer = await ada.send("/ui/new/submit", **form | seen)
+    assert answer.status == 409
+    assert f"the quote showed {'$4' if seen else 'no cap'}, and the cap is $4000" in answer.text
+    assert await caps(api) == []
+    assert (await ada.send("/ui/new/submit", **form, shown_cap=shown_cap(answer.text))).status == 303
+    assert await caps(api) == ["4000"]
+
+
+async def test_enter_in_the_form_quotes(ada: Visitor) -> None:
+    """The default button of a form is its first one that submits."""
+    page = (await ada.send("/ui/new/quote", **await filled(ada))).text
+    form = page.partition('<form class="new"')[2].partition("</form>")[0]
+    first = form[form.index("<button") :].partition("</button>")[0]
+    assert first.endswith(">Quote")
+    assert "formaction" not in first
+    assert "<noscript" not in form
+
+
+@pytest.mark.parametrize(("cap", "text"), [("5.000", "5"), ("0.5", "0.50"), ("100", "100"), ("1.234567", "1.234567")])
+def test_equal_caps_have_one_text(cap: str, text: str) -> None:
+    assert cap_text(Decimal(cap)) == text
+
+
+async def test_long_further_settings_are_refused_before_they_are_parsed(ada: Visitor) -> None:
+    form = await filled(ada, cap_usd="5", shown_cap="5", more="#" * (MORE_BYTES + 1))
+    for path in ("quote", "submit", "spec"):
+        answer = await ada.htmx(f"/ui/new/{path}", **form)
+        assert re.search(r'id="fault-more"[^>]*>has 32,769 bytes; give at most 32,768', answer.text), path
+
+
+async def test_further_settings_are_parsed_once_and_off_the_event_loop(
+    ada: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parse, threads = yaml_document.parse, list[int]()
+
+    def observed(text: str, name: str) -> yaml_document.YamlDocument:
+        threads.append(threading.get_ident())
+        return parse(text, name)
+
+    monkeypatch.setattr(yaml_document, "parse", observed)
+    await ada.htmx("/ui/new/quote", **await filled(ada, more="priority: 3"))
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()
+
+
+async def test_a_number_of_thousands_of_digits_is_a_fault_of_its_field(ada: Visitor) -> None:
+    form = await filled(ada)
+    for name in ("cap_usd", "epochs", "max_steps", "lr", "gpus", "deadline"):
+        answer = await ada.htmx("/ui/new/quote", **form | {name: "9" * 5000})
+        assert answer.status == 200, name
+        assert f'id="fault-{name}" role="alert" hx-swap-oob="true"></p>' not in answer.text, name
 
 
 async def test_a_job_with_the_data_of_another_user_is_refused(api: Running, ada: Visitor) -> None:
@@ -133,13 +217,13 @@ async def test_the_query_prefills_the_model(ada: Visitor) -> None:
 
 def test_other_settings_win_over_the_fields() -> None:
     form = {"name": "a", "epochs": "3", "lr": "1e-4", MORE: "train: {epochs: 5}\nlabels: {team: nlp}"}
-    assert document(form, "") == {
+    assert document(form, "", further_settings(form)) == {
         "name": "a",
         "train": {"epochs": 5, "optim": {"lr": 0.0001}},
         "labels": {"team": "nlp"},
     }
     with pytest.raises(InvalidInput, match="more"):
-        document({MORE: "a: 1\na: 2"}, "")
+        further_settings({MORE: "a: 1\na: 2"})
 
 
 @pytest.mark.parametrize(

@@ -76,8 +76,8 @@ class QuoteService:
         self._clock = clock
         self._entropy = entropy
         self.settings = settings
-        self._threads = CpuThreads()
-        self.policies = Policies(store, clock, self._threads)
+        self.threads = CpuThreads()
+        self.policies = Policies(store, clock, self.threads)
         self._outlooks: dict[object, MarketOutlook] = {}
         self._outlooks_at: Sequence[Offer] = ()
 
@@ -116,7 +116,7 @@ class QuoteService:
         try:
             typed, upload = await self.inputs.upload(rows, caller.tenant, spec)
             resolved, batch_message = batched(self.preflight.permit(typed), upload)
-            checked = await self.preflight.check(resolved, upload.summary, self._threads.of_team(caller.team))
+            checked = await self.preflight.check(resolved, upload.summary, self.threads.of_team(caller.team))
         except InvalidInput as error:
             raise InvalidInput(*faults, *error.problems) from None
         if faults:
@@ -213,7 +213,7 @@ class QuoteService:
             local_files=self._blobs.local or checked.local_model,
             scoped_store=self._blobs.scopes,
         )
-        return await self._threads.of_team(team)(partial(unserved, spec, checked.workload, market))
+        return await self.threads.of_team(team)(partial(unserved, spec, checked.workload, market))
 
     async def _rank(self, team: str, spec: JobSpec, checked: Checked, excluded: Mapping[str, str]) -> Quote:
         rank = partial(
@@ -232,7 +232,7 @@ class QuoteService:
             storage_usd_per_gib_month=self.settings.storage_usd_per_gib_month,
             learned=self.learned(),
         )
-        return await self._threads.of_team(team)(rank)
+        return await self.threads.of_team(team)(rank)
 
     def new_job(self, team: str, owner: str, spec: JobSpec, workload: Workload, retry_of: JobId | None = None) -> Job:
         """Return a job with a new id, without storing the job."""

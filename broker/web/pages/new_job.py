@@ -12,10 +12,11 @@ from broker.api.schemas.queries import UploadQuery
 from broker.api.schemas.quotes import QuoteSpec
 from broker.api.service.interfaces import Checked
 from broker.domain.errors import IdempotencyConflict, InvalidInput, OverBudget, Problem
+from broker.domain.formatting import visible
 from broker.domain.spec import JobSpec
 from broker.policy.budgets import Refusal
 from broker.web.browser import Visit, see
-from broker.web.job_form import FIELDS, MORE, as_yaml, document, field_of, suggested
+from broker.web.job_form import FIELDS, MORE, as_yaml, cap_text, document, field_of, further_settings, suggested
 from broker.web.quote_view import QuoteSummary, quote_summary
 from broker.web.rendering import HEADERS
 from broker.web.routes import Routes
@@ -130,8 +131,15 @@ def _faults(error: InvalidInput) -> dict[str, str]:
     return lines
 
 
-def _spec(form: Mapping[str, str], model: type[JobSpec]) -> JobSpec:
-    wanted = document(form, form.get("upload", ""))
+async def _more(visit: Visit, form: Mapping[str, str]) -> Mapping[str, Any]:
+    """Parse the further settings in a thread. Raises InvalidInput, Busy."""
+    if not form.get(MORE, "").strip():
+        return {}
+    return await visit.service.quotes.threads.of_team(visit.caller.team)(lambda: further_settings(form))
+
+
+def _spec(form: Mapping[str, str], more: Mapping[str, Any], model: type[JobSpec]) -> JobSpec:
+    wanted = document(form, form.get("upload", ""), more)
     try:
         return model.model_validate(wanted)
     except ValidationError as error:
@@ -142,18 +150,29 @@ def _spec(form: Mapping[str, str], model: type[JobSpec]) -> JobSpec:
 async def quote(visit: Visit) -> web.Response:
     """Quote the form: for htmx the quote and the lines next to the fields, otherwise the whole page."""
     form = await visit.form()
-    faults: dict[str, str] = {}
-    values: dict[str, Any] = {"quote": None, "check": {}, "held": None, "cap": form.get("cap_usd", "").strip()}
-    try:
-        spec = _spec(form, QuoteSpec)
-        checked, summary, held = await _quoted(visit, spec)
-        values |= {"quote": summary, "check": checked.report, "held": held}
-    except InvalidInput as error:
-        faults = _faults(error)
-    values |= {"faults": faults, "yaml": await _yaml(visit, form), "fields": _shown(form)}
+    values = await _quote_values(visit, form)
     if visit.request.headers.get("HX-Request") == "true":
         return visit.page("new_quote.html", **values)
+    faults = values["faults"]
     return visit.page("new_job.html", 422 if faults else 200, **(values | await _form(visit, form, faults)))
+
+
+async def _quote_values(visit: Visit, form: Mapping[str, str], changed: str = "") -> dict[str, Any]:
+    """Return what the quote shows. `changed`: line on why a submission was refused."""
+    faults: dict[str, str] = {}
+    values: dict[str, Any] = {"quote": None, "check": {}, "held": None, "cap": "", "is_own_cap": False, "yaml": ""}
+    try:
+        more = await _more(visit, form)
+        values["yaml"] = await _yaml(visit, form, more)
+        spec = _spec(form, more, QuoteSpec)
+        checked, summary, held = await _quoted(visit, spec)
+        is_own_cap = "cap_usd" in spec.model_fields_set
+        cap = spec.cap_usd if is_own_cap else summary.proposed_cap
+        values |= {"quote": summary, "check": checked.report, "held": held, "is_own_cap": is_own_cap}
+        values["cap"] = "" if cap is None else cap_text(cap)
+    except InvalidInput as error:
+        faults = _faults(error)
+    return values | {"faults": faults, "fields": _shown(form), "changed": changed}
 
 
 def _shown(form: Mapping[str, str]) -> list[str]:
@@ -167,34 +186,47 @@ async def _quoted(visit: Visit, spec: JobSpec) -> tuple[Checked, QuoteSummary, R
     return checked, quote_summary(ranking, visit.service.clock.now(), spec.deadline), held
 
 
-async def _yaml(visit: Visit, form: Mapping[str, str]) -> str:
-    """Return the spec as a file for the command line, which names the data's file; empty if the YAML is wrong."""
+async def _yaml(visit: Visit, form: Mapping[str, str], more: Mapping[str, Any]) -> str:
+    """Return the spec as a file for the command line, which names the data's file."""
     data = await _data(visit, form.get("upload", ""))
-    try:
-        return as_yaml(document(form, data.name if data else ""))
-    except InvalidInput:
-        return ""
+    wanted = document(form, data.name if data else "", more)
+    return await visit.service.quotes.threads.of_team(visit.caller.team)(lambda: as_yaml(wanted))
 
 
 @routes.post(NEW + "/spec", scope="submit")
 async def spec_file(visit: Visit) -> web.Response:
     """Download the form as a spec for the command line."""
     form = await visit.form()
-    text = await _yaml(visit, form)
+    try:
+        text = await _yaml(visit, form, await _more(visit, form))
+    except InvalidInput as error:
+        return await _refused(visit, form, error)
     headers = {**HEADERS, "Content-Disposition": 'attachment; filename="job.yaml"', "Cache-Control": "no-store"}
     return web.Response(text=text, content_type="application/yaml", charset="utf-8", headers=headers)
 
 
 @routes.post(NEW + "/submit")
 async def submit(visit: Visit) -> web.Response:
-    """Submit the job. A second send of the same form leads to the same job."""
+    """Submit the job at the cap that the quote showed. A second send of the same form leads to the same job."""
     form = await visit.form()
-    if not form.get("cap_usd", "").strip():
-        form["cap_usd"] = form.get("proposed_cap", "")
+    shown = form.get("shown_cap", "")
     try:
-        job, _ = await visit.service.submit(visit.caller, _spec(form, JobSpec), key=form.get("key", "")[:100] or None)
+        more = await _more(visit, form)
+        proposed = {} if form.get("cap_usd", "").strip() else {"cap_usd": shown}
+        spec = _spec(form | proposed, more, JobSpec)
+        if cap_text(spec.cap_usd) != shown:
+            return await _quoted_again(visit, form, spec)
+        job, _ = await visit.service.submit(visit.caller, spec, key=form.get("key", "")[:100] or None)
     except InvalidInput as error:
         return await _refused(visit, form, error)
     except (OverBudget, IdempotencyConflict) as error:
         return await _refused(visit, form, InvalidInput(Problem(field="", message=str(error))), 409)
     return see(f"/ui/jobs/{job.id}")
+
+
+async def _quoted_again(visit: Visit, form: Mapping[str, str], spec: JobSpec) -> web.Response:
+    """Refuse to submit at a cap that the page has not shown, and show the quote with this cap."""
+    seen = f"${shown}" if (shown := visible(form.get("shown_cap", "")[:20])) else "no cap"
+    changed = f"Not submitted: the quote showed {seen}, and the cap is ${cap_text(spec.cap_usd)}; check it and submit."
+    values = await _quote_values(visit, form, changed)
+    return visit.page("new_job.html", 409, **(values | await _form(visit, form, values["faults"])))
