@@ -77,7 +77,8 @@ def _with_adapters(
 def untie_adapted_head(model: Any) -> None:
     """Give a model its own output weights if an adapter of them is merged and the input embeddings share them.
 
-    The merge would otherwise change the embeddings too, which the adapter has never changed.
+    The merge would otherwise change the embeddings too, which the adapter has never changed. Raises UserFault for an
+    encoder-decoder, whose embeddings a saved model with untied weights would lack.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -87,6 +88,11 @@ def untie_adapted_head(model: Any) -> None:
         return
     layer: Any = head.get_base_layer()
     if layer.weight is embeddings.weight:
+        if base.config.is_encoder_decoder:
+            raise UserFault(
+                "output.merge: an adapter on the output layer of an encoder-decoder with shared embeddings cannot be "
+                "merged; set output.merge: false, or choose other train.method.targets"
+            )
         layer.weight = torch.nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
         for config in (base.config, base.config.get_text_config()):
             config.tie_word_embeddings = False

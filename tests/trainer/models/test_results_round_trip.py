@@ -80,6 +80,41 @@ def test_merge_that_changes_the_model_is_refused(
     assert not (tmp_path / "model").exists()
 
 
+def test_merge_with_a_loss_that_is_no_number_is_refused(
+    trained: tuple[Any, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, rows = trained
+    monkeypatch.setattr(task.model, "loss_sum", lambda model, batch: torch.tensor(float("nan")))
+    with pytest.raises(UserFault, match=r"output\.merge: the merged model has the loss nan"):
+        task.model.merge(tmp_path, rows)
+    assert not (tmp_path / "model").exists()
+
+
+def test_adapter_on_the_shared_head_of_an_encoder_decoder_is_not_merged(tmp_path: Path) -> None:
+    """BART's encoder and decoder embeddings are the head's weights: untied, they would be saved nowhere."""
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    tokenizer = byte_level()
+    settings = BartConfig(
+        vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=64,
+    )  # fmt: skip
+    BartForConditionalGeneration(settings).save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    config = TrainConfig(
+        model=str(tmp_path / "base"), task="seq2seq", precision="fp32", max_steps=1, global_batch=2, max_length=32,
+        data=DataConfig(path="rows.jsonl", prompt="{q}", completion="{a}"),
+        method=LoraConfig(r=2, targets=("lm_head",)),
+    )  # fmt: skip
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"q": f"a {n}", "a": f"b {n}"}) for n in range(4)))
+    task = tasks.build_task(config)
+    task.examples(tmp_path / "rows.jsonl", "jsonl")
+    task.model.save(tmp_path, task.model.build("fp32"))
+    with pytest.raises(UserFault, match=r"output\.merge: .* set output\.merge: false, or choose other train\.method"):
+        task.model.merge(tmp_path)
+    assert not (tmp_path / "model").exists()
+
+
 @pytest.mark.parametrize("published", [{}, {"truncation": 7}, {"padding": "[PAD]"}])
 def test_tokenizer_is_saved_with_the_state_it_was_published_with(published: dict[str, Any], tmp_path: Path) -> None:
     from transformers import AutoTokenizer

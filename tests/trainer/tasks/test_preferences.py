@@ -68,6 +68,23 @@ def test_resume_bitwise_of_preferences(model: Path, data: Path, tmp_path: Path) 
     assert scores["metrics_after"]["margin"] > 0
 
 
+def test_a_merged_model_of_dpo_is_compared_with_its_adapter(model: Path, data: Path, tmp_path: Path) -> None:
+    """A merged model has no adapter to turn off, so there is no reference to compare by."""
+    task = Dpo(config(model, DPO, precision="fp32", method=LoraConfig(r=4, dropout=0)))
+    examples, _ = task.examples(data, "csv")
+    tuned = task.model.build("fp32")
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in tuned.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+    task.model.save(tmp_path, tuned)
+    compared = task.model.merge(tmp_path, list(examples)[:4])
+    assert compared["merged_loss"] == pytest.approx(compared["adapter_loss"], rel=1e-4)
+    assert compared["merged_loss"] > 0
+    assert (tmp_path / "model" / "model.safetensors").exists()
+
+
 def test_the_loss_of_dpo_is_that_of_the_paper(model: Path, data: Path) -> None:
     task = Dpo(config(model, DPO, precision="fp32", method=LoraConfig(r=4, dropout=0)))
     examples, _ = task.examples(data, "csv")

@@ -89,6 +89,10 @@ class TaskModel(ABC, Generic[D]):
         The sum has `TaskData.targets` losses for each example; the unit of one loss is in the class docstring.
         """
 
+    def compared_sum(self, model: Any, batch: Batch) -> torch.Tensor:
+        """Return the sum by which `merge` compares models with and without an adapter, in the form of `loss_sum`."""
+        return self.loss_sum(model, batch)
+
     def choose_judged(self, held_out: Sequence[Any]) -> None:
         """Choose the held-out examples for expensive metrics, before an evaluation."""
 
@@ -144,7 +148,7 @@ class TaskModel(ABC, Generic[D]):
         before = self._mean_loss(adapted, rows)
         merged = adapted.merge_and_unload()
         after = self._mean_loss(merged, rows)
-        if abs(after - before) > MERGE_TOLERANCE * max(abs(before), 0.1):
+        if not abs(after - before) <= MERGE_TOLERANCE * max(abs(before), 0.1):  # NaN is refused too.
             raise UserFault(
                 f"output.merge: the merged model has the loss {after:.4f}, base and adapter have {before:.4f}; set "
                 "output.merge: false and use the adapter, or choose other train.method.targets"
@@ -159,5 +163,5 @@ class TaskModel(ABC, Generic[D]):
             return 0.0
         model.eval()
         with torch.no_grad():
-            loss = self.loss_sum(model, self._data.collate(rows, torch.device("cpu")))
+            loss = self.compared_sum(model, self._data.collate(rows, torch.device("cpu")))
         return float(loss) / max(1, sum(map(self._data.targets, rows)))

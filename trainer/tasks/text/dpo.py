@@ -27,6 +27,10 @@ class DpoModel(TaskModel[PreferenceData]):
     def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
         return self._loss_sum(_margins(model, batch))
 
+    def compared_sum(self, model: Any, batch: Batch) -> torch.Tensor:
+        """Return minus the log-probability of all answers: a merged model has no adapter to turn off."""
+        return -_log_probabilities(model, batch).sum()
+
     def judge(self, model: Any, batch: Batch) -> tuple[torch.Tensor, Sequence[float]]:
         """Return the sum of the losses, and the margin of each pair in nats."""
         margins = _margins(model, batch)
