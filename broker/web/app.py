@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from broker.web import browser, static_files
+from broker.web.anonymous_forms import ANONYMOUS_FORMS, AnonymousForms
 from broker.web.pages import jobs, market, new_job, run, run_actions, sign_in
 from broker.web.routes import Routes
 
@@ -16,6 +17,7 @@ Serve = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 def mount(app: web.Application) -> None:
     """Add the pages below `/ui`, and the redirect of browsers from `/`."""
+    app[ANONYMOUS_FORMS] = AnonymousForms()
     app.router.add_get("/", _root)
     app.router.add_get("/ui", _home)
     app.router.add_get(static_files.PREFIX + "{path:.+}", _guarded(static_files.serve))
@@ -47,10 +49,12 @@ def _guarded(serve: Serve) -> Serve:
 
     async def guarded(request: web.Request) -> web.StreamResponse:
         try:
+            if not browser.has_valid_host(request):
+                return browser.status_page(request, 400, ["the Host header names no host and port; correct it"])
             return await serve(request)
         except web.HTTPNotFound:
             return await _unknown(request)
-        except (web.HTTPException, ConnectionError):
+        except (web.HTTPException, web.RequestPayloadError, ConnectionError):
             raise
         except Exception:
             log.exception("the page %s failed", request.rel_url.raw_path)

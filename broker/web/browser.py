@@ -22,6 +22,7 @@ from broker.api.service.content import Content
 from broker.api.service.jobs import Service
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem
 from broker.domain.tenancy import Scope
+from broker.web.anonymous_forms import ANONYMOUS_FORMS
 from broker.web.rendering import HEADERS, rendered
 
 SECURE_COOKIE = "__Host-gpubroker"
@@ -31,6 +32,7 @@ OWN_PATH = re.compile(r"/ui[A-Za-z0-9._~/-]*(\?[!-\[\]-~]*)?")
 """A path of these pages with its query."""
 FIELDS = 200
 """Most fields of a form."""
+NOT_A_FORM = InvalidInput(Problem(field="body", message="is not a form of this page; send it again"))
 
 
 def is_loopback(request: web.Request) -> bool:
@@ -42,6 +44,14 @@ def is_loopback(request: web.Request) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def has_valid_host(request: web.Request) -> bool:
+    """Return False if the Host header names no host and port."""
+    try:
+        return urlsplit(f"//{request.host}").port != 0
+    except ValueError:
+        return False
 
 
 def cookie_name(request: web.Request) -> str:
@@ -83,7 +93,10 @@ def see(path: str) -> web.Response:
 def check_same_origin(request: web.Request) -> None:
     """Raise Forbidden for a write that another site's page may have started."""
     site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
-    same_host = origin is not None and urlsplit(origin).netloc == request.host
+    try:
+        same_host = origin is not None and urlsplit(origin).netloc == request.host
+    except ValueError:
+        same_host = False
     if not (site == "same-origin" if site is not None else same_host):
         raise Forbidden("this request came from a page of another site; open the form here and send it again")
 
@@ -111,16 +124,24 @@ class Visit:
 
     async def form(self) -> dict[str, str]:
         """Return the fields of a form, the last value of each. Raises InvalidInput."""
-        return await form_of(self.request)
+        try:
+            async with asyncio.timeout(BODY_S):
+                raw = await self.request.read()
+        except TimeoutError:
+            raise NOT_A_FORM from None
+        return _fields(raw)
 
 
-async def form_of(request: web.Request) -> dict[str, str]:
+async def anonymous_form(request: web.Request) -> dict[str, str]:
+    """Return the fields of a form of a caller without a session. Raises Overloaded, TooLarge, InvalidInput."""
+    return _fields(await request.app[ANONYMOUS_FORMS].read(request))
+
+
+def _fields(raw: bytes) -> dict[str, str]:
     try:
-        async with asyncio.timeout(BODY_S):
-            raw = await request.read()
         fields = parse_qs(raw.decode(), keep_blank_values=True, max_num_fields=FIELDS)
-    except (TimeoutError, ValueError):
-        raise InvalidInput(Problem(field="body", message="is not a form of this page; send it again")) from None
+    except ValueError:
+        raise NOT_A_FORM from None
     return {name: values[-1] for name, values in fields.items()}
 
 

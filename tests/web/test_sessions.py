@@ -6,7 +6,7 @@ import pytest
 
 from broker.api.core import sessions
 from broker.api.core.auth import TokenDigest
-from broker.api.core.sessions import CODE_S, SESSION_S, WebSessions
+from broker.api.core.sessions import CODE_S, CODES_OF_TOKEN, SESSION_S, WebSessions
 from broker.runtime.secret_box import SecretBox
 from tests.api.harness import Running
 from tests.conformance.samples import ManualClock
@@ -169,6 +169,14 @@ def test_a_code_is_used_once_and_expires() -> None:
     late, _ = made.code(DIGEST)
     clock.time += timedelta(seconds=CODE_S)
     assert made.redeem(late) is None
+
+
+def test_the_codes_of_one_token_drop_only_its_own() -> None:
+    made = opened(ManualClock())
+    theirs, _ = made.code(TokenDigest("cd" * 32))
+    own = [made.code(DIGEST)[0] for _ in range(900)]
+    assert made.redeem(theirs) is not None
+    assert [made.peek(code) is not None for code in own[-CODES_OF_TOKEN - 1 :]] == [False, *[True] * CODES_OF_TOKEN]
 
 
 def test_codes_and_sign_outs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

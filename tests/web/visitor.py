@@ -62,8 +62,16 @@ class Visitor:
         data.add_field("file", content, filename=name)
         return await self._send("POST", path, OWN, data)
 
+    async def raw(self, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        """Send a body that no form makes."""
+        return await self._send("POST", path, headers, body)
+
     async def _send(
-        self, method: str, path: str, headers: Mapping[str, str], data: Mapping[str, str] | aiohttp.FormData | None
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        data: Mapping[str, str] | aiohttp.FormData | bytes | None,
     ) -> Answer:
         url = self.api.url + path
         async with self._http.request(method, url, headers=headers, data=data, allow_redirects=False) as response:

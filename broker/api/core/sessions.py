@@ -20,8 +20,10 @@ SESSION_S = 12 * 3600
 """Seconds from a sign-in to the end of its session."""
 CODE_S = 60
 """Seconds for which a sign-in code may be used."""
-CODES = 256
+CODES = 4096
 """Largest number of unused sign-in codes; the oldest are dropped."""
+CODES_OF_TOKEN = 4
+"""Largest number of unused sign-in codes of one token, so that no caller drops the codes of another."""
 ENDED = 4096
 """Largest number of remembered sign-outs. A cookie that outlives its entry is refused by its age."""
 COOKIE_BYTES = 1024
@@ -77,6 +79,9 @@ class WebSessions:
     def code(self, token: TokenDigest) -> tuple[str, datetime]:
         """Return (a sign-in code, its expiry)."""
         code, until = self._random(), self._clock.now() + timedelta(seconds=CODE_S)
+        own = [name for name, (owner, _) in self._codes.items() if owner == token]
+        for name in own[: max(0, len(own) + 1 - CODES_OF_TOKEN)]:
+            del self._codes[name]
         self._codes[code] = (token, until)
         while len(self._codes) > CODES:
             self._codes.popitem(last=False)

@@ -1,13 +1,16 @@
 """A new job on one page: data, columns, model, hardware, limits, a live quote, and one write at the end."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, get_args
 
 from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 from pydantic import ValidationError
 
 from broker.api.core import problems
 from broker.api.core.problems import StorageFull, TooLarge, TooMany
+from broker.api.http.context import STREAMS
 from broker.api.schemas.queries import UploadQuery
 from broker.api.schemas.quotes import QuoteSpec
 from broker.api.service.interfaces import Checked
@@ -26,6 +29,9 @@ routes = Routes()
 NEW = "/ui/new"
 TASKS = get_args(TaskName)
 CHUNK = 1 << 16
+FILE_S = 30.0
+"""Seconds from an upload's head to the head of its file; then the limits of every upload apply."""
+NO_FILE = InvalidInput(Problem(field="upload", message="no file came; choose one"))
 CHOICES = {
     "task": TASKS,
     "method": ("lora", "qlora", "full"),
@@ -91,20 +97,34 @@ def _name(file: str) -> str:
 async def upload(visit: Visit) -> web.Response:
     """Store the file of a multipart form, and show the form with it."""
     try:
-        part = await (await visit.request.multipart()).next()
-        if not isinstance(part, BodyPartReader) or part.name != "file" or not part.filename:
-            raise InvalidInput(Problem(field="upload", message="no file came; choose one"))
-        name = UploadQuery.model_validate({"name": part.filename}).name
-        stored = await visit.content.upload(visit.caller, name, None, _chunks(part), sha256=None)
+        async with visit.request.app[STREAMS].slot(visit.caller, visit.session.token):
+            part = await _file(visit.request)
+            name = UploadQuery.model_validate({"name": part.filename}).name
+            stored = await visit.content.upload(visit.caller, name, None, _chunks(part), sha256=None)
     except ValidationError as error:
         return await _not_uploaded(visit, problems.of_validation(error, UploadQuery, {}))
-    except ValueError:
-        return await _not_uploaded(visit, InvalidInput(Problem(field="", message="no file came; choose one")))
+    except (ValueError, HttpProcessingError):
+        return await _not_uploaded(visit, NO_FILE)
     except InvalidInput as error:
         return await _not_uploaded(visit, error)
     except (TooLarge, TooMany, StorageFull) as error:
         return await _not_uploaded(visit, InvalidInput(Problem(field="", message=str(error))))
     return see(f"{NEW}?upload=upload:{stored.sha256}")
+
+
+async def _file(request: web.Request) -> BodyPartReader:
+    """Return the file's part of a multipart form. Raises InvalidInput, ValueError, HttpProcessingError."""
+    if request.content_type != "multipart/form-data":
+        raise NO_FILE
+    try:
+        async with asyncio.timeout(FILE_S):
+            part = await (await request.multipart()).next()
+    except TimeoutError:
+        message = f"the file did not begin within {FILE_S:g} s; send it again"
+        raise InvalidInput(Problem(field="upload", message=message)) from None
+    if not isinstance(part, BodyPartReader) or part.name != "file" or not part.filename:
+        raise NO_FILE
+    return part
 
 
 async def _not_uploaded(visit: Visit, error: InvalidInput) -> web.Response:

@@ -8,11 +8,11 @@ from broker.domain.errors import GpubrokerError
 from broker.web.browser import (
     HOME,
     SIGN_IN,
+    anonymous_form,
     check_same_origin,
     clear_session,
     cookie_name,
     error_page,
-    form_of,
     own_path,
     see,
     set_session,
@@ -47,7 +47,7 @@ async def sign_in(request: web.Request) -> web.Response:
     """Start a session for a token."""
     try:
         check_same_origin(request)
-        form = await form_of(request)
+        form = await anonymous_form(request)
     except GpubrokerError as error:
         return error_page(request, error)
     if "code" in form:
@@ -85,7 +85,7 @@ async def theme(request: web.Request) -> web.Response:
     """Remember the theme."""
     try:
         check_same_origin(request)
-        form = await form_of(request)
+        form = await anonymous_form(request)
     except GpubrokerError as error:
         return error_page(request, error)
     response = see(own_path(form.get("next")))
