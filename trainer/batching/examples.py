@@ -35,7 +35,7 @@ class Example:
 
 
 def encode(tokenizer: Any, prompt: str, completion: str, max_length: int) -> Example:
-    """Tokenise prompt and completion as one text, append EOS, and cut the end to `max_length`.
+    """Tokenise prompt and completion as one text, append EOS unless it ends so, and cut the end to `max_length`.
 
     The loss begins with the first token that has a character of the completion.
     """
@@ -44,7 +44,7 @@ def encode(tokenizer: Any, prompt: str, completion: str, max_length: int) -> Exa
     if bos is not None and ids[:1] != [bos] and not prompt:
         ids, has_loss = [bos, *ids], [False, *has_loss]
     if eos is not None:
-        if ids and ids[-1] == eos != bos and not has_loss[-1]:
+        if ids[-1:] == [eos] and (bos != eos or len(ids) > 1):  # A single id may be BOS.
             ids, has_loss = ids[:-1], has_loss[:-1]
         ids, has_loss = [*ids, eos], [*has_loss, True]
     return example_of(ids[:max_length], has_loss[:max_length])

@@ -19,6 +19,12 @@ LEARN_KEYS = ("weight", "train")
 """Keys that say whether an answer carries loss: OpenAI's and Mistral's, and axolotl's."""
 ROW_KEYS = ("tools", "documents", "chat_template_kwargs")
 """Other columns of the row that the chat template receives."""
+RESERVED = frozenset({
+    "self", "conversation", "conversations", "messages", "tools", "documents", "chat_template", "tokenize",
+    "add_generation_prompt", "continue_final_message", "sanitize_control_tokens", "padding", "truncation", "max_length",
+    "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "kwargs",
+})  # fmt: skip
+"""Arguments of transformers' `apply_chat_template`, which are no variables of a template."""
 
 
 class BadChat(ValueError):
@@ -240,6 +246,10 @@ def _options(row: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if not isinstance(value, Mapping):
         raise BadChat(f"has a column {ROW_KEYS[2]!r} in its row that is no mapping; mend it, or rename the column")
+    if reserved := sorted(RESERVED & set(map(str, value))):
+        raise BadChat(
+            f"has a column {ROW_KEYS[2]!r} in its row with the key {reserved[0]!r}, which a row may not set; remove it"
+        )
     return {str(key): entry for key, entry in value.items() if entry is not None}
 
 

@@ -74,6 +74,34 @@ def test_a_tokenizer_without_offsets_gives_the_same() -> None:
     assert tokenised(Slow(), text, spans, special=False) == tokenised(fast, text, spans, special=False)
 
 
+@pytest.mark.parametrize("bos", ["<|endoftext|>", "<|im_end|>"])
+@pytest.mark.parametrize("adds_eos", [False, True])
+@pytest.mark.parametrize(
+    ("prompt", "completion"),
+    [("What?", " The<|im_end|>"), ("What?", " The"), ("", " The<|im_end|>"), ("a<|im_end|>", "")],
+)
+def test_an_example_ends_with_one_eos_that_has_loss(bos: str, adds_eos: bool, prompt: str, completion: str) -> None:
+    from tokenizers import processors
+
+    tokenizer = tokenizers.byte_level()
+    tokenizer.bos_token = bos
+    eos = tokenizer.eos_token_id
+    if adds_eos:
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single="$A <|im_end|>", special_tokens=[("<|im_end|>", eos)]
+        )
+        completion = completion.removesuffix("<|im_end|>")
+    example = encode(tokenizer, prompt, completion, 512)
+    assert example.ids[-1] == example.labels[-1] == eos
+    assert example.ids[-2] != eos or (adds_eos and prompt.endswith("<|im_end|>"))
+
+
+def test_an_empty_text_keeps_bos_before_eos() -> None:
+    tokenizer = tokenizers.byte_level()
+    tokenizer.bos_token = tokenizer.eos_token
+    assert encode(tokenizer, "", "", 512).ids == [tokenizer.eos_token_id] * 2
+
+
 @settings(max_examples=50)
 @given(st.lists(st.booleans(), min_size=1, max_size=12))
 def test_spans_of_an_example_give_back_its_mask(has_loss: list[bool]) -> None:

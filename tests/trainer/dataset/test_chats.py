@@ -1,5 +1,6 @@
 """Chats in the forms that data sets have: what is read, what is refused, and in which words."""
 
+import inspect
 import json
 from typing import Any
 
@@ -96,6 +97,18 @@ def test_columns_of_the_row_reach_the_chat() -> None:
     for key, value in (("tools", "{"), ("tools", 3), ("documents", ["a"]), ("chat_template_kwargs", "[]")):
         with pytest.raises(DataError, match=f"row 1: column 'c' has a column '{key}' in its row"):
             cells.chat_of_row({"c": PLAIN, key: value}, "c", "f", 1)
+
+
+def test_a_row_sets_no_arguments_of_the_renderer() -> None:
+    from transformers import PreTrainedTokenizerBase
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    arguments = {"messages"}
+    for function in (PreTrainedTokenizerBase.apply_chat_template, render_jinja_template):
+        arguments |= set(inspect.signature(function).parameters)
+    for key in arguments:
+        with pytest.raises(BadChat, match=f"with the key '{key}', which a row may not set; remove it"):
+            chats.parse(PLAIN, {"chat_template_kwargs": {key: "x"}})
 
 
 def test_a_null_cell_is_refused_by_column() -> None:

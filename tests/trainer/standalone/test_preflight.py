@@ -393,7 +393,9 @@ def test_all_kinds_that_read_both_ways_are_known() -> None:
     assert masked - pairs <= BIDIRECTIONAL
 
 
-@pytest.mark.parametrize(("prompt", "warned"), [("{word}", True), ("{word} ", False), ("{word}:", False)])
+@pytest.mark.parametrize(
+    ("prompt", "warned"), [("{word}", True), ("{word} ", False), ("{word}:", False), ("{word}字", False)]
+)
 def test_a_completion_that_continues_a_word_of_the_prompt_is_reported(
     prompt: str, warned: bool, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -145,3 +145,41 @@ def test_a_muted_answer_is_shown_and_not_learned(template: Any) -> None:
     example = chat_template.encode(template, chat, 8192, "row 1")
     assert "Yes." in template.decode(example.ids)
     assert ["Quite." in text for text in learned(template, example)] == [True]
+
+
+def test_the_result_of_a_tool_is_never_learned(template: Any) -> None:
+    called = answer("Let me look.", tool_calls=CALLS[1]["tool_calls"])
+    messages = [CALLS[0], called, {**CALLS[2], "content": "low water"}, answer("It is so.")]
+    with contextlib.suppress(DataError):
+        example = chat_template.encode(template, chats.parse(messages, {"tools": TOOLS}), 8192, "row 1")
+        assert not any("low water" in text for text in learned(template, example))
+
+
+def test_arguments_too_deep_for_the_template_are_a_bad_row(tokenizer: Any) -> None:
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{{ m.tool_calls | tojson(indent=1) }}{% endfor %}"
+    deep = '{"a":' * 500 + "1" + "}" * 500
+    calls = [{"function": {"name": "tide", "arguments": deep}}]
+    with pytest.raises(DataError, match="row 1: the model's chat template refuses the chat"):
+        chat_template.encode(tokenizer, chats.parse([ask("Hi?"), answer("", tool_calls=calls)]), 8192, "row 1")
+
+
+@pytest.mark.parametrize("calls", [False, True])
+def test_the_last_answer_is_found_in_a_constant_number_of_renderings(
+    calls: bool, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls | default('') }}</>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    rendered: list[int] = []
+    render = answer_spans.render
+    monkeypatch.setattr(answer_spans, "render", lambda *a, **k: rendered.append(1) or render(*a, **k))
+
+    def renderings(turns: int) -> float:
+        rendered.clear()
+        more = {"tool_calls": [{"function": {"name": "tide", "arguments": {"port": "Lund"}}}]} if calls else {}
+        chat = chats.parse([m for n in range(turns) for m in (ask(f"Hi {n}?"), answer(f"Yes {n}.", **more))])
+        assert len(chat_template.split(tokenizer, chat, 8192, "row 1")) == turns
+        return len(rendered) / turns
+
+    assert renderings(12) == renderings(3)

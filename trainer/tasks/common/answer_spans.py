@@ -13,8 +13,12 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from trainer.dataset.chats import Chat
 
-REFUSALS = (jinja2.TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+REFUSALS = (
+    jinja2.TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError,
+)  # fmt: skip
 """Exceptions of a template for an unsupported chat, e.g. because it adds a number to a text or lacks a key."""
+SHORT = 3
+"""Characters of a text that is too short to identify its message."""
 MARK = "\ue000answer\ue001"
 """Text in place of an answer, of characters for private use, which no template changes."""
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -54,8 +58,8 @@ class RenderedChat:
     """True if the template shows an earlier answer otherwise than the model gives it."""
 
 
-def find(tokenizer: Any, chat: Chat) -> RenderedChat:
-    """Render a chat and find its answers.
+def find(tokenizer: Any, chat: Chat, *, last: bool = False) -> RenderedChat:
+    """Render a chat and find its answers. `last`: only the last one is needed, which takes fewer renderings.
 
     A span has what the model writes: reasoning, content, calls and the end of the turn. The chat ends with an answer.
     Raises REFUSALS.
@@ -66,11 +70,13 @@ def find(tokenizer: Any, chat: Chat) -> RenderedChat:
         return RenderedChat(text=text, spans=dict(zip(numbers, marked, strict=True)))
     spans: dict[int, Span] = {}
     end, is_rewritten = 0, False
-    for number in numbers:
+    for number in numbers[-1:] if last else numbers:
         span = _of_prefix(tokenizer, chat, number, text)
         if span is None:
             span = _of_mark(tokenizer, chat, number, text, end)
-            is_rewritten = is_rewritten or number != numbers[-1]
+            if number != numbers[-1]:
+                is_rewritten = True
+                span = None if span is not None and _has_another(chat, number, text[slice(*span)]) else span
         if span is not None and span[0] >= end:
             spans[number] = span
             end = span[1]
@@ -147,6 +153,14 @@ def _of_mark(tokenizer: Any, chat: Chat, number: int, text: str, after: int) -> 
 def _is_rendered(message: dict[str, Any], part: str) -> bool:
     """Return True if a part of the text can be the message: a text that was not empty has left something."""
     return bool(part.strip()) or not (message["content"].strip() or message.get("tool_calls"))
+
+
+def _has_another(chat: Chat, number: int, part: str) -> bool:
+    """Return True if a part of the text has the text of a message that is not the assistant's, e.g. a tool's result."""
+    own = "\n".join(str(value) for value in chat.messages[number].values())
+    others = (TAG.sub("", message["content"]).strip() for message in chat.messages if message["role"] != "assistant")
+    without_tags = TAG.sub("", part)
+    return any(len(other) >= SHORT and other in without_tags and other not in own for other in others)
 
 
 def _after_question(tokenizer: Any, asked: Chat, text: str, after: int, left: int) -> int:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 from trainer.batching.examples import Example, example_of, tokenised
@@ -20,9 +21,18 @@ def render_question(tokenizer: Any, text: str) -> str:
 
 
 def encode(
-    tokenizer: Any, chat: Chat, max_length: int, where: str, *, last: bool = False, notice: Notice = lambda text: None
+    tokenizer: Any,
+    chat: Chat,
+    max_length: int,
+    where: str,
+    *,
+    last: bool = False,
+    known: int = 0,
+    notice: Notice = lambda text: None,
 ) -> Example:
     """Return the tokens of a chat, cut at the end to `max_length`. `last`: the loss is on the last answer alone.
+
+    `known`: number of first messages whose tool calls the template is known to show.
 
     The rendered text is tokenised once, and the loss is where the answers' characters are. Turns after the last answer
     are left out, because they have no loss. If the text does not show where an earlier answer is, the loss is on the
@@ -31,7 +41,7 @@ def encode(
     """
     numbers = answer_spans.answers(chat)
     chat = chat.upto(numbers[-1] + 1)
-    rendered = _rendered(tokenizer, chat, where)
+    rendered = _rendered(tokenizer, chat, where, last=last, known=known)
     wanted = [number for number in (numbers[-1:] if last else numbers) if number not in chat.muted]
     if any(number not in rendered.spans for number in wanted):
         notice("only the last answer is learned, because the chat template hides where earlier ones are")
@@ -63,23 +73,26 @@ def _names(template: str, name: str) -> bool:
 def split(tokenizer: Any, chat: Chat, max_length: int, where: str) -> list[Example]:
     """Return one example for each answer, with the turns before it as the model reads them when it answers."""
     wanted = [number for number in answer_spans.answers(chat) if number not in chat.muted]
-    return [encode(tokenizer, chat.upto(number + 1), max_length, where, last=True) for number in wanted]
+    return [
+        encode(tokenizer, chat.upto(number + 1), max_length, where, last=True, known=before + 1)
+        for before, number in pairwise([-1, *wanted])
+    ]
 
 
-def _rendered(tokenizer: Any, chat: Chat, where: str) -> RenderedChat:
+def _rendered(tokenizer: Any, chat: Chat, where: str, *, last: bool, known: int) -> RenderedChat:
     """Return the rendered chat, in the first form whose last answer is found. Raises DataError."""
-    problem, last = "", len(chat.messages) - 1
+    problem, end = "", len(chat.messages) - 1
     for form in chat.forms():
         if form.in_parts and not answer_spans.reads_parts(tokenizer, form):
             continue
         try:
-            rendered = answer_spans.find(tokenizer, form)
+            rendered = answer_spans.find(tokenizer, form, last=last)
         except REFUSALS as e:
             problem = problem or f"refuses the chat ({first_line(e)}); mend the row"
             continue
-        span = rendered.spans.get(last)
-        if span is not None and answer_spans.has_text(tokenizer, form, last, rendered.text[slice(*span)]):
-            _check_calls(tokenizer, form, where)
+        span = rendered.spans.get(end)
+        if span is not None and answer_spans.has_text(tokenizer, form, end, rendered.text[slice(*span)]):
+            _check_calls(tokenizer, form, where, known)
             return rendered
         problem = problem or (
             f"does not show message {len(chat.messages)}, the last answer, in what it renders; take a model with "
@@ -88,10 +101,10 @@ def _rendered(tokenizer: Any, chat: Chat, where: str) -> RenderedChat:
     raise DataError(f"{where}: the model's chat template {problem}")
 
 
-def _check_calls(tokenizer: Any, chat: Chat, where: str) -> None:
-    """Raise DataError for a tool call that the template leaves out."""
+def _check_calls(tokenizer: Any, chat: Chat, where: str, known: int) -> None:
+    """Raise DataError for a tool call after the first `known` messages that the template leaves out."""
     for number, message in enumerate(chat.messages):
-        if "tool_calls" not in message:
+        if number < known or "tool_calls" not in message:
             continue
         without = {key: value for key, value in message.items() if key != "tool_calls"}
         try:

@@ -44,7 +44,8 @@ class CausalLmData(TaskData[Example | Pack]):
         if self.has_chats:
             return self._chat_examples(row, number)
         prompt, completion = render(config.data, row, number)
-        if prompt[-1:].isalnum() and completion[:1].isalnum():
+        border = prompt[-1:] + completion[:1]
+        if len(border) == 2 and border.isascii() and border.isalnum():  # Other scripts may write words without spaces.
             self._notice("prompt and completion meet within a word; begin data.completion with a space")
         return encode(self.tokenizer, prompt, completion, config.max_length)
 
