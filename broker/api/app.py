@@ -28,9 +28,10 @@ from broker.api.handlers import (
     spending,
     tenancy,
 )
-from broker.api.http.context import AUTH, CONTENT, METRICS, READINESS, SERVICE, SESSIONS, SLACK, STREAMS
+from broker.api.http.context import AUTH, CONTENT, JOB_METRICS, METRICS, READINESS, SERVICE, SESSIONS, SLACK, STREAMS
 from broker.api.http.openapi import JSON, Api, document, mount
 from broker.api.service.content import Content
+from broker.api.service.job_feed import JobMetricsReader
 from broker.api.service.jobs import Service
 from broker.api.service.slack import Slack
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem
@@ -73,7 +74,8 @@ def build_app(
     )
     app.cleanup_ctx.append(lag.measure)
     app[SERVICE] = service
-    app[CONTENT] = Content(service)
+    app[CONTENT] = content = Content(service)
+    app[JOB_METRICS] = JobMetricsReader(service, content)
     app[AUTH] = auth
     app[SESSIONS] = WebSessions(service.box, service.clock, service.entropy)
     app[STREAMS] = streams

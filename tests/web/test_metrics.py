@@ -2,15 +2,24 @@
 
 import hashlib
 import json
+import threading
+from typing import Any
 
+import pytest
+
+from broker.api.http.context import JOB_METRICS
+from broker.api.service import job_feed
 from broker.client.async_client import AsyncClient
 from broker.domain.ids import JobId
+from broker.runtime.cpu_threads import CpuThreads
 from tests.api.harness import Running
 from tests.web.test_pages import trained
 from tests.web.test_security import submitted
 from tests.web.visitor import Visitor
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import Manifest, ManifestFile
+
+PATIENCE_S = 30.0
 
 
 async def saved(api: Running, job: str, steps: int) -> None:
@@ -42,6 +51,38 @@ async def test_the_journal_and_the_latest_heartbeat_are_one_series(api: Running,
     page = (await ada.get(f"/ui/jobs/{job}")).text
     assert f'data-plot="/ui/jobs/{job}/metrics.json"' in page
     assert json.loads((await ada.get(f"/ui/jobs/{job}/metrics.json")).text)["total"] == 11
+
+
+async def test_of_a_long_journal_the_end_is_read(api: Running, ada: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = await trained(api)
+    await saved(api, job, 100)
+    monkeypatch.setattr(job_feed, "JOURNAL_BYTES", 1000)
+    series = json.loads((await ada.get(f"/ui/jobs/{job}/metrics.json")).text)
+    assert series["step"] == list(range(101 - len(series["step"]), 101))
+    assert 5 < len(series["step"]) < 20
+    assert series["skipped_bytes"] > 5000
+
+
+@pytest.mark.parametrize("place", ["metric_points", "downsampled"])
+async def test_metrics_are_computed_in_a_thread_with_a_deadline(
+    api: Running, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    job, me = await submitted(api), await api.token("ada")
+    entered, release = threading.Event(), threading.Event()
+
+    def compute(*_: Any) -> Any:
+        entered.set()
+        release.wait(PATIENCE_S)
+        return []
+
+    monkeypatch.setattr(job_feed, place, compute)
+    monkeypatch.setattr(api.app[JOB_METRICS], "threads", CpuThreads(deadline_s=0.2))
+    try:
+        await api.call("GET", f"/v1/jobs/{job}/metrics", me, 503)
+        assert entered.wait(PATIENCE_S)
+        await api.call("GET", "/v1/me", me, 200)
+    finally:
+        release.set()
 
 
 async def test_a_job_without_a_checkpoint_has_no_steps_and_another_teams_none(api: Running, ada: Visitor) -> None:

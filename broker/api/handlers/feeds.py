@@ -7,14 +7,14 @@ from aiohttp import web
 
 from broker.api.core.auth import Caller
 from broker.api.http import sse
-from broker.api.http.context import CONTENT, SERVICE
+from broker.api.http.context import CONTENT, JOB_METRICS, SERVICE
 from broker.api.http.openapi import Api, Call
 from broker.api.schemas.jobs import EventList
 from broker.api.schemas.metrics import MetricsQuery, MetricsView
 from broker.api.schemas.queries import MAX_SEQ, EventsQuery, JobRef, LogsQuery
 from broker.api.service import views
 from broker.api.service.content import LogPiece, Position
-from broker.api.service.job_feed import BATCH, follow_events, run_metrics
+from broker.api.service.job_feed import BATCH, follow_events
 from broker.api.service.jobs import Service
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.job import Event, Job
@@ -22,13 +22,11 @@ from broker.domain.job import Event, Job
 api = Api()
 
 
-@api.op("GET", "/v1/jobs/{job_id}/metrics", scope="read", errors=(404, 410, 413, 502))
+@api.op("GET", "/v1/jobs/{job_id}/metrics", scope="read", errors=(404, 410, 502))
 async def job_metrics(call: Call, job_id: JobRef, query: MetricsQuery) -> MetricsView:
     """Show the steps of a job over all attempts, up to its last checkpoint and latest heartbeat."""
-    app = call.request.app
-    return await run_metrics(
-        app[SERVICE], app[CONTENT], call.caller, job_id, after=query.after, points=query.points
-    )  # fmt: skip
+    metrics = call.request.app[JOB_METRICS]
+    return await metrics.view(call.caller, job_id, after=query.after, points=query.points)
 
 
 EVENT_MEDIA = (sse.MEDIA_TYPE,)

@@ -37,4 +37,6 @@ class MetricsView(Wire):
     tokens_per_s: tuple[float | None, ...]
     total: int
     """Number of steps before the reduction."""
+    skipped_bytes: int = 0
+    """Bytes at the start of a long journal that were not read; 0: the journal was read as a whole."""
     interruptions: tuple[InterruptionView, ...]

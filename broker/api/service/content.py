@@ -157,14 +157,33 @@ class Content:
 
         The last chunk is returned only after the whole file matched its hash in the manifest.
         """
+        prefix, file = await self._located(caller, wanted, path)
+        return file, self._checked(prefix + path, file, f"{path} of job {wanted}")
+
+    async def artifact_end(self, caller: Caller, wanted: JobId, path: str, most: int) -> tuple[bytes, int]:
+        """Return at most `most` bytes of a file's end, and the number of bytes before them. Raises NotFound, Corrupt.
+
+        Only a file that is read as a whole is checked against its hash.
+        """
+        prefix, file = await self._located(caller, wanted, path)
+        name, start = f"{path} of job {wanted}", file.bytes - most
+        if start <= 0:
+            return b"".join([piece async for piece in self._checked(prefix + path, file, name)]), 0
+        end = await self._blobs.get_range(prefix + path, start, most + 1)
+        if end is None or len(end) != most:
+            raise _corrupt(name)
+        return end, start
+
+    async def _located(self, caller: Caller, wanted: JobId, path: str) -> tuple[str, ManifestFile]:
+        """Return (key prefix, file) of a file of the last committed checkpoint. Raises NotFound."""
         located = await self.manifest(caller, wanted)
         file = next((f for f in located[1].files if f.path == path), None) if located else None
         if located is None or file is None:
             raise NotFound(f"job {wanted} has no artifact {path!r}; `gpubroker artifacts {wanted}` lists them")
-        return file, self._checked(located[0] + path, file, f"{path} of job {wanted}")
+        return located[0], file
 
     async def _checked(self, key: str, file: ManifestFile, name: str) -> AsyncGenerator[bytes]:
-        corrupt = Corrupt(f"{name} is not what its manifest says; the blob store lost or changed it")
+        corrupt = _corrupt(name)
         digest, start = hashlib.sha256(), 0
         while True:
             size = min(RANGE_BYTES, file.bytes - start)
@@ -252,6 +271,10 @@ class Content:
             if match is not None:
                 chunks.append(Chunk(key=info.key, node=int(match[1]), boot=match[2], number=int(match[3])))
         return sorted(chunks, key=lambda c: (c.node, c.boot, c.number))
+
+
+def _corrupt(name: str) -> Corrupt:
+    return Corrupt(f"{name} is not what its manifest says; the blob store lost or changed it")
 
 
 async def _in_time(body: AsyncIterable[bytes]) -> AsyncIterator[bytes]:

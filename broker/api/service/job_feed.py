@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from weakref import WeakValueDictionary
 
 from broker.api.core.auth import Caller
-from broker.api.core.problems import NotFound, TooLarge
+from broker.api.core.problems import NotFound
 from broker.api.schemas.metrics import InterruptionView, MetricsView
 from broker.api.service.content import Content
 from broker.api.service.jobs import Service
@@ -12,6 +14,7 @@ from broker.domain.ids import JobId
 from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job, Reason
 from broker.reporting.metrics_series import MetricPoint, downsampled, metric_points
 from broker.reporting.progress import steps
+from broker.runtime.cpu_threads import CpuThreads
 from trainer.contract.checkpoint_format import METRICS
 
 BATCH = 500
@@ -39,18 +42,39 @@ async def follow_events(service: Service, caller: Caller, job: Job, after: int) 
         await store.wait(f"job/{job.id}", service.settings.poll_s)
 
 
-JOURNAL_BYTES = 64 << 20
-"""Longest journal that is read; about 300,000 steps."""
+JOURNAL_BYTES = 8 << 20
+"""Bytes of a journal's end that are read; about 40,000 steps."""
+MAX_READS = 2
+"""Maximum number of concurrent reads of journals, at most one of each team."""
 
 
-async def run_metrics(
-    service: Service, content: Content, caller: Caller, job_id: JobId, *, after: int, points: int
-) -> MetricsView:
-    """Return the steps after `after`, at most `points` of them. Raises NotFound, Deleted, Corrupt, TooLarge."""
-    job = await service.job(caller, job_id)
-    attempts = await service.attempts(caller, job)
-    raw = await _journal(content, caller, job_id)
-    series = await asyncio.to_thread(metric_points, raw, after)
+class JobMetricsReader:
+    """Reads the metrics of runs. A read takes a few times JOURNAL_BYTES of memory and a second of CPU in a thread."""
+
+    def __init__(self, service: Service, content: Content) -> None:
+        self.threads = CpuThreads()
+        self._service = service
+        self._content = content
+        self._reads = asyncio.Semaphore(MAX_READS)
+        self._teams: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    async def view(self, caller: Caller, job_id: JobId, *, after: int, points: int) -> MetricsView:
+        """Return the steps after `after`, at most `points` of them. Raises NotFound, Deleted, Corrupt, Busy."""
+        job = await self._service.job(caller, job_id)
+        attempts = await self._service.attempts(caller, job)
+        turn = self._teams.setdefault(caller.team, asyncio.Semaphore(1))
+        async with turn, self._reads:
+            try:
+                raw, skipped = await self._content.artifact_end(caller, job_id, METRICS, JOURNAL_BYTES)
+            except NotFound:  # before the first checkpoint, and of a script
+                raw, skipped = b"", 0
+            compute = partial(_view, raw, skipped, attempts, after, points)
+            return await self.threads.of_team(caller.team)(compute)
+
+
+def _view(raw: bytes, skipped: int, attempts: Sequence[Attempt], after: int, points: int) -> MetricsView:
+    """Return the steps of the journal's end, which may begin within a line."""
+    series = metric_points(raw.partition(b"\n")[2] if skipped else raw, after)
     series += _live(attempts, max(after, series[-1].step if series else 0))
     shown = downsampled(series, points)
     return MetricsView(
@@ -61,20 +85,9 @@ async def run_metrics(
         lr=tuple(p.lr for p in shown),
         tokens_per_s=tuple(p.tokens_per_s for p in shown),
         total=len(series),
+        skipped_bytes=skipped,
         interruptions=tuple(_interruptions(attempts)),
     )
-
-
-async def _journal(content: Content, caller: Caller, job_id: JobId) -> bytes:
-    """Return the journal of the last committed checkpoint; empty if there is none, as for a script."""
-    try:
-        file, pieces = await content.artifact(caller, job_id, METRICS)
-    except NotFound:
-        return b""
-    if file.bytes > JOURNAL_BYTES:
-        await pieces.aclose()
-        raise TooLarge(f"{METRICS} has {file.bytes} bytes; download it with `gpubroker artifacts {job_id}`")
-    return b"".join([piece async for piece in pieces])
 
 
 def _live(attempts: Sequence[Attempt], last: int) -> list[MetricPoint]:

@@ -38,6 +38,8 @@ async def metrics(
             out.say(
                 f"step {step}  loss {_shown(loss, '.4f')}  lr {_shown(lr, '.2e')}  {_shown(speed, ',.0f')} tokens/s"
             )
+    if series.skipped_bytes:
+        out.say(f"only the journal's end was read; `gpubroker artifacts {full_id}` downloads all of metrics.jsonl")
     for end in series.interruptions:
         out.say(f"attempt {end.attempt} ended at step {end.step}: {end.reason}")
 

@@ -11,10 +11,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from broker.api.core.auth import Unauthenticated
 from broker.api.core.stream_limits import abort
-from broker.api.http.context import SESSIONS, STREAMS
+from broker.api.http.context import JOB_METRICS, SESSIONS, STREAMS
 from broker.api.schemas.queries import MAX_SEQ, AttemptNumber, JobRef
 from broker.api.service.job_data import check_kept
-from broker.api.service.job_feed import run_metrics
 from broker.domain.errors import GpubrokerError
 from broker.domain.ids import JobId
 from broker.domain.job import Attempt, Job
@@ -165,7 +164,7 @@ async def log_file(visit: Visit, job_id: str) -> web.Response:
 async def metrics(visit: Visit, job_id: str) -> web.Response:
     """Answer with the run's steps, for the plot."""
     job = await found(visit, job_id)
-    view = await run_metrics(visit.service, visit.content, visit.caller, job.id, after=0, points=PLOT_POINTS)
+    view = await visit.request.app[JOB_METRICS].view(visit.caller, job.id, after=0, points=PLOT_POINTS)
     headers = {**HEADERS, "Cache-Control": "no-store"}
     return web.Response(text=view.model_dump_json(), content_type="application/json", headers=headers)
 

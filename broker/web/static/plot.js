@@ -48,6 +48,7 @@ const draw = async () => {
     const data = await answer.json();
     if (data.step.length < 2) return;
     section.querySelector(".empty")?.remove();
+    section.querySelector(".note").hidden = !data.skipped_bytes;
     plots.forEach((plot) => plot.destroy());
     plots = [
       curve(data, "loss", "loss", (v) => v.toFixed(3)),

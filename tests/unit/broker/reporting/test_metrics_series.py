@@ -2,7 +2,7 @@
 
 import json
 
-from broker.reporting.metrics_series import downsampled, metric_points
+from broker.reporting.metrics_series import MOST_LINES, downsampled, metric_points
 
 
 def journal(*rows: object) -> bytes:
@@ -21,6 +21,12 @@ def test_the_last_line_of_a_step_counts_and_bad_lines_are_left_out() -> None:
     assert (first.step, first.loss, first.lr, first.tokens_per_s, first.time) == (1, 4.0, 1e-4, 200.0, 10.0)
     assert (second.step, second.attempt, second.loss, second.tokens_per_s) == (2, 2, 2.5, None)
     assert metric_points(raw, after=1) == [second]
+    assert metric_points(b"[" * 100_000 + b"\n" + raw, after=1) == [second]
+
+
+def test_a_journal_of_short_lines_is_read_at_its_end() -> None:
+    last = journal({"step": 7})
+    assert [p.step for p in metric_points(journal({"step": 1}) + b"\n" * MOST_LINES + last)] == [7]
 
 
 def test_values_that_are_no_finite_numbers_are_none() -> None:
