@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import contextlib
 import json
 import math
 import re
@@ -97,17 +98,27 @@ def chat_of_row(row: dict[str, Any], column: str, where: str, number_of_row: int
         raise DataError(f"{place}: column {column!r} {e}") from None
 
 
+def _split(value: Any) -> Any:
+    """Return the parts of text: those of a JSON list, as CSV holds it, or between white space. Keep other values."""
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("["):
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(value)
+    return value.split()
+
+
 def words(value: Any) -> list[str] | None:
-    """Return a list of words, also from text with white space; None for other values or no word at all."""
-    split = value.split() if isinstance(value, str) else value
+    """Return a list of words, also from text with white space or a JSON list; None for other values or no word."""
+    split = _split(value)
     if not isinstance(split, list) or not split or not all(isinstance(w, str) and w for w in split):
         return None
     return split
 
 
 def tags(value: Any) -> list[str] | None:
-    """Return a list of classes, also of whole numbers, or from text with white space; otherwise None."""
-    split = value.split() if isinstance(value, str) else value
+    """Return a list of classes, also of whole numbers, or from text as `words` reads it; otherwise None."""
+    split = _split(value)
     if not isinstance(split, list) or not split:
         return None
     names = [label(part) for part in split]

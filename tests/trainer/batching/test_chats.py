@@ -113,6 +113,15 @@ def test_a_row_that_is_no_chat_is_named_by_file_and_row(chat_models: dict[str, P
         CausalLm(config(chat_models["lora"])).examples(path, "jsonl")
 
 
+@pytest.mark.parametrize("learn", ["all", "last", "split"])
+def test_a_data_set_of_muted_answers_is_named(learn: str, chat_models: dict[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({"chat": [turn("user", "w1"), turn("assistant", "w2") | {"weight": 0}]}))
+    task = CausalLm(config(chat_models["lora"], data={"path": "chats.jsonl", "messages": "chat", "learn": learn}))
+    with pytest.raises(DataFault, match=r"chats\.jsonl: no row has an answer to learn: in 1 of 1 rows .* is muted"):
+        task.examples(path, "jsonl")
+
+
 def test_a_model_without_a_chat_template_is_refused(tiny_models: dict[str, Path], data: Path) -> None:
     with pytest.raises(UserFault, match="has no chat template; take an instruct model"):
         CausalLm(config(tiny_models["lora"])).examples(data, "jsonl")

@@ -109,4 +109,8 @@ def test_numbers_are_indices_into_names_and_never_into_numbers() -> None:
 def test_tags_are_names_or_numbers() -> None:
     assert cells.tags([0, 1.0, "B-A"]) == ["0", "1", "B-A"]
     assert cells.tags("O B-A") == ["O", "B-A"]
+    assert cells.tags('["O", "B-A", 1]') == ["O", "B-A", "1"]
+    assert cells.words(' ["a b", "c"]') == ["a b", "c"]
+    assert cells.words("[a] b") == ["[a]", "b"]
+    assert cells.tags("[]") is cells.words("[1]") is None
     assert cells.tags([]) is cells.tags([None]) is cells.tags(3) is None

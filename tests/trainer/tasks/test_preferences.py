@@ -223,6 +223,17 @@ def test_chats_that_are_no_answers_are_bad_rows(model: Path, tmp_path: Path) -> 
     assert "column 'bad' has no message of the assistant" in asking
 
 
+def test_what_a_pair_gives_and_the_template_ignores_is_counted(model: Path, tmp_path: Path) -> None:
+    row = {"good": json.dumps([USER, BETTER | {"mood": "x"}]), "bad": [USER, WORSE], "tools": [{"name": "tide"}]}
+    (tmp_path / "rows.jsonl").write_text("\n".join([json.dumps(row)] * 3))
+    data = {"path": "rows.jsonl", "chosen": "{good}", "rejected": "{bad}"}
+    trained = tasks.build_task(config(chatty(model, tmp_path)[0], DPO, data=data, max_length=64))
+    trained.examples(tmp_path / "rows.jsonl", "jsonl")
+    lines = trained.data.reader.notice_lines()
+    for part in ("tools in the row is not used", "the key 'mood' of messages is not used", "JSON text is read as"):
+        assert [line for line in lines if line.startswith("rows.jsonl: in 3 of 3 rows") and part in line], part
+
+
 def test_a_model_that_learns_from_chats_is_asked_as_in_one(model: Path, tmp_path: Path) -> None:
     made, _ = chatty(model, tmp_path)
     data = tmp_path / "rows.jsonl"

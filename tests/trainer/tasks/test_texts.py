@@ -114,6 +114,22 @@ def test_scores_are_those_of_the_textbook() -> None:
     assert labelled.errors([(1.0, 2.0), (0.0, 3.0)]) == pytest.approx({"mae": 2.0, "rmse": 5**0.5})
 
 
+def test_labels_of_the_spec_keep_the_order_of_a_trained_head(models: Made, data: Path, tmp_path: Path) -> None:
+    """Its first output would otherwise get the meaning of another one."""
+    from transformers import AutoTokenizer, BertForSequenceClassification
+
+    trained = BertForSequenceClassification.from_pretrained(
+        models["bert"], id2label={0: "good", 1: "bad"}, label2id={"good": 0, "bad": 1}
+    )
+    trained.save_pretrained(tmp_path / "trained")
+    AutoTokenizer.from_pretrained(models["bert"]).save_pretrained(tmp_path / "trained")
+    described = {"path": "texts.csv", "prompt": "{text}", "label": "mood", "labels": ["bad", "good"]}
+    task = TextClassification(config(tmp_path / "trained", data=described))
+    task.examples(data, "csv")
+    assert task.data.labels.names == ("good", "bad")
+    assert ["order is not that of data.labels" in line for line in task.data.reader.notice_lines()] == [True]
+
+
 def test_the_labels_of_the_data_are_the_heads_own(models: Made, data: Path) -> None:
     task = TextClassification(
         config(models["llama"], method=FullConfig(), data=DataConfig(path="t.csv", prompt="{text}", label="mood"))

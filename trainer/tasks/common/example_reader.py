@@ -84,6 +84,12 @@ class ExampleReader:
         if os.environ.get("RANK", "0") == "0":
             _log.warning("%d of %d rows are bad and left out; the first: %s", self.bad_rows, self.rows, self.faults[0])
 
+    def notice_all(self, text: str) -> None:
+        """Add a notice that concerns every row, and log it, after `check`."""
+        self.notices[text] = self.rows
+        if os.environ.get("RANK", "0") == "0":
+            _log.warning("%s: %s", self._where, text)
+
     def notice_lines(self) -> list[str]:
         """Return the notices with their numbers of rows, the most frequent first."""
         return [

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from trainer.contract.data_config import DataConfig
@@ -14,13 +14,18 @@ from trainer.dataset.prompts import dataset_name
 class Labels:
     """Set of labels: the configured ones, or those of the data.
 
-    Labels of the data have the order of the model's head if it has the same ones, otherwise that of `sorted_labels`.
+    If the model's head has the same ones, they have its order. Others of the data have that of `sorted_labels`.
     """
 
-    def __init__(self, data: DataConfig, head: Sequence[str] = ()) -> None:
-        """`head`: classes of the model's own head, in order; empty: it has none."""
+    def __init__(
+        self, data: DataConfig, head: Sequence[str] = (), notice: Callable[[str], None] = lambda text: None
+    ) -> None:
+        """`head`: classes of the model's own head, in order; empty: it has none. `notice`: receives texts for users."""
         self._data, self._head = data, tuple(head)
         self.names = tuple(data.labels)
+        if set(self.names) == set(self._head) and self.names != self._head:
+            self.names = self._head
+            notice("the class numbers are those of the model's head, whose order is not that of data.labels")
 
     def collect(self, labels: Iterable[str]) -> None:
         """Set the labels from those of all rows, unless the configuration has labels.

@@ -96,7 +96,7 @@ class ImageClassData(TaskData[LabelledImage]):
         return pixels
 
     def _survey(self, parsed: Sequence[LabelledImage]) -> None:
-        self.labels = Labels(self.config.data, loading.head_labels(self.config))
+        self.labels = Labels(self.config.data, loading.head_labels(self.config), self.reader.notice_all)
         self.labels.collect(image.label for image in parsed)
 
     def _example(self, parsed: LabelledImage) -> LabelledImage:

@@ -11,13 +11,16 @@ from trainer.contract.train import TrainConfig
 from trainer.core.errors import UserFault
 from trainer.dataset import cells
 from trainer.dataset.prompts import render
-from trainer.tasks.common import chat_template, packing
+from trainer.tasks.common import answer_spans, chat_template, packing
 from trainer.tasks.common.example_reader import Row
 from trainer.tasks.common.generation import ContinuationSamples
 from trainer.tasks.common.packing import Pack
 from trainer.tasks.common.task import Task
 from trainer.tasks.common.task_data import Batch, TaskData
 from trainer.tasks.common.task_model import TaskModel
+
+MUTED = "every answer that data.learn selects is muted by weight: 0 or train: false"
+"""Notice of a chat from which nothing is learned."""
 
 
 class CausalLmData(TaskData[Example | Pack]):
@@ -55,6 +58,9 @@ class CausalLmData(TaskData[Example | Pack]):
         chat = cells.chat_of_row(row, data.messages, self.where, number)
         for text in (*chat.notices, *chat_template.unused(self.tokenizer, chat)):
             self.reader.notices[text] += 1
+        numbers = answer_spans.answers(chat)
+        if chat.muted.issuperset(numbers[-1:] if data.learn == "last" else numbers):
+            self._notice(MUTED)
         if data.learn == "split":
             return chat_template.split(self.tokenizer, chat, self.config.max_length, place)
         return chat_template.encode(
@@ -65,6 +71,8 @@ class CausalLmData(TaskData[Example | Pack]):
         self.reader.notices[text] += 1
 
     def _no_target_message(self) -> str:
+        if muted := self.reader.notices[MUTED]:
+            return f"{self.where}: no row has an answer to learn: in {muted:,} of {self.reader.rows:,} rows {MUTED}"
         return f"data: no row has a completion within max_length {self.config.max_length}; raise train.max_length"
 
     def size(self, example: Example | Pack) -> int:

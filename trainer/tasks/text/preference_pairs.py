@@ -36,7 +36,9 @@ class PreferenceData(TaskData[Preference]):
         config = self.config
         answers = [row.get(whole_column(template) or "") for template in (config.data.chosen, config.data.rejected)]
         if all(cells.turns(answer) is not None for answer in answers):
-            chosen, rejected = (self._chat_answer(row, number, name) for name in ("chosen", "rejected"))
+            texts: dict[str, None] = {}
+            chosen, rejected = (self._chat_answer(row, number, name, texts) for name in ("chosen", "rejected"))
+            self.reader.notices.update(texts.keys())
             return Preference(chosen=chosen, rejected=rejected, chat=True)
         prompt, better, worse = render_preference(config.data, row, number)
         return Preference(
@@ -44,8 +46,11 @@ class PreferenceData(TaskData[Preference]):
             rejected=encode(self.tokenizer, prompt, worse, config.max_length),
         )
 
-    def _chat_answer(self, row: Row, number: int, setting: str) -> Example:
-        """Return the last turn of a chat after its other turns and `data.prompt`. Raises DataError."""
+    def _chat_answer(self, row: Row, number: int, setting: str, notices: dict[str, None]) -> Example:
+        """Return the last turn of a chat after its other turns and `data.prompt`. Raises DataError.
+
+        `notices`: receives texts for users as keys.
+        """
         data, where = self.config.data, f"{self.where} row {number}"
         column = whole_column(getattr(data, setting)) or ""
         answer = cells.chat_of_row(row, column, self.where, number)
@@ -56,6 +61,7 @@ class PreferenceData(TaskData[Preference]):
             problem = f"column {column!r} begins with the question, which data.prompt holds too; remove one of them"
             raise DataError(f"{where}: {problem}")
         whole = replace(answer, messages=[*before, *answer.messages], muted=frozenset())
+        notices |= dict.fromkeys((*answer.notices, *chat_template.unused(self.tokenizer, whole)))
         return chat_template.encode(self.tokenizer, whole, self.config.max_length, where, last=True)
 
     def _survey(self, parsed: Sequence[Preference]) -> None:

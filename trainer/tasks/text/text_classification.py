@@ -27,7 +27,7 @@ class TextClassData(LabelledTextData[int]):
         return cells.known_labels((label,), self.config.data.labels, self.where, number)[0]
 
     def _survey(self, parsed: Sequence[Labelled[Any]]) -> None:
-        self.labels = Labels(self.config.data, loading.head_labels(self.config))
+        self.labels = Labels(self.config.data, loading.head_labels(self.config), self.reader.notice_all)
         self.labels.collect(row.label for row in parsed)
 
     def _example(self, parsed: Labelled[Any]) -> Labelled[int]:

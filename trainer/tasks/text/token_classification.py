@@ -79,7 +79,7 @@ class TokenClassData(TaskData[Tagged]):
         return list(encoded["input_ids"]), starts
 
     def _survey(self, parsed: Sequence[TaggedWords]) -> None:
-        self.labels = Labels(self.config.data, loading.head_labels(self.config))
+        self.labels = Labels(self.config.data, loading.head_labels(self.config), self.reader.notice_all)
         self.labels.collect(tag for row in parsed for tag in row.tags)
 
     def _example(self, parsed: TaggedWords) -> Tagged:
