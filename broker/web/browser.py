@@ -4,7 +4,7 @@ import asyncio
 import ipaddress
 import posixpath
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -143,6 +143,14 @@ def _fields(raw: bytes) -> dict[str, str]:
     except ValueError:
         raise NOT_A_FORM from None
     return {name: values[-1] for name, values in fields.items()}
+
+
+def key_of(form: Mapping[str, str]) -> str | None:
+    """Return the form's idempotency key; None: it has none. Raises InvalidInput."""
+    key = form.get("key", "")[:100]
+    if not (key.isascii() and key.isprintable()):
+        raise NOT_A_FORM
+    return key or None
 
 
 VisitHandler = Callable[..., Awaitable[web.StreamResponse]]

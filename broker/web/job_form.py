@@ -1,5 +1,6 @@
 """Fields of the form for a new job, as a spec and back. Pure functions: the spec's own rules check the values."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -105,6 +106,11 @@ def further_settings(form: Mapping[str, str]) -> Mapping[str, Any]:
         raise InvalidInput(Problem(field=MORE, message=str(error))) from None
     if not isinstance(data, Mapping):
         raise InvalidInput(Problem(field=MORE, message="must be settings such as `priority: 5`; correct it"))
+    try:
+        json.dumps(data, ensure_ascii=False, skipkeys=True, default=str).encode()
+    except (UnicodeEncodeError, RecursionError):
+        message = "has half of a character, such as \\ud800, or is nested too deep; correct it"
+        raise InvalidInput(Problem(field=MORE, message=message)) from None
     return data
 
 

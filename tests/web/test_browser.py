@@ -47,6 +47,7 @@ async def test_a_job_is_quoted_while_typing_and_submitted(api: Running, page: An
     await page.locator("#f-task").select_option("causal_lm")
     await page.locator("#f-messages").wait_for()
     await page.locator("#f-cap_usd").fill("4")
+    await page.locator("#f-cap_usd").press("Enter")  # quotes, and submits nothing
     await page.get_by_role("button", name="Submit, at most $4").click()
     await page.get_by_role("heading", name="words").wait_for()
     jobs = (await api.call("GET", "/v1/jobs", await api.token("ada"), 200))["items"]

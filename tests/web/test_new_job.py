@@ -167,6 +167,16 @@ async def test_long_further_settings_are_refused_before_they_are_parsed(ada: Vis
         assert re.search(r'id="fault-more"[^>]*>has 32,769 bytes; give at most 32,768', answer.text), path
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"key": "a\0b"}, {"more": 'labels: {a: "\\ud800"}'}, {"more": "a: " + "[" * 400 + "]" * 400}],
+    ids=["NUL", "half of a character", "nested"],
+)
+async def test_texts_that_no_database_takes_are_refused(ada: Visitor, changes: dict[str, str]) -> None:
+    form = await filled(ada, cap_usd="5", shown_cap="5")
+    assert (await ada.send("/ui/new/submit", **form | changes)).status == 422
+
+
 async def test_further_settings_are_parsed_once_and_off_the_event_loop(
     ada: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

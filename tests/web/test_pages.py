@@ -84,6 +84,20 @@ async def test_every_page_of_jobs_in_every_state_opens(api: Running, ada: Visito
             assert (await ada.get(f"/ui/jobs/{job}/{tab}")).status == 200
 
 
+async def test_a_job_runs_again_only_at_the_cap_that_was_shown(api: Running, ada: Visitor) -> None:
+    job = await trained(api, ended=True)
+    page = (await ada.get(f"/ui/jobs/{job}")).text
+    (shown,) = re.findall(r'name="shown_cap" value="([^"]*)"', page)
+    assert Decimal(shown) == 5
+    for fields in ({}, {"shown_cap": "4"}):
+        refused = await ada.send(f"/ui/jobs/{job}/retry", **fields)
+        assert refused.status == 409
+        assert "the page showed another cap than $5.00" in refused.text
+    again = await ada.send(f"/ui/jobs/{job}/retry", shown_cap=shown)
+    assert again.status == 303
+    assert again.location != f"/ui/jobs/{job}"
+
+
 async def test_a_run_begins_with_state_step_loss_and_money(api: Running, ada: Visitor) -> None:
     job = await trained(api)
     page = (await ada.get(f"/ui/jobs/{job}")).text

@@ -18,7 +18,7 @@ from broker.domain.errors import IdempotencyConflict, InvalidInput, OverBudget, 
 from broker.domain.formatting import visible
 from broker.domain.spec import JobSpec
 from broker.policy.budgets import Refusal
-from broker.web.browser import Visit, see
+from broker.web.browser import Visit, key_of, see
 from broker.web.job_form import FIELDS, MORE, as_yaml, cap_text, document, field_of, further_settings, suggested
 from broker.web.quote_view import QuoteSummary, quote_summary
 from broker.web.rendering import HEADERS
@@ -236,7 +236,7 @@ async def submit(visit: Visit) -> web.Response:
         spec = _spec(form | proposed, more, JobSpec)
         if cap_text(spec.cap_usd) != shown:
             return await _quoted_again(visit, form, spec)
-        job, _ = await visit.service.submit(visit.caller, spec, key=form.get("key", "")[:100] or None)
+        job, _ = await visit.service.submit(visit.caller, spec, key=key_of(form))
     except InvalidInput as error:
         return await _refused(visit, form, error)
     except (OverBudget, IdempotencyConflict) as error:

@@ -11,7 +11,8 @@ from broker.api.core.problems import Conflict
 from broker.api.schemas.jobs import CapChange
 from broker.domain.errors import InvalidInput, OverBudget, Problem
 from broker.domain.job import Job
-from broker.web.browser import Visit, see
+from broker.web.browser import Visit, key_of, see
+from broker.web.formats import money
 from broker.web.pages.run import found, run_values
 from broker.web.routes import Routes
 
@@ -60,6 +61,9 @@ async def retry(visit: Visit, job_id: str) -> web.Response:
     """Run an ended job again. The form's key makes a second send of the same form lead to the same new job."""
     job = await found(visit, job_id)
     form = await visit.form()
-    key = form.get("key", "")[:100] or None
-    new, _ = await visit.service.retry(visit.caller, job.id, resume=form.get("resume") == "1", key=key)
+    if form.get("shown_cap") != str(job.cap_usd):
+        line = f"Not started: the page showed another cap than {money(job.cap_usd)}; check the cap and run it again."
+        return await _refused(visit, job, {"retry": line}, 409)
+    resume = form.get("resume") == "1"
+    new, _ = await visit.service.retry(visit.caller, job.id, resume=resume, key=key_of(form))
     return see(f"/ui/jobs/{new.id}")
