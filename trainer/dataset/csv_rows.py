@@ -13,7 +13,9 @@ from trainer.dataset.prompts import DataError
 _log = logging.getLogger("trainer.dataset")
 MAX_CELL = 1_000_000
 LOOKED_AT = 5
-"""Lines that must agree on a delimiter other than the comma."""
+"""Rows that must agree on a delimiter other than the comma."""
+LOOKED_AT_LINES = 50
+"""Lines in which these rows are looked for, because a quoted cell may have several lines."""
 DELIMITERS = {"\t": "tabs", ";": "semicolons", "|": "bars"}
 SEPARATOR_LINE = re.compile(r"sep=(.)\r?\n?")
 """First line by which Excel names the delimiter."""
@@ -29,15 +31,10 @@ def rows(
     `text`: lines with their ends. `check_names`: raises DataError for a header that is too large.
     """
     csv.field_size_limit(MAX_CELL)
-    lines, delimiter = _without_separator_line(iter(text))
-    if not delimiter:
-        first = list(islice(lines, LOOKED_AT))
-        lines, delimiter = chain(first, lines), find_delimiter(first)
-        if delimiter != ",":
-            _log.warning("%s: cells are separated by %s", where, DELIMITERS[delimiter])
-    reader = csv.reader(lines, strict=True, delimiter=delimiter)
+    reader, delimiter = _opened(iter(text), where)
+    first = reader.line_num + 1
     names = _header(reader, where)
-    check_names(names, f"{where} line 1")
+    check_names(names, f"{where} line {first}")
     while True:
         before = reader.line_num
         try:
@@ -60,26 +57,51 @@ def rows(
             yield dict(zip(names, cells, strict=True))
 
 
-def find_delimiter(lines: list[str]) -> str:
-    """Return the delimiter of a table from its first lines: another one than the comma only if all lines agree.
+def _opened(text: Iterator[str], where: str) -> tuple[Any, str]:
+    """Return a reader that is at the header, and its delimiter."""
+    lines, delimiter = _without_separator_line(text)
+    if delimiter:
+        # The reader counts the added line in place of the one that was removed.
+        reader = csv.reader(chain(["\n"], lines), strict=True, delimiter=delimiter)
+        next(reader)
+        return reader, delimiter
+    first = list(islice(lines, LOOKED_AT_LINES))
+    delimiter = find_delimiter(first, is_tsv=where.lower().endswith(".tsv"))
+    if delimiter != ",":
+        _log.warning("%s: cells are separated by %s", where, DELIMITERS[delimiter])
+    return csv.reader(chain(first, lines), strict=True, delimiter=delimiter), delimiter
 
-    The header then has one column by commas, and as many by the other delimiter as every line that follows.
+
+def find_delimiter(lines: list[str], *, is_tsv: bool = False) -> str:
+    """Return the delimiter of a table from its first lines: another one than the comma only if all rows agree.
+
+    By commas, the header then has one column, or the rows differ in their number of cells. `is_tsv`: the file's name
+    promises tabs, which a header with a tab confirms.
     """
-    if _widths(lines[:1], ",") != [1]:
+    if is_tsv and _widths(lines, "\t", 1) not in ([], [1]):
+        return "\t"
+    by_commas = set(_widths(lines, ",", LOOKED_AT))
+    if _widths(lines, ",", 1) != [1] and len(by_commas) < 2:
         return ","
     for delimiter in DELIMITERS:
-        widths = set(_widths(lines, delimiter))
+        widths = set(_widths(lines, delimiter, LOOKED_AT))
         if len(widths) == 1 and min(widths) > 1:
             return delimiter
     return ","
 
 
-def _widths(lines: list[str], delimiter: str) -> list[int]:
-    """Return the number of cells of each line that is not blank; empty if a line is no CSV."""
+def _widths(lines: list[str], delimiter: str, count: int) -> list[int]:
+    """Return the number of cells of the first `count` rows without blank ones; empty if one is no CSV.
+
+    A row that goes on after the lines is left out, if it follows two whole rows.
+    """
+    widths: list[int] = []
     try:
-        return [len(cells) for cells in csv.reader(lines, strict=True, delimiter=delimiter) if cells]
-    except csv.Error:
-        return []
+        for cells in islice(csv.reader(lines, strict=True, delimiter=delimiter), count):
+            widths += [len(cells)] if cells else []
+    except csv.Error as e:
+        return widths if len(widths) > 1 and str(e) == "unexpected end of data" else []
+    return widths
 
 
 def _without_separator_line(lines: Iterator[str]) -> tuple[Iterator[str], str]:
@@ -111,13 +133,14 @@ def _error(error: csv.Error, first: int, last: int, where: str) -> DataError:
 
 def _header(reader: Any, where: str) -> list[str]:
     """Return the header. Raises: DataError for names that are ambiguous or unreadable."""
+    line = reader.line_num + 1
     try:
         names = list(next(reader, ()))
     except csv.Error as e:
         raise DataError(f"{where} line {reader.line_num}: {e}; check the quotes of this CSV") from None
     repeated = [name for name, count in Counter(names).items() if name and count > 1]
     if repeated:
-        raise DataError(f"{where} line 1: the header names {repeated[0]!r} twice; rename one of the columns")
+        raise DataError(f"{where} line {line}: the header names {repeated[0]!r} twice; rename one of the columns")
     if problem := decoding_problem(names):
-        raise DataError(f"{where} line 1: {problem}")
+        raise DataError(f"{where} line {line}: {problem}")
     return names

@@ -76,3 +76,26 @@ def test_utf_16_is_named_also_without_a_mark(encoding: str, fmt: readers.DataFor
 
 def test_the_ending_tsv_is_known() -> None:
     assert readers.format_of("rows.tsv", None) == "csv"
+
+
+def test_a_tsv_with_a_comma_in_its_header_is_read_by_tabs() -> None:
+    text = b"word\tname, as written\nquay\tstone, old\n"
+    uneven = b"word\tname, as written\nquay\tstone\n"
+    expected = [{"word": "quay", "name, as written": "stone, old"}]
+    assert list(readers.each_row(text, "csv", "words.TSV")) == expected
+    assert list(readers.read_rows(uneven, "csv")) == [{"word": "quay", "name, as written": "stone"}]
+    assert list(readers.each_row(b"a,b\n1,2\n", "csv", "words.tsv")) == [{"a": "1", "b": "2"}]
+
+
+@pytest.mark.parametrize("lines", [3, 40, 90])
+def test_a_cell_of_many_lines_hides_no_delimiter(lines: int) -> None:
+    cell = "\n".join(["tide"] * lines)
+    text = f'a;b\n1;2\n3;"{cell}"\n'
+    assert list(readers.read_rows(text.encode(), "csv")) == [{"a": "1", "b": "2"}, {"a": "3", "b": cell}]
+
+
+def test_lines_are_counted_with_the_line_that_names_the_delimiter() -> None:
+    rows = list(readers.each_row(b"sep=;\na;b\n1;2\n1;2;3\n", "csv", "f.csv"))
+    assert str(rows[-1]).startswith("f.csv line 4: more cells than the header's 2")
+    with pytest.raises(DataError, match=r"^f\.csv line 2: the header names 'a' twice"):
+        list(readers.each_row(b"sep=;\na;a\n1;2\n", "csv", "f.csv"))
