@@ -70,16 +70,17 @@ def find(tokenizer: Any, chat: Chat, *, last: bool = False) -> RenderedChat:
         return RenderedChat(text=text, spans=dict(zip(numbers, marked, strict=True)))
     spans: dict[int, Span] = {}
     end, is_rewritten = 0, False
-    for number in numbers[-1:] if last else numbers:
-        span = _of_prefix(tokenizer, chat, number, text)
+    for number in numbers[-2:] if last else numbers:  # An answer begins after the end of the one before it.
+        span, is_learnable = _of_prefix(tokenizer, chat, number, text), True
         if span is None:
             span = _of_mark(tokenizer, chat, number, text, end)
             if number != numbers[-1]:
                 is_rewritten = True
-                span = None if span is not None and _has_another(chat, number, text[slice(*span)]) else span
+                is_learnable = span is not None and not _has_another(chat, number, text[slice(*span)])
         if span is not None and span[0] >= end:
-            spans[number] = span
             end = span[1]
+            if is_learnable:
+                spans[number] = span
     return RenderedChat(text=text, spans=spans, is_rewritten=is_rewritten)
 
 
