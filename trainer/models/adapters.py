@@ -19,6 +19,11 @@ ATTENTION = frozenset({
 HEADS = "classifier.", "score."
 """Prefixes of modules in the heads that peft itself trains and saves whole for a classification."""
 
+UNMERGEABLE = (
+    "output.merge: an adapter on the output layer of an encoder-decoder with shared embeddings cannot be merged; set "
+    "output.merge: false, or choose other train.method.targets"
+)
+
 
 def wrap(
     model: Any,
@@ -89,14 +94,22 @@ def untie_adapted_head(model: Any) -> None:
     layer: Any = head.get_base_layer()
     if layer.weight is embeddings.weight:
         if base.config.is_encoder_decoder:
-            raise UserFault(
-                "output.merge: an adapter on the output layer of an encoder-decoder with shared embeddings cannot be "
-                "merged; set output.merge: false, or choose other train.method.targets"
-            )
+            raise UserFault(UNMERGEABLE)
         layer.weight = torch.nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
         for config in (base.config, base.config.get_text_config()):
             config.tie_word_embeddings = False
         base.all_tied_weights_keys = {}
+
+
+def check_mergeable(model: Any, method: LowRank) -> None:
+    """Raise UserFault for a model without adapters if `untie_adapted_head` would refuse its merge."""
+    if not getattr(model.config, "is_encoder_decoder", False) or isinstance(method.targets, str):
+        return
+    head = model.get_output_embeddings()
+    names = [name for name, module in model.named_modules() if module is head]
+    is_target = any(f".{name}".endswith(f".{target}") for name in names for target in method.targets)
+    if is_target and head.weight is model.get_input_embeddings().weight:
+        raise UserFault(UNMERGEABLE)
 
 
 def target_modules(model: Any, method: LowRank) -> str | list[str]:

@@ -10,6 +10,7 @@ import torch
 from tests.trainer.support.tokenizers import byte_level, sentence_pieces
 from trainer import tasks
 from trainer.contract.data_config import DataConfig
+from trainer.contract.output import OutputConfig
 from trainer.contract.train import LoraConfig, TrainConfig
 from trainer.core.errors import UserFault
 from trainer.models import adapters, loading
@@ -104,12 +105,14 @@ def test_adapter_on_the_shared_head_of_an_encoder_decoder_is_not_merged(tmp_path
     config = TrainConfig(
         model=str(tmp_path / "base"), task="seq2seq", precision="fp32", max_steps=1, global_batch=2, max_length=32,
         data=DataConfig(path="rows.jsonl", prompt="{q}", completion="{a}"),
-        method=LoraConfig(r=2, targets=("lm_head",)),
+        method=LoraConfig(r=2, targets=("lm_head",)), output=OutputConfig(merge=True),
     )  # fmt: skip
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"q": f"a {n}", "a": f"b {n}"}) for n in range(4)))
     task = tasks.build_task(config)
     task.examples(tmp_path / "rows.jsonl", "jsonl")
     task.model.save(tmp_path, task.model.build("fp32"))
+    with pytest.raises(UserFault, match=r"output\.merge: .* set output\.merge: false"):  # in the preflight
+        task.model.check_targets(task.model.build_hollow())
     with pytest.raises(UserFault, match=r"output\.merge: .* set output\.merge: false, or choose other train\.method"):
         task.model.merge(tmp_path)
     assert not (tmp_path / "model").exists()

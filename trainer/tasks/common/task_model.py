@@ -66,9 +66,11 @@ class TaskModel(ABC, Generic[D]):
             raise loading.unloadable(self.config, e) from None
 
     def check_targets(self, model: Any) -> None:
-        """Raise UserFault if a hollow model lacks the modules that get adapters."""
+        """Raise UserFault if a hollow model lacks the modules that get adapters, or cannot be merged as configured."""
         if self.config.adapters is not None:
             adapters.target_modules(model, self.config.adapters)
+            if self.config.output.merge:
+                adapters.check_mergeable(model, self.config.adapters)
 
     def check_on_device(self, model: Any, device: torch.device) -> None:
         """Check the model on the device before the first step. Raises UserFault."""
