@@ -45,7 +45,7 @@ QUOTA = "ClientError: An error occurred (VcpuLimitExceeded) when calling RunInst
             "RuntimeError",
             f"{NOTHING_REQUESTED}ValueError: Invalid zone 'x' for region 'y'",
             Rejected,
-            "ask for another place",
+            "ask for another region or machine",
         ),
         ("RuntimeError", f"{NOTHING_REQUESTED}ConnectionError: no route to host", Throttled, "no route to host"),
         ("RuntimeError", f"{NOTHING_REQUESTED}QueryError: out of stock", NoCapacity, "out of stock"),

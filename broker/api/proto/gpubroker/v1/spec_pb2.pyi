@@ -45,6 +45,13 @@ class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PRECISION_FP16: _ClassVar[Precision]
     PRECISION_FP32: _ClassVar[Precision]
 
+class LearnedAnswers(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LEARNED_ANSWERS_UNSPECIFIED: _ClassVar[LearnedAnswers]
+    LEARNED_ANSWERS_ALL: _ClassVar[LearnedAnswers]
+    LEARNED_ANSWERS_LAST: _ClassVar[LearnedAnswers]
+    LEARNED_ANSWERS_SPLIT: _ClassVar[LearnedAnswers]
+
 class DataFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     DATA_FORMAT_UNSPECIFIED: _ClassVar[DataFormat]
@@ -126,6 +133,10 @@ PRECISION_AUTO: Precision
 PRECISION_BF16: Precision
 PRECISION_FP16: Precision
 PRECISION_FP32: Precision
+LEARNED_ANSWERS_UNSPECIFIED: LearnedAnswers
+LEARNED_ANSWERS_ALL: LearnedAnswers
+LEARNED_ANSWERS_LAST: LearnedAnswers
+LEARNED_ANSWERS_SPLIT: LearnedAnswers
 DATA_FORMAT_UNSPECIFIED: DataFormat
 DATA_FORMAT_CSV: DataFormat
 DATA_FORMAT_JSON: DataFormat
@@ -395,7 +406,7 @@ class SelectionConfig(_message.Message):
     def __init__(self, metric: _Optional[str] = ..., patience: _Optional[int] = ..., min_delta: _Optional[float] = ..., best: _Optional[bool] = ...) -> None: ...
 
 class DataConfig(_message.Message):
-    __slots__ = ("path", "format", "prompt", "completion", "eval_share", "messages", "label", "labels", "words", "chosen", "rejected", "bad_share", "image", "secret")
+    __slots__ = ("path", "format", "prompt", "completion", "eval_share", "messages", "label", "labels", "words", "chosen", "rejected", "bad_share", "image", "secret", "learn")
     PATH_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -410,6 +421,7 @@ class DataConfig(_message.Message):
     BAD_SHARE_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
+    LEARN_FIELD_NUMBER: _ClassVar[int]
     path: str
     format: DataFormat
     prompt: str
@@ -424,7 +436,8 @@ class DataConfig(_message.Message):
     bad_share: float
     image: str
     secret: str
-    def __init__(self, path: _Optional[str] = ..., format: _Optional[_Union[DataFormat, str]] = ..., prompt: _Optional[str] = ..., completion: _Optional[str] = ..., eval_share: _Optional[float] = ..., messages: _Optional[str] = ..., label: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., words: _Optional[str] = ..., chosen: _Optional[str] = ..., rejected: _Optional[str] = ..., bad_share: _Optional[float] = ..., image: _Optional[str] = ..., secret: _Optional[str] = ...) -> None: ...
+    learn: LearnedAnswers
+    def __init__(self, path: _Optional[str] = ..., format: _Optional[_Union[DataFormat, str]] = ..., prompt: _Optional[str] = ..., completion: _Optional[str] = ..., eval_share: _Optional[float] = ..., messages: _Optional[str] = ..., label: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., words: _Optional[str] = ..., chosen: _Optional[str] = ..., rejected: _Optional[str] = ..., bad_share: _Optional[float] = ..., image: _Optional[str] = ..., secret: _Optional[str] = ..., learn: _Optional[_Union[LearnedAnswers, str]] = ...) -> None: ...
 
 class LoraConfig(_message.Message):
     __slots__ = ("r", "alpha", "dropout", "targets", "targets_named", "rslora", "dora")
