@@ -33,7 +33,7 @@ from providers.runpod.provider import RunpodCloud, RunpodConfig
 from providers.vast.provider import VastCloud, VastConfig
 from tests.clouds.emulator import Clouds
 from tests.clouds.paper import Agents, FarBlobs, Host, PaperLauncher, Server, SlowMachines
-from tests.clouds.warp import Life, LoopClock, Mortal, MortalCloud, Point
+from tests.clouds.warp import Life, LoopClock, Mortal, MortalCloud, Point, ReleasingClock
 from tests.support.memory_store.store import MemoryStore
 from tests.support.rig.virtual_time import run_in_virtual_time
 from trainer.contract.documents import Limits
@@ -223,7 +223,7 @@ def _cloud(name: str, url: str, clock: Any, home: Path) -> Any:
             return LambdaCloud(LambdaConfig(endpoint=url), **given)
         case "runpod":
             return RunpodCloud(RunpodConfig(endpoint=url, gpu_counts=(1,), regions=("US",)), **given)
-    return VastCloud(VastConfig(endpoint=url), **given)
+    return VastCloud(VastConfig(endpoint=url), **given, rate_clock=ReleasingClock())
 
 
 @pytest.mark.parametrize("killed", KILLED)

@@ -30,7 +30,7 @@ class _Warp(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None or timeout <= 0:
             return super().select(timeout)
-        if found := super().select(HELD_S if self.held else 0):
+        if found := super().select(HELD_S if self.held > 0 else 0):
             return found
         self.now += timeout
         return []
@@ -54,6 +54,15 @@ class WarpLoop(asyncio.SelectorEventLoop):
         finally:
             self._warp.held -= 1
 
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """End the caller's own hold for a while."""
+        self._warp.held -= 1
+        try:
+            yield
+        finally:
+            self._warp.held += 1
+
 
 def held() -> AbstractContextManager[None]:
     """Hold the time inside: for calls of other threads and over sockets, in which no task sleeps."""
@@ -73,6 +82,16 @@ class LoopClock:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+
+class ReleasingClock(LoopClock):
+    """Clock of calls that sleep inside `held`, such as the turns of `CallRates`: the time runs while they sleep."""
+
+    async def sleep(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, WarpLoop)
+        with loop.released():
+            await asyncio.sleep(seconds)
 
 
 # ----------------------------------------------------------------------------------------------------------- processes
