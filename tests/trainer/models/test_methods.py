@@ -101,7 +101,7 @@ def test_adapter_checkpoint_of_another_rank_is_a_user_fault(
     ended = workers.Worker(tmp_path / "run", job(model, method=wider), data, restore=tuned).start().end()
     assert ended.code == ExitCode.USER_ERROR
     assert ended.message.startswith("checkpoint: verified, but it does not fit this job (")
-    assert ended.message.endswith("; go on with the model and method that it was made with")
+    assert ended.message.endswith("; continue with the model and method that it was made with")
 
 
 def test_the_identity_of_a_base_is_its_weights_and_how_they_are_quantised(model: Path) -> None:
