@@ -1,4 +1,4 @@
-"""What a scenario measured."""
+"""Figures that a scenario measured."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""What the pages show of jobs and runs."""
+"""Pages of jobs and runs: contents, empty states and errors."""
 
 import re
 from dataclasses import replace
@@ -69,7 +69,7 @@ async def trained(api: Running, *, ended: bool = False) -> str:
 
 
 async def test_every_page_of_jobs_in_every_state_opens(api: Running, ada: Visitor) -> None:
-    """With forecasts, receipts, preemptions and failures, whose figures only such jobs have."""
+    """Jobs with forecasts, receipts, preemptions and failures have figures that others lack."""
     await fill(api.service.store, ManualClock(), START)
     listed = await ada.get("/ui/jobs")
     jobs = set(re.findall(r'href="/ui/jobs/([a-z2-7]{13})"', listed.text))

@@ -139,7 +139,7 @@ def test_tokenizer_is_saved_with_the_state_it_was_published_with(published: dict
 
 
 def test_classifier_is_saved_with_a_padding_token(tmp_path: Path) -> None:
-    """A decoder's tokenizer may have none; without it nobody could classify two texts of different length."""
+    """A decoder's tokenizer may have none; a batch of two texts of different length needs one."""
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     tokenizer = sentence_pieces(legacy=False)
