@@ -16,6 +16,7 @@ import aiohttp
 
 from broker.api.schemas.base import Health, Wire
 from broker.api.schemas.job_list import JobPage, JobView
+from broker.client import job_names
 from broker.client.resources.channels import ChannelCalls, SlackCalls
 from broker.client.resources.policies import PolicyCalls
 from broker.client.resources.spending import SpendingCalls
@@ -55,6 +56,7 @@ class LogChunk(Wire):
 class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyCalls):
     """Client of one daemon, for `async with`. Calls raise ApiError for refusals, DaemonUnreachable without an answer.
 
+    `job`: the id, or the name: that of the live job, otherwise of the newest one.
     `patience_s`: seconds for which a call is repeated without an answer, or after 429, 502, 503, 504. `submit` and
     `retry` have a key against duplicates; `create_token`, `rotate_channel` and `test_channel` may take effect twice.
     `locate` returns the daemon's current address before each retry. `certificate`: file of the trusted certificate of
@@ -153,7 +155,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         return await self._call("POST", "/v1/jobs", JobView, json=spec, headers={"Idempotency-Key": key})
 
     async def job(self, job: str) -> jobs_schemas.JobDetail:
-        return await self._call("GET", _job(job), jobs_schemas.JobDetail)
+        return await self._call("GET", await self._job(job), jobs_schemas.JobDetail)
 
     async def jobs(
         self,
@@ -172,48 +174,54 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         return await self._call("GET", "/v1/jobs", JobPage, params=plain(params))
 
     async def cancel(self, job: str) -> JobView:
-        return await self._call("POST", f"{_job(job)}/cancel", JobView)
+        return await self._call("POST", f"{await self._job(job)}/cancel", JobView)
 
     async def retry(self, job: str, *, resume: bool, key: str) -> JobView:
         """Create a job linked to an ended one; with `resume` it continues from the last checkpoint."""
-        path, params = f"{_job(job)}/retry", plain({"resume": int(resume)})
+        path, params = f"{await self._job(job)}/retry", plain({"resume": int(resume)})
         return await self._call("POST", path, JobView, params=params, headers={"Idempotency-Key": key})
 
     async def raise_cap(self, job: str, cap_usd: Decimal) -> JobView:
-        return await self._call("PATCH", _job(job), JobView, json={"cap_usd": str(cap_usd)})
+        return await self._call("PATCH", await self._job(job), JobView, json={"cap_usd": str(cap_usd)})
 
     async def delete_data(self, job: str, kinds: Sequence[StoredKindView] = ()) -> jobs_schemas.JobDetail:
         """Delete stored data of an ended job; without `kinds` everything."""
         params = [("kind", kind) for kind in kinds]
-        return await self._call("DELETE", f"{_job(job)}/data", jobs_schemas.JobDetail, params=params)
+        return await self._call("DELETE", f"{await self._job(job)}/data", jobs_schemas.JobDetail, params=params)
 
     async def ledger(self, job: str) -> jobs_schemas.LedgerList:
-        return await self._call("GET", f"{_job(job)}/ledger", jobs_schemas.LedgerList)
+        return await self._call("GET", f"{await self._job(job)}/ledger", jobs_schemas.LedgerList)
 
     async def decision(self, job: str, number: int) -> plans_schemas.DecisionView:
-        return await self._call("GET", f"{_job(job)}/decisions/{number}", plans_schemas.DecisionView)
+        return await self._call("GET", f"{await self._job(job)}/decisions/{number}", plans_schemas.DecisionView)
+
+    async def _job(self, job: str) -> str:
+        """Return the path of a job by id or name. Raises ApiError (404) for an unknown name."""
+        if job_names.is_id(job):
+            return _path(job)
+        return _path(job_names.named((await self.jobs(limit=job_names.SEARCHED_JOBS)).items, job))
 
     # --- feeds
 
     async def events(self, job: str, *, after: int = 0) -> AsyncIterator[jobs_schemas.EventView]:
         """Yield every event after `after`, once and in order, until the job ends. A lost connection is restored."""
-        async for message in self._feed(f"{_job(job)}/events", str(after) if after else ""):
+        async for message in self._feed(f"{await self._job(job)}/events", str(after) if after else ""):
             yield jobs_schemas.EventView.model_validate_json(message.data)
 
     async def events_now(self, job: str, *, after: int = 0) -> jobs_schemas.EventList:
         """List at most 500 events."""
         params = plain({"after": after, "follow": 0})
-        return await self._call("GET", f"{_job(job)}/events", jobs_schemas.EventList, params=params)
+        return await self._call("GET", f"{await self._job(job)}/events", jobs_schemas.EventList, params=params)
 
     async def logs(self, job: str, *, attempt: int | None = None) -> AsyncIterator[LogChunk]:
         """Yield log text as it arrives, of all attempts or of one, until the job ends."""
-        async for message in self._feed(f"{_job(job)}/logs", "", attempt=attempt):
+        async for message in self._feed(f"{await self._job(job)}/logs", "", attempt=attempt):
             yield LogChunk.model_validate_json(message.data)
 
     async def log_now(self, job: str, *, attempt: int | None = None) -> str:
         """Return the log of an attempt, by default of the latest, up to now."""
         params = plain({"attempt": attempt, "follow": 0})
-        return (await self._http.read("GET", f"{_job(job)}/logs", params=params)).decode("utf-8", "replace")
+        return (await self._http.read("GET", f"{await self._job(job)}/logs", params=params)).decode("utf-8", "replace")
 
     async def _feed(self, path: str, last: str, **parameters: Any) -> AsyncIterator[sse.ReceivedEvent]:
         """Yield messages of a stream, and resume it after a broken connection. Each message resets `patience_s`."""
@@ -236,7 +244,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
 
         The frames are those of `broker.api.http.terminal`.
         """
-        return self._http.socket(f"{_job(job)}/shell", params=plain({"word": list(words), "tty": int(tty)}))
+        return self._http.socket(f"{_path(job)}/shell", params=plain({"word": list(words), "tty": int(tty)}))
 
     # --- files
 
@@ -257,10 +265,10 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
     async def metrics(self, job: str, *, after: int = 0, points: int = 1000) -> metrics_schemas.MetricsView:
         """Return the steps of a job after a step, reduced to at most `points`."""
         params = plain({"after": after, "points": points})
-        return await self._call("GET", f"{_job(job)}/metrics", metrics_schemas.MetricsView, params=params)
+        return await self._call("GET", f"{await self._job(job)}/metrics", metrics_schemas.MetricsView, params=params)
 
     async def artifacts(self, job: str) -> files_schemas.ArtifactList:
-        return await self._call("GET", f"{_job(job)}/artifacts", files_schemas.ArtifactList)
+        return await self._call("GET", f"{await self._job(job)}/artifacts", files_schemas.ArtifactList)
 
     async def artifact(self, job: str, file: files_schemas.ArtifactView) -> bytes:
         """Return the verified bytes of a small file. Raises Damaged, BrokenOff."""
@@ -284,7 +292,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         """Yield a file's bytes, then check size and SHA-256 against the manifest. Raises Damaged, BrokenOff."""
         digest, got, began = hashlib.sha256(), 0, False
         try:
-            async with self._http.once("GET", f"{_job(job)}/artifacts/{escape(file.path)}") as response:
+            async with self._http.once("GET", f"{await self._job(job)}/artifacts/{escape(file.path)}") as response:
                 began = True
                 async for piece in response.content.iter_any():
                     digest.update(piece)
@@ -323,5 +331,5 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
             return Health(status="unavailable", checks={p.field: p.message for p in e.problem.errors})
 
 
-def _job(job: str) -> str:
+def _path(job: str) -> str:
     return f"/v1/jobs/{escape(job, safe='')}"

@@ -10,12 +10,14 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 from broker.api.schemas.jobs import EventView, JobDetail
 from broker.client.async_client import AsyncClient
 from broker.client.files import chosen, save
 from broker.client.transport.errors import NotFinished
+from broker.client.transport.loop_thread import LoopThread
 from broker.domain.formatting import visible
 from broker.domain.job import JobState
 from broker.domain.money import usd
@@ -73,7 +75,7 @@ async def afit(
     default the columns of these names; a task that needs other columns names them in `train`. `to`: folder for the
     files, by default named by the job's id. `key`: a second call with the same key and input waits for the same job.
     `train`, `spec`: more settings of `train` and of the job (docs/reference/spec.md).
-    Cancelling the call does not cancel the job. `fit` is the same for programs without an event loop.
+    Cancelling the call does not cancel the job. `fit` is the same as a blocking call, for scripts and notebooks.
 
     Raises NotFinished when the job failed, was cancelled or reached its cap; ApiError, DaemonUnreachable, NotSaved.
     Raises ValueError for an invalid amount, and if neither `completion` nor `train` says which column to learn.
@@ -120,14 +122,40 @@ def _columns(
 
 
 def _blocking(work: Callable[P, Coroutine[Any, Any, R]], name: str) -> Callable[P, R]:
-    """Return `work` as a blocking function of the same signature, with its own event loop."""
+    """Return `work` as a blocking function of the same signature, with its own event loop.
+
+    If the caller's thread runs an event loop, as in a notebook, the work runs in another thread. `progress` is still
+    called in the caller's thread, because output of other threads may appear elsewhere or never.
+    """
 
     @functools.wraps(work)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        return asyncio.run(work(*args, **kwargs))
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(work(*args, **kwargs))
+        return _in_thread(work, *args, **kwargs)
 
     run.__name__ = run.__qualname__ = name
     return run
+
+
+def _in_thread(work: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run `work` in another thread, and its `progress` in this one. Ctrl-C, or an error of `progress`, cancels it."""
+    events: SimpleQueue[EventView | None] = SimpleQueue()
+    progress: Any = kwargs.get("progress", say)
+    if progress is not None:
+        kwargs["progress"] = events.put
+    coroutine = work(*args, **kwargs)
+    loop = LoopThread()
+    try:
+        future = loop.start(coroutine)
+        future.add_done_callback(lambda _: events.put(None))
+        while (event := events.get()) is not None:
+            progress(event)
+        return future.result()
+    finally:
+        loop.stop()
 
 
 fit = _blocking(afit, "fit")

@@ -1,16 +1,19 @@
-"""`Client`: the calls of `AsyncClient`, with the same signatures, for programs without an event loop."""
+"""`Client`: the calls of `AsyncClient`, with the same signatures, as blocking calls."""
 
-import asyncio
 import functools
 import threading
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from broker.client.async_client import AsyncClient
+from broker.client.transport.loop_thread import LoopThread
 
 P = ParamSpec("P")
 R = TypeVar("R")
+CLOSE_S = 5.0
+"""Seconds to wait for the connections to close."""
 
 
 def _call(
@@ -38,6 +41,11 @@ def _stream(
     return run
 
 
+def _close(thread: LoopThread, client: AsyncClient) -> None:
+    """Disconnect a client that is closed or not referenced any more."""
+    thread.stop(client.__aexit__(None, None, None), wait_s=CLOSE_S)
+
+
 async def _next(source: AsyncGenerator[R, None]) -> tuple[R] | None:
     """Return the next item in a tuple, or None at the end."""
     async for item in source:
@@ -46,40 +54,45 @@ async def _next(source: AsyncGenerator[R, None]) -> tuple[R] | None:
 
 
 class Client:
-    """Client of one daemon, for `with`, usable from any thread. `url` None: the daemon that the command line uses.
+    """Client of one daemon, usable from any thread, and inside a running event loop, as in a notebook.
 
+    `url` None: the daemon that the command line uses. It connects at its first call; `with` or `close` disconnects it.
     Calls raise the errors of AsyncClient: ApiError for refusals, DaemonUnreachable without an answer.
     """
 
     def __init__(self, url: str | None = None, token: str | None = None, *, patience_s: float = 0.0) -> None:
         self.asynchronous = AsyncClient.found(url, token, patience_s=patience_s)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="gpubroker-client", daemon=True)
+        self._opening = threading.Lock()
+        self._thread: LoopThread | None = None
+        self._closing: weakref.finalize[..., Any] | None = None
 
     def __enter__(self) -> Self:
-        self._thread.start()
-        self.wait(self.asynchronous.__aenter__())
+        self._open()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.wait(self.asynchronous.__aexit__(kind, error, trace))
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self.close()
+
+    def close(self) -> None:
+        """Disconnect. A later call raises RuntimeError."""
+        self._open()
+        if self._closing is not None:
+            self._closing()
+
+    def _open(self) -> LoopThread:
+        """Return the connected thread, started by the first call."""
+        with self._opening:
+            if self._thread is None:
+                self._thread = LoopThread()
+                self._thread.run(self.asynchronous.__aenter__())
+                self._closing = weakref.finalize(self, _close, self._thread, self.asynchronous)
+            return self._thread
 
     def wait(self, work: Coroutine[Any, Any, R]) -> R:
         """Run a coroutine on the client's own loop and return its result. Ctrl-C cancels the coroutine."""
-        if not self._thread.is_alive():
-            work.close()
-            raise RuntimeError("use the client with `with`")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+        return self._open().run(work)
 
     quote = _call(AsyncClient.quote)
     offers = _call(AsyncClient.offers)

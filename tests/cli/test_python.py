@@ -2,27 +2,33 @@
 
 import asyncio
 import inspect
+import threading
 from asyncio import to_thread
 from dataclasses import replace
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 import broker
+from broker.api.schemas.job_list import JobView
 from broker.api.schemas.jobs import EventView
 from broker.client.async_client import AsyncClient
 from broker.client.fit import Fitted
+from broker.client.job_names import named
 from broker.client.sync_client import Client
 from broker.client.transport.errors import ApiError, DaemonUnreachable, NotFinished
+from broker.domain.ids import JobId
 from broker.domain.job import Event, Job, JobState
 from broker.ports import Change, JobFilter
 from tests.api.harness import CSV, MODEL, Running
 from tests.api.test_files import admitted, put_checkpoint
 from tests.cli.conftest import Shell
 
+NOON = datetime(2026, 11, 28, 12, tzinfo=UTC)
 METRICS = b'{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.5}\n'
-NOT_TWINNED = {"found", "shell", "url", "asynchronous", "wait"}
+NOT_TWINNED = {"found", "shell", "url", "asynchronous", "wait", "close"}
 """Constructors and plumbing; a terminal's WebSocket is for the command line."""
 
 
@@ -72,8 +78,99 @@ async def test_a_blocking_client_submits_follows_and_raises(shell: Shell) -> Non
 async def test_a_client_of_nothing_says_so(own_home: Path) -> None:
     with pytest.raises(DaemonUnreachable, match="none was ever started"):
         Client()
-    with pytest.raises(RuntimeError, match="with `with`"):
+    with pytest.raises(DaemonUnreachable):
         Client("http://127.0.0.1:1").me()
+
+
+async def test_a_client_needs_no_with_and_takes_names(shell: Shell) -> None:
+    def use() -> None:
+        client = Client()
+        kept = client.upload(CSV.encode(), name="words.csv")
+        train = {"model": MODEL, "data": {"path": kept.ref, "completion": "{definition}"}}
+        first, second = (client.submit({"name": "cynic", "cap_usd": "5", "train": train}, key=k) for k in "ab")
+        assert [job.id for job in client.jobs().items] == [second.id, first.id]
+        assert client.job("cynic").id == second.id
+        client.cancel(second.id)
+        assert client.events_now("cynic").items[0].kind == "job.submitted"
+        with pytest.raises(ApiError, match="no job"):
+            client.job("cynical")
+        client.close()
+        client.close()
+        with pytest.raises(RuntimeError, match="is closed"):
+            client.jobs()
+
+    await to_thread(use)
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        (("succeeded", "queued", "active"), 1),
+        (("failed", "succeeded"), 0),
+    ],
+)
+def test_a_name_means_the_live_job_otherwise_the_newest(states: tuple[str, ...], expected: int) -> None:
+    jobs = [
+        JobView(
+            id=JobId(f"job{n}"), name="a", team="t", owner="o", state=JobState(state), reason="", labels={},
+            created_at=NOON, finished_at=None, cap_usd=Decimal(1), spent_usd=Decimal(0), attempts=0, retries_used=0,
+            stop_requested=False, retry_of=None,
+        )
+        for n, state in enumerate(states)
+    ]  # fmt: skip
+    assert named(jobs, "a") == f"job{expected}"
+    with pytest.raises(ApiError, match="no job 'b' among the newest 500"):
+        named(jobs, "b")
+
+
+async def test_an_unreferenced_client_ends_its_thread(shell: Shell) -> None:
+    def threads() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "gpubroker-client"}
+
+    def use() -> set[threading.Thread]:
+        client = Client()
+        client.me()
+        return threads()
+
+    (thread,) = await to_thread(use)
+    await to_thread(thread.join)
+
+
+async def test_fit_works_in_a_running_event_loop_and_shows_progress(shell: Shell) -> None:
+    """A notebook calls it inside its own loop. Progress is called in the caller's thread, which a notebook shows."""
+    seen = list[tuple[str, int]]()
+
+    def notebook() -> None:
+        async def cell() -> None:
+            def progress(event: EventView) -> None:
+                seen.append((event.kind, threading.get_ident()))
+
+            broker.fit(model=MODEL, data=[{"completion": f"x{n}"} for n in range(40)], cap_usd=2, progress=progress)
+
+        here = threading.get_ident()
+        with pytest.raises(NotFinished, match="is failed: no luck"):
+            asyncio.run(cell())
+        assert {ident for _, ident in seen} == {here}
+
+    running = asyncio.create_task(to_thread(notebook))
+    await waiting(shell.api)
+    await end(shell.api, JobState.FAILED, "no luck")
+    await running
+    assert [kind for kind, _ in seen] == ["job.submitted", "job.failed"]
+
+
+async def test_an_error_of_progress_ends_fit_in_a_running_loop(shell: Shell) -> None:
+    def progress(event: EventView) -> None:
+        raise LookupError(event.kind)
+
+    def notebook() -> None:
+        async def cell() -> None:
+            broker.fit(model=MODEL, data=[{"completion": f"x{n}"} for n in range(40)], cap_usd=2, progress=progress)
+
+        asyncio.run(cell())
+
+    with pytest.raises(LookupError, match=r"job\.submitted"):
+        await to_thread(notebook)
 
 
 async def waiting(api: Running) -> Job:
