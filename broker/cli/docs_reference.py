@@ -42,7 +42,8 @@ This page lists every command of `gpubroker` and its options. {GENERATED}
 - Commands that ask take `--yes`. `serve`, `sweep`, `blobs adopt`, `key adopt` and `launcher` take `--home` (the
   daemon's state folder; default `GPUBROKER_HOME`) and `--config` (default `gpubroker.yaml` there). All but `serve` take
   `--installation` (default: the home's).
-- Money is a decimal string of dollars. Times are ISO 8601 in UTC.
+- Money is a decimal string of dollars. Times are ISO 8601 in UTC. `TIME` of an option is `90s`, `2h`, `1h30m`, `7d`
+  (before now, or after now for `--expires`), a date in UTC, or ISO 8601 with a zone.
 - Ctrl-C ends the command, never the job. Completion: `gpubroker --install-completion`.
 - [Exit codes](exit-codes.md) are stable.
 """

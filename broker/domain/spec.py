@@ -8,7 +8,7 @@ from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, mode
 
 from broker.domain.gpu_names import gpu_name
 from broker.domain.ids import JobId
-from trainer.contract.base import Config, Text, matching
+from trainer.contract.base import MOMENT_EXAMPLES, Config, InDays, InSeconds, Text, matching, moment
 from trainer.contract.documents import ScriptConfig
 from trainer.contract.train import CheckpointConfig, TrainConfig
 
@@ -39,7 +39,7 @@ Accelerator = Annotated[
 Usd = Annotated[Decimal, Field(gt=0, le=1_000_000, max_digits=13, decimal_places=6)]
 
 
-Days = Annotated[float, Field(ge=0, le=36_500)]
+Days = Annotated[float, Field(ge=0, le=36_500), InDays]
 
 
 def _instant(value: Any) -> Any:
@@ -49,10 +49,9 @@ def _instant(value: Any) -> Any:
     """
     if isinstance(value, datetime):
         return value
-    try:
-        return datetime.fromisoformat(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{value!r} is no time; write it as 2026-01-31T12:00:00Z") from None
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not a time with its zone; write it as {MOMENT_EXAMPLES}")
+    return moment(value)
 
 
 def _in_utc(at: datetime) -> datetime:
@@ -129,7 +128,7 @@ class Retry(Config):
 
 
 class Retention(Config):
-    """Days after a job's end for which its data in the blob store is kept; 0: none."""
+    """Days after a job's end for which its data in the blob store is kept, as numbers or `12h`, `7d`; 0: none."""
 
     artifacts_days: Days | None = None
     """The finished job's last checkpoint, which holds its results; absent: as the daemon is configured."""
@@ -148,11 +147,11 @@ IdleKind = Literal["gpu", "no_progress", "download"]
 """Unused GPUs; no new step; set-up without progress."""
 
 
-Window = Annotated[int, Field(ge=60, le=604_800)]
+Window = Annotated[int, Field(ge=60, le=604_800), InSeconds]
 
 
 class IdlePolicy(Config):
-    """When a machine counts as idle, and the action to take.
+    """When a machine counts as idle, and the action to take. Its times are seconds, or durations such as `15m`.
 
     Progress that the trainer reports overrules an idle GPU.
     """
@@ -201,9 +200,13 @@ class JobSpec(Config):
     )
     """`job/<id>`: continue from the last checkpoint of another job."""
     deadline: Instant | None = None
-    """A time with its zone, e.g. `2026-01-31T12:00:00Z`; an unfinished job is checkpointed and ended by then."""
-    max_duration: Annotated[int, Field(ge=60, le=31_536_000)] | None = None
-    """Maximum seconds for which its machines may exist, over all attempts; then the job ends as at its deadline."""
+    """A time with its zone, e.g. `2026-01-31T12:00:00Z`, or a date in UTC; an unfinished job is checkpointed and ended
+    by then. The command line also takes a time from now, such as `6h`.
+    """
+    max_duration: Annotated[int, Field(ge=60, le=31_536_000), InSeconds] | None = None
+    """Maximum time for which its machines may exist, over all attempts, as seconds or `1h30m`; then the job ends as at
+    its deadline.
+    """
     hour_worth_usd: Annotated[Decimal, Field(ge=0, le=1_000_000, max_digits=13, decimal_places=6)] = Decimal(5)
     """Dollars that an hour of delay is worth to a job without a deadline. A wait for sold-out spot ends when it has
     cost what spot saves, and a move pays for its delay. 0: the job waits for the cheapest offer without limit.
@@ -211,8 +214,10 @@ class JobSpec(Config):
     retention: Retention = Retention()
     idle: IdlePolicy | None = None
     """When a machine counts as idle, and the action to take; absent: as the team's policy says."""
-    keep_on_failure: Annotated[int, Field(ge=0, le=86_400)] = 0
-    """Seconds for which a machine on which the job failed is kept for inspection with `gpubroker ssh`; it bills."""
+    keep_on_failure: Annotated[int, Field(ge=0, le=86_400), InSeconds] = 0
+    """Time for which a machine on which the job failed is kept for inspection with `gpubroker ssh`, as seconds or
+    `15m`; it bills.
+    """
 
     @property
     def origin(self) -> JobId | None:

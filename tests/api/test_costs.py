@@ -132,8 +132,8 @@ async def test_a_job_without_time_is_refused_with_the_number(api: Running) -> No
     for changes, words in (
         ({"deadline": (now + timedelta(seconds=100)).isoformat()}, "and 135 s are needed to checkpoint and stop"),
         ({"deadline": (now - timedelta(seconds=100)).isoformat()}, "is past"),
-        ({"deadline": "2026-01-31T12:00:00"}, "timezone"),
-        ({"deadline": 1_800_000_000}, "is no time; write it as"),
+        ({"deadline": "2026-01-31T12:00:00"}, "is not a time with its zone"),
+        ({"deadline": 1_800_000_000}, "is not a time with its zone; write it as 2026-01-31"),
         ({"max_duration": 100}, "100 s, and 135 s are needed"),
         ({"idle": {"action": "explode"}}, "notify"),
         ({"retention": {"logs_days": -1}}, "logs_days"),

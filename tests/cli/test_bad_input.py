@@ -136,9 +136,9 @@ async def test_a_bad_setting_names_its_path_and_creates_nothing(shell: Shell, se
 @pytest.mark.parametrize(
     ("duration", "expected"),
     [
-        ("15x", "--keep-on-failure 15x: write a time as 90s, 15m or 2h"),
-        ("-5m", "--keep-on-failure -5m: write a time as 90s, 15m or 2h"),
-        ("", "--keep-on-failure : write a time as 90s, 15m or 2h"),
+        ("15x", "--keep-on-failure 15x: not a duration; write it as 90s, 15m, 2h"),
+        ("-5m", "--keep-on-failure -5m: not a duration; write it as 90s, 15m, 2h"),
+        ("", "--keep-on-failure : not a duration; write it as 90s, 15m, 2h"),
         ("25h", "error: --keep-on-failure: must be less than or equal to 86400"),
     ],
 )

@@ -64,7 +64,10 @@ async def test_csv_has_every_figure(shell: Shell) -> None:
         (("--zone", "Mars/Olympus"), "is not a time zone"),
         (("--since", "2026-02-01T00:00:00Z", "--until", "2026-01-01T00:00:00Z"), "is not before"),
         (("--since", "2020-01-01T00:00:00Z"), "over 366 days"),
-        (("--since", "yesterday"), "ISO 8601"),
+        (
+            ("--since", "yesterday"),
+            "--since yesterday: not a time; write it as 2h, 7d, 2026-01-31",
+        ),
     ],
 )
 async def test_a_question_that_makes_no_sense_is_refused(shell: Shell, words: tuple[str, ...], message: str) -> None:

@@ -33,7 +33,7 @@ async def test_a_team_gets_a_token_that_ends(shell: Shell, monkeypatch: pytest.M
     assert made["team"] == "red"
     for wrong in ("soon", "2027-01-31T12:00:00", "3y"):
         ran = await to_thread(shell.run, *new, wrong)
-        assert (ran.code, "12h, 30d, 8w" in ran.err) == (Exit.BAD_INPUT, True)
+        assert (ran.code, "not a time; write it as 2h, 7d" in ran.err) == (Exit.BAD_INPUT, True)
     with monkeypatch.context() as mias:
         mias.setenv("GPUBROKER_TOKEN", made["token"])
         assert [t["name"] for t in (await to_thread(shell.run, "team", "ls", "--json")).document["items"]] == ["red"]

@@ -1,8 +1,14 @@
 """Base classes and field types of all documents and configurations."""
 
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
 
 from trainer.contract.descriptions import Described
 
@@ -42,6 +48,72 @@ def matching(pattern: str, words: str, **rules: Any) -> Any:
     """Return a field that must match `pattern`; `words`: error message otherwise, such as `must be …`."""
     PATTERN_MESSAGES[pattern] = words
     return Field(pattern=pattern, **rules)
+
+
+UNITS_S = {"w": 604_800, "d": 86_400, "h": 3600, "m": 60, "s": 1}
+_DURATION = re.compile(
+    r"(?=[0-9])"
+    + "".join(rf"(?:([0-9]{{1,9}}(?:\.[0-9]{{1,6}})?) ?{unit} ?)?" for unit in ("w", "d", "h", "m(?:in)?", "s"))
+)
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+DURATION_EXAMPLES = "90s, 15m, 2h, 1h30m or 7d"
+MOMENT_EXAMPLES = "2026-01-31 or 2026-01-31T12:00:00Z"
+
+
+def duration_s(text: str) -> float:
+    """Return `90s`, `1h30m` or `7d` in seconds; units from weeks to seconds. Raises ValueError."""
+    match = _DURATION.fullmatch(text.strip().lower())
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration; write it as {DURATION_EXAMPLES}")
+    return sum(float(count) * unit_s for count, unit_s in zip(match.groups(), UNITS_S.values(), strict=True) if count)
+
+
+def moment(text: str) -> datetime:
+    """Return a date (its first second in UTC) or an ISO 8601 time with a zone. Raises ValueError."""
+    try:
+        at = datetime.fromisoformat(text.strip())
+    except (ValueError, AttributeError):
+        at = None
+    if at is not None and _DATE.fullmatch(text.strip()):
+        return at.replace(tzinfo=UTC)
+    if at is None or at.tzinfo is None:
+        raise ValueError(f"{text!r} is not a time with its zone; write it as {MOMENT_EXAMPLES}")
+    return at
+
+
+def _in_seconds(value: Any) -> Any:
+    return duration_s(value) if isinstance(value, str) and value != "auto" and not _is_number(value) else value
+
+
+def _in_days(value: Any) -> Any:
+    seconds = _in_seconds(value)
+    return seconds if seconds is value else seconds / UNITS_S["d"]
+
+
+def _is_number(text: str) -> bool:
+    return text.strip().replace(".", "", 1).isdecimal()
+
+
+@dataclass(frozen=True)
+class _AlsoText:
+    """Annotation of a numeric field that also takes a duration as text, in Python and in its JSON Schema."""
+
+    read: Callable[[Any], Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self.read, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        number = handler(schema)
+        if handler.mode == "serialization":
+            return number
+        return {"anyOf": [number, {"type": "string", "examples": ["90s", "1h30m", "7d"]}]}
+
+
+InSeconds = _AlsoText(_in_seconds)
+"""Lets a field of seconds also take a duration such as `2h`."""
+InDays = _AlsoText(_in_days)
+"""Lets a field of days also take a duration such as `12h` or `7d`."""
 
 
 class Config(Described):

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from trainer.contract.base import Config, Text, matching
+from trainer.contract.base import Config, InSeconds, Text, matching
 from trainer.contract.data_config import DataConfig, TaskName, data_misuse_message
 from trainer.contract.guard import GuardConfig, SelectionConfig
 from trainer.contract.metrics import MetricsConfig
@@ -280,9 +280,9 @@ MAX_FREQUENCY = 5
 class CheckpointConfig(Config):
     """Save interval, and number of checkpoints that are kept."""
 
-    every_s: Annotated[float, Field(ge=1, le=86_400)] | Literal["auto"] = "auto"
-    """Largest number of seconds of work that may be lost; `auto`: 300. Saves are more frequent on machines that are
-    often preempted if saves are cheap.
+    every_s: Annotated[Annotated[float, Field(ge=1, le=86_400)] | Literal["auto"], InSeconds] = "auto"
+    """Largest time of work that may be lost, as seconds or `10m`; `auto`: 300 s. Saves are more frequent on
+    machines that are often preempted if saves are cheap.
     """
     keep: Annotated[int, Field(ge=2, le=100)] = 2
     """Committed checkpoints kept for each job; at least two, so that a damaged newest checkpoint has a predecessor."""

@@ -1,6 +1,5 @@
 """`gpubroker offers`: current offers, their history, and its export as spot traces."""
 
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +8,8 @@ import typer
 from broker.api.schemas.offers import OfferHistoryView, OfferList, OfferSeriesView, PricePoint
 from broker.api.service.spec_inputs import unknown_name
 from broker.cli.core.command import Json, client, command
+from broker.cli.core.durations import days as days_of
+from broker.cli.core.durations import names as names_of
 from broker.cli.core.exit_codes import BadInput
 from broker.cli.core.output import Output
 from broker.cli.views import offer_history, spot_trace
@@ -23,6 +24,8 @@ WINDOW_DAYS = 7
 WINDOW_POINTS = WINDOW_DAYS * 288 + 1
 WINDOW_SERIES = 13
 """Series of one request of an export: the daemon answers with at most 27,000 points."""
+MOST_DAYS = 90
+"""Days for which the daemon keeps the history."""
 MAX_GROUPS = 500
 """Maximum number of series of one export."""
 
@@ -44,7 +47,7 @@ async def offers(
     limit: Annotated[int | None, typer.Option(min=1, max=5000, help="Number of offers; default 500.")] = None,
     history: Annotated[
         str | None,
-        typer.Option(metavar="DAYS", help="Show prices and availability of the last days, as 7d; needs --gpu."),
+        typer.Option(metavar="TIME", help="Show prices and availability of this long until now, as 7d; needs --gpu."),
     ] = None,
     cloud: Clouds = None,
     region: Regions = None,
@@ -56,14 +59,16 @@ async def offers(
     """List current offers, cheapest first, with the age and the source of each price."""
     if context.invoked_subcommand is not None:
         return
-    out, names = Output(as_json=as_json), _gpus(gpu or [])
+    out, names = Output(as_json=as_json), names_of(gpu or [])
     where = {"cloud": cloud or [], "region": region or [], "market": market, "gpus": gpus}
     if history is None:
         _check_unused({**where, "csv": as_csv})
         return await _current(out, provider, names, limit or 500)
     _check_unused({"provider": provider}, "takes no part in --history; use --cloud")
     async with client() as c:
-        page = await _history(c, names, days=_days(history), limit=min(limit or 50, MAX_GROUPS), **where)
+        page = await _history(
+            c, names, days=days_of("--history", history, most=MOST_DAYS), limit=min(limit or 50, MAX_GROUPS), **where
+        )
     out.document(page)
     if as_csv and not as_json:
         out.log(offer_history.as_csv(page))
@@ -75,7 +80,7 @@ async def offers(
 async def export(
     folder: Annotated[Path, typer.Argument(help="Folder for the traces; existing files are replaced.")],
     gpu: Gpus = None,
-    days: Annotated[int, typer.Option(min=1, max=90, help="Number of days until now.")] = 90,
+    days: Annotated[str, typer.Option(metavar="TIME", help="Length of the history until now.")] = "90d",
     cloud: Clouds = None,
     region: Regions = None,
     gpus: Count = None,
@@ -84,13 +89,14 @@ async def export(
     """Export the recorded history of spot offers as traces, one CSV file for each GPU, count and region."""
     out = Output(as_json=as_json)
     where: dict[str, Any] = {"cloud": cloud or [], "region": region or [], "gpus": gpus}
+    count = days_of("--days", days, most=MOST_DAYS)
     async with client() as c:
-        page = await _history(c, _gpus(gpu or []), days=days, points=1, limit=MAX_GROUPS, **where)
+        page = await _history(c, names_of(gpu or []), days=count, points=1, limit=MAX_GROUPS, **where)
         if page.total > MAX_GROUPS:
             raise BadInput(f"{page.total} series match, at most {MAX_GROUPS} are exported; narrow them by --cloud")
         prices, traces = spot_trace.on_demand_prices(page.items), list[spot_trace.SpotTrace]()
         for item in (item for item in page.items if item.spot):
-            traces += spot_trace.traces(item, await _points(c, item, page, days), prices)
+            traces += spot_trace.traces(item, await _points(c, item, page, count), prices)
     files = spot_trace.write(folder, traces)
     out.document({"folder": str(folder), "files": files})
     out.say(f"{len(files)} traces in {folder}" if files else "no spot offer was recorded with an on-demand price")
@@ -152,16 +158,3 @@ def _check_gpu(name: str) -> None:
         hardware_of(name)
     except EstimateError as e:
         raise BadInput(str(e)) from None
-
-
-def _days(text: str) -> int:
-    """Return `7` or `7d` as a number of days. Raises BadInput."""
-    match = re.fullmatch(r"([0-9]{1,2})d?", text.strip())
-    if match is None or not 1 <= int(match[1]) <= 90:
-        raise BadInput(f"--history {text}: write 1 to 90 days, as 7d")
-    return int(match[1])
-
-
-def _gpus(texts: list[str]) -> list[str]:
-    """Return the names in comma-separated lists such as `H100,RTX4090`."""
-    return [name.strip() for text in texts for name in text.split(",") if name.strip()]

@@ -13,6 +13,7 @@ from broker.api.core.problems import of_validation
 from broker.api.schemas import policies
 from broker.cli.core import formatting
 from broker.cli.core.command import JobArgument, Json, client, command
+from broker.cli.core.durations import days as days_of
 from broker.cli.core.exit_codes import BadInput, NotFoundExit
 from broker.cli.core.job_lookup import job_id
 from broker.cli.core.output import Output
@@ -45,14 +46,15 @@ async def apply(file: File, as_json: Json = False) -> None:
 @command
 async def dry_run(
     file: File,
-    days: Annotated[int, typer.Option(min=1, max=90, help="Days to look back.")] = 30,
+    days: Annotated[str, typer.Option(metavar="TIME", help="Time to look back, in days.")] = "30d",
     as_json: Json = False,
 ) -> None:
     """Show how a policy would have affected past launches. Nothing is changed."""
     out, document, policy = Output(as_json=as_json), parsed(file), _read(file)
+    count = days_of("--days", days, most=90)
     async with client() as c:
         try:
-            result = await c.dry_run_policy(policy, days=days)
+            result = await c.dry_run_policy(policy, days=count)
         except ApiError as error:
             raise _with_lines(document, error) from None
     out.document(result)

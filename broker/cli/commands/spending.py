@@ -14,6 +14,7 @@ from broker.billing.invoice_formats import Format, read
 from broker.billing.reconcile import Charged, Invoice, InvoiceVerdict, Reconciliation, reconcile
 from broker.cli.core import formatting
 from broker.cli.core.command import Json, client, command
+from broker.cli.core.durations import TIME_HELP, past
 from broker.cli.core.exit_codes import BadInput, Exit
 from broker.cli.core.output import Output
 from broker.cli.core.table import Column, TerminalTable
@@ -37,8 +38,8 @@ COLUMNS = (
 )
 GROUPS = get_args(SpendBy)
 FORMATS = get_args(Format)
-Since = Annotated[str | None, typer.Option(metavar="TIME", help="Start: ISO 8601 with a zone. Default: 30 days ago.")]
-Until = Annotated[str | None, typer.Option(metavar="TIME", help="End: ISO 8601 with a zone. Default: now.")]
+Since = Annotated[str | None, typer.Option(metavar="TIME", help=f"Start: {TIME_HELP}. Default: 30 days ago.")]
+Until = Annotated[str | None, typer.Option(metavar="TIME", help=f"End: {TIME_HELP}. Default: now.")]
 
 
 @command
@@ -57,6 +58,7 @@ async def spend(
         raise BadInput(f"--by {by}: use one of {', '.join(GROUPS)}")
     if as_csv and as_json:
         raise BadInput("--csv and --json: choose one")
+    since, until = past("--since", since), past("--until", until)
     async with client() as c:
         view = await c.spend(by=by, since=since, until=until, zone=zone, team=team, user=user)
     out = Output(as_json=as_json)
@@ -128,8 +130,12 @@ HELP = {
 async def reconcile_file(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Invoice file as exported by the cloud.")],
     cloud: Annotated[str, typer.Option(help="; ".join(f"{name}: {what}" for name, what in HELP.items()))] = "",
-    since: Annotated[str | None, typer.Option(metavar="TIME", help="ISO 8601. Default: start of the invoice.")] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="ISO 8601. Default: end of the invoice.")] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help=f"{TIME_HELP}. Default: start of the invoice.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="TIME", help=f"{TIME_HELP}. Default: end of the invoice.")
+    ] = None,
     tolerance: Annotated[float, typer.Option(min=0, help="Per-machine tolerance in dollars.")] = 0.01,
     as_json: Json = False,
 ) -> None:
@@ -141,7 +147,7 @@ async def reconcile_file(
         raise BadInput(f"{file}: {error.strerror}") from None
     except InvalidInput as error:
         raise BadInput(f"{file}: {error.problems[0].message}") from None
-    window = _window(invoice, since, until)
+    window = _window(invoice, past("--since", since), past("--until", until))
     async with client() as c:
         page = await c.charges(cloud=invoice.cloud, since=window[0], until=window[1])
     charges = [Charged(**charge.model_dump()) for charge in page.items]

@@ -1,8 +1,6 @@
 """Commands on teams, tokens and the audit log."""
 
 import json
-import re
-from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import typer
@@ -10,13 +8,11 @@ import typer
 from broker.api.schemas.tenancy import AuditView, TeamRequest, TokenRequest, TokenView
 from broker.cli.core import formatting
 from broker.cli.core.command import Json, client, command
-from broker.cli.core.exit_codes import BadInput
+from broker.cli.core.durations import TIME_HELP, future, past
 from broker.cli.core.output import Output
 from broker.cli.core.table import Column, TerminalTable
 from broker.cli.core.usage_errors import checked
 
-SPAN = re.compile(r"(\d{1,5})([hdw])")
-UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 SHOWN_CHARACTERS = 60
 TOKENS = (
     Column(name="token"),
@@ -50,16 +46,16 @@ async def token_new(
         typer.Option("--scope", help="read, submit, manage, metrics or admin. Default: read and submit. Repeatable."),
     ] = None,
     team: Annotated[str | None, typer.Option(help="Team of the token. Default: your team.")] = None,
-    expires: Annotated[
-        str | None, typer.Option(metavar="TIME", help="12h, 30d, 8w, or ISO 8601 with a zone. Default: never.")
-    ] = None,
+    expires: Annotated[str | None, typer.Option(metavar="TIME", help=f"{TIME_HELP}. Default: never.")] = None,
     note: Note = "",
     as_json: Json = False,
 ) -> None:
     """Create a token. It is shown only once."""
     out = Output(as_json=as_json)
     values = {"owner": owner, "scopes": scope or ["read", "submit"], "team": team, "note": note}
-    request = checked(TokenRequest, {**values, "expires_at": None if expires is None else _until(expires)}, OF_TOKEN)
+    request = checked(
+        TokenRequest, {**values, "expires_at": None if expires is None else future("--expires", expires)}, OF_TOKEN
+    )
     async with client() as c:
         token = await c.create_token(request)
     out.document(token)
@@ -135,13 +131,14 @@ async def audit(
     action: Annotated[str | None, typer.Option(help="Action: job.submit, or job for all job actions.")] = None,
     target: Annotated[str | None, typer.Option(help="Target id or name.")] = None,
     team: Annotated[str | None, typer.Option(help="Only this team (admins only).")] = None,
-    since: Annotated[str | None, typer.Option(metavar="TIME", help="Start: ISO 8601 with a zone.")] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="End: ISO 8601 with a zone.")] = None,
+    since: Annotated[str | None, typer.Option(metavar="TIME", help=f"Start: {TIME_HELP}.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help=f"End: {TIME_HELP}.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=500, help="Number of entries, the newest.")] = 50,
     as_json: Json = False,
 ) -> None:
     """Show the audit log of your team, or of all teams as an admin. The newest entry is last."""
     out = Output(as_json=as_json)
+    since, until = past("--since", since), past("--until", until)
     async with client() as c:
         page = await c.audit(
             team=team, actor=actor, action=action, target=target, since=since, until=until, limit=limit
@@ -161,16 +158,3 @@ def _change(entry: AuditView) -> str:
     sides = [json.dumps(side, ensure_ascii=False) for side in (entry.before, entry.after) if side is not None]
     text = " -> ".join(sides)
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
-
-
-def _until(text: str) -> datetime:
-    span = SPAN.fullmatch(text)
-    if span is not None:
-        return datetime.now(UTC) + timedelta(**{UNITS[span[2]]: int(span[1])})
-    try:
-        until = datetime.fromisoformat(text)
-    except ValueError:
-        until = None
-    if until is None or until.tzinfo is None:
-        raise BadInput(f"--expires {text}: give 12h, 30d, 8w, or a time with a zone, such as 2027-01-31T12:00:00Z")
-    return until

@@ -1,23 +1,58 @@
-"""Durations and lists of names as users write them in options."""
+"""Durations, times and lists of names as users write them in options."""
 
-import re
 from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 
 from broker.cli.core.exit_codes import BadInput
+from trainer.contract.base import DURATION_EXAMPLES, MOMENT_EXAMPLES, UNITS_S, duration_s, moment
 
-UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
-_TIME = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd]?)")
+FARTHEST_DAYS = 36_500
+"""Largest number of days between now and a time that is written as a duration."""
+TIME_HELP = "2h, 7d, 2026-01-31 (UTC), or ISO 8601 with a zone"
 
 
 def seconds(option: str, text: str, *, most_s: float = float("inf")) -> float:
-    """Return `90`, `90s`, `15m`, `1.5h` or `2d` in seconds. Raises BadInput."""
-    match = _TIME.fullmatch(text.strip())
-    if match is None:
-        raise BadInput(f"{option} {text}: write a time as 90s, 15m or 2h")
-    value = float(match[1]) * UNITS_S[match[2]]
+    """Return `90`, `90s`, `1h30m` or `2d` in seconds. Raises BadInput."""
+    try:
+        value = duration_s(f"{text.strip()}s" if text.strip().isdecimal() else text)
+    except ValueError:
+        raise BadInput(f"{option} {text}: not a duration; write it as {DURATION_EXAMPLES}") from None
     if value > most_s:
         raise BadInput(f"{option} {text}: longer than {most_s / 3600:g}h; give a shorter time")
     return value
+
+
+def days(option: str, text: str, *, most: int) -> int:
+    """Return `7` or `7d` as a number of days, rounded up. Raises BadInput."""
+    span = seconds(option, f"{text.strip()}d" if text.strip().isdecimal() else text)
+    count = int(-(-span // UNITS_S["d"]))
+    if not 1 <= count <= most:
+        raise BadInput(f"{option} {text}: write 1 to {most} days, as 7d")
+    return count
+
+
+def past(option: str, text: str | None, *, now: datetime | None = None) -> str | None:
+    """Return a time as ISO 8601: `2h` and `7d` are before now. None: no time. Raises BadInput."""
+    return None if text is None else _at(option, text, -1, now).isoformat()
+
+
+def future(option: str, text: str, *, now: datetime | None = None) -> datetime:
+    """Return a time: `2h` and `7d` are after now. Raises BadInput."""
+    return _at(option, text, 1, now)
+
+
+def _at(option: str, text: str, sign: int, now: datetime | None) -> datetime:
+    try:
+        return moment(text)
+    except ValueError:
+        pass
+    try:
+        span = timedelta(seconds=duration_s(text))
+    except (ValueError, OverflowError):
+        span = None
+    if span is None or span.days > FARTHEST_DAYS:
+        raise BadInput(f"{option} {text}: not a time; write it as 2h, 7d, {MOMENT_EXAMPLES}")
+    return (now or datetime.now(UTC)) + sign * span
 
 
 def names(texts: Iterable[str]) -> list[str]:

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from broker.cli.core.command import Json, client, command
+from broker.cli.core.durations import TIME_HELP, past
 from broker.cli.core.exit_codes import BadInput
 from broker.cli.core.output import Output
 from broker.cli.views import job_table
@@ -24,9 +25,7 @@ async def ls(
     ] = None,
     owner: Annotated[str | None, typer.Option(help="Only jobs of this user. Default: the whole team.")] = None,
     team: Annotated[str | None, typer.Option(help="Only this team (admins only). Default: all teams.")] = None,
-    since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Submitted since: ISO 8601 with a zone, 2026-01-31T12:00:00Z.")
-    ] = None,
+    since: Annotated[str | None, typer.Option(metavar="TIME", help=f"Submitted since: {TIME_HELP}.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=500, help="Number of jobs.")] = 50,
     cursor: Annotated[str | None, typer.Option(help="`next` of the previous page.")] = None,
     as_json: Json = False,
@@ -40,7 +39,7 @@ async def ls(
             states=[s.value for s in state or []],
             team=team,
             owner=owner,
-            since=since,
+            since=past("--since", since),
             limit=limit,
             cursor=cursor,
         )

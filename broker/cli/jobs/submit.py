@@ -68,7 +68,7 @@ async def submit(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="If the job fails, keep its machine this long for `gpubroker ssh`: 90s, 15m, 2h. It is billed.",
+            help="If the job fails, keep its machine this long for `gpubroker ssh`: 90s, 15m, 1h30m. It is billed.",
         ),
     ] = None,
     key: Annotated[

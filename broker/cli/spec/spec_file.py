@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 
 from broker.api.core.problems import of_validation
 from broker.api.schemas.quotes import QuoteSpec, QuoteView
+from broker.cli.core.durations import future
 from broker.cli.core.exit_codes import BadInput
 from broker.cli.spec import overrides, schema
 from trainer.contract.yaml_document import BadYaml, YamlDocument, parse
@@ -69,12 +71,22 @@ def load(path: Path, settings: tuple[str, ...] = (), **options: Any) -> SpecFile
     for name, value in options.items():
         if value is not None:
             data[name], given[(name,)] = value, f"--{name.replace('_', '-')}"
+    _resolve_deadline(data)
     try:
         spec = QuoteSpec.model_validate(data)
     except ValidationError as e:
         problems = of_validation(e, QuoteSpec, data, root="").problems
         raise _bad_input(document, given, tuple((p.field, p.message) for p in problems)) from None
     return SpecFile(path=path, document=document, given=given, data=data, spec=spec)
+
+
+def _resolve_deadline(data: dict[str, Any]) -> None:
+    """Replace a deadline that is a time from now, such as `6h`. The model refuses other wrong values."""
+    text = data.get("deadline")
+    if not isinstance(text, str):
+        return
+    with suppress(BadInput):
+        data["deadline"] = future("deadline", text).isoformat()
 
 
 def parsed(path: Path, *, hint: str = "") -> YamlDocument:

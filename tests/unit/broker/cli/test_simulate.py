@@ -84,7 +84,7 @@ def test_a_market_that_is_too_short_is_named(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["--policy", "best"], "--policy best: no such policy; use one of auto, uniform-progress"),
-        (["--work", "two days"], "--work two days: write a time as 90s, 15m or 2h"),
+        (["--work", "two days"], "--work two days: not a duration; write it as 90s, 15m, 2h, 1h30m or 7d"),
         (["--work", "0"], "--work 0: nothing to do; give"),
         (["--deadline", "48h"], "--deadline 48h: work and one changeover take 48.1h; give"),
         (["--work", "9m", "--deadline", "19m", "--changeover", "6m"], "--deadline: 1 ticks of 600 s are too few"),
