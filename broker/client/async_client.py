@@ -113,7 +113,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
 
     async def quote(self, spec: Mapping[str, Any], *, limit: int = 100) -> quotes_schemas.QuoteView:
         return await self._call(
-            "POST", "/v1/quotes", quotes_schemas.QuoteView, json=spec, params=plain({"limit": limit})
+            "POST", "/v1/quotes", quotes_schemas.QuoteView, json=_full_form(spec), params=plain({"limit": limit})
         )
 
     async def offers(
@@ -152,7 +152,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
 
     async def submit(self, spec: Mapping[str, Any], *, key: str) -> JobView:
         """Submit a job, which is stored when this returns. The same key with the same spec returns the same job."""
-        return await self._call("POST", "/v1/jobs", JobView, json=spec, headers={"Idempotency-Key": key})
+        return await self._call("POST", "/v1/jobs", JobView, json=_full_form(spec), headers={"Idempotency-Key": key})
 
     async def job(self, job: str) -> jobs_schemas.JobDetail:
         return await self._call("GET", await self._job(job), jobs_schemas.JobDetail)
@@ -333,3 +333,9 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
 
 def _path(job: str) -> str:
     return f"/v1/jobs/{escape(job, safe='')}"
+
+
+def _full_form(spec: Mapping[str, Any]) -> dict[str, Any]:
+    from broker.client.spec_shorthand import full_form  # its import takes time that most commands need not spend
+
+    return full_form(spec)

@@ -34,8 +34,8 @@ SPECS = {
         "job.yaml:4: train.model: no folder",
     ),
     "list wanted": (
-        "name: a\ncap_usd: 1\nscript: {code: ., command: python a.py}\n",
-        "job.yaml:3: script.command: must be a valid list",
+        "name: a\ncap_usd: 1\nscript: {code: ., command: python a.py && ls}\n",
+        "job.yaml:3: script.command: must be a list such as [a, b]",
     ),
     "key twice": (GOOD + "name: again\n", "job.yaml:9: name: the key is given twice"),
     "not YAML": (GOOD + "labels: [\n", "job.yaml:10: not YAML"),

@@ -138,7 +138,9 @@ class ScriptConfig(Config):
     code: Annotated[Text, Field(min_length=1, max_length=1024)]
     """Folder (packed by the CLI), or `upload:<sha256>` of a .tar for the API."""
     command: Annotated[tuple[Annotated[Text, Field(max_length=8192)], ...], Field(min_length=1, max_length=256)]
-    """Program and arguments, for example `[python, train.py, --lr, "1e-4"]`."""
+    """Program and arguments, for example `[python, train.py, --lr, "1e-4"]`. The command line and the Python client
+    also take one line, `python train.py --lr 1e-4`, without a shell's syntax; with it write `[bash, -c, "…"]`.
+    """
     checkpoints: bool = True
     """`false`: the program writes no checkpoints, so a preemption loses everything and no spot machine is bought for
     it.

@@ -16,7 +16,12 @@ MAX_ERRORS = 50
 MOST_FAULTS = 1000
 """Faults of a document beyond which no fault is worded, because even listing them takes seconds."""
 MESSAGE_CHARACTERS, PLACE_CHARACTERS = 1000, 200
-PLAIN = {"tuple": "list", "Tuple": "list", "valid dictionary": "mapping of keys to values"}
+PLAIN = {
+    "tuple": "list",
+    "Tuple": "list",
+    "valid list": "list such as [a, b]",
+    "valid dictionary": "mapping of keys to values",
+}
 LENGTH = re.compile(r"^\w+ should have at (least|most) (\d+) (?:item|character)s?(?: after validation.*)?$")
 TAG = re.compile(r"^Input tag '(.*)' found using '(\w+)' does not match any of the expected tags: (.*)$", re.DOTALL)
 TAGLESS = re.compile(r"^Unable to extract tag using discriminator '(\w+)'$")

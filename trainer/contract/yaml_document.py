@@ -47,11 +47,15 @@ _Loader.add_constructor("tag:yaml.org,2002:float", lambda _, node: float(node.va
 
 @dataclass(frozen=True, kw_only=True)
 class YamlDocument:
-    """Parsed YAML. `lines` maps a path (keys and indices as strings) to its 1-based line; () is the document."""
+    """Parsed YAML. `lines` maps a path (keys and indices as strings) to its 1-based line; () is the document.
+
+    `texts` maps the path of a number, a boolean or a null to its text in the file.
+    """
 
     name: str
     data: Any
     lines: dict[Path, int]
+    texts: dict[Path, str]
 
     def place(self, path: Path) -> str:
         """Return `file:line` of the deepest part of `path` that the file contains."""
@@ -74,12 +78,13 @@ def parse(text: str, name: str, *, may_be_empty: bool = False) -> YamlDocument:
     try:
         node = loader.get_single_node()
         if node is None and may_be_empty:
-            return YamlDocument(name=name, data={}, lines={})
+            return YamlDocument(name=name, data={}, lines={}, texts={})
         if not isinstance(node, yaml.MappingNode):
             raise BadYaml(name, 1, "must be a mapping of keys to values, each as `key: value`")
         lines: dict[Path, int] = {}
-        _walk(node, (), lines, name)
-        return YamlDocument(name=name, data=loader.construct_document(node), lines=lines)
+        texts: dict[Path, str] = {}
+        _walk(node, (), lines, texts, name)
+        return YamlDocument(name=name, data=loader.construct_document(node), lines=lines, texts=texts)
     except yaml.MarkedYAMLError as e:
         mark = e.problem_mark or e.context_mark
         raise BadYaml(name, mark.line + 1 if mark else 1, f"not YAML: {e.problem or e.context}") from None
@@ -104,8 +109,10 @@ def _line_of(error: yaml.YAMLError, text: str) -> int:
     return text.count("\n", 0, getattr(error, "position", 0)) + 1
 
 
-def _walk(node: yaml.Node, path: Path, lines: dict[Path, int], name: str) -> None:
+def _walk(node: yaml.Node, path: Path, lines: dict[Path, int], texts: dict[Path, str], name: str) -> None:
     lines.setdefault(path, node.start_mark.line + 1)
+    if isinstance(node, yaml.ScalarNode) and node.tag != "tag:yaml.org,2002:str":
+        texts[path] = node.value
     if len(lines) > MAX_NODES:
         line = node.start_mark.line + 1
         raise BadYaml(name, line, f"more than {MAX_NODES} values (aliases counted in full); make it a short file")
@@ -117,7 +124,7 @@ def _walk(node: yaml.Node, path: Path, lines: dict[Path, int], name: str) -> Non
                 raise BadYaml(name, line, f"{'.'.join((*path, word))}: the key is given twice; keep one")
             keys.add(word)
             lines[(*path, word)] = line
-            _walk(value, (*path, word), lines, name)
+            _walk(value, (*path, word), lines, texts, name)
     elif isinstance(node, yaml.SequenceNode):
         for number, value in enumerate(node.value):
-            _walk(value, (*path, str(number)), lines, name)
+            _walk(value, (*path, str(number)), lines, texts, name)

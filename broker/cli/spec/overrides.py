@@ -1,17 +1,23 @@
 """`--set train.epochs=2`: changes a spec from the command line. Values are parsed as YAML and checked by the schema."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
 
 from broker.cli.core.exit_codes import BadInput
 from broker.cli.spec import schema
+from broker.client.spec_shorthand import full_form
 from trainer.contract.yaml_document import parse_value
 
 
-def apply(data: dict[str, Any], settings: tuple[str, ...]) -> tuple[dict[str, Any], dict[schema.Path, str]]:
-    """Return (a copy of `data` with each `path=value` set, the option that set each value, by path).
+def apply(
+    data: dict[str, Any], settings: tuple[str, ...], texts: Mapping[schema.Path, str]
+) -> tuple[dict[str, Any], dict[schema.Path, str]]:
+    """Return (a copy of `data` in its full form with each `path=value` set, the option that set each value, by path).
+
+    `texts`: numbers and booleans of `data` as the file wrote them.
 
     Raises BadInput for a path that the spec does not have.
     """
@@ -23,9 +29,16 @@ def apply(data: dict[str, Any], settings: tuple[str, ...]) -> tuple[dict[str, An
             raise BadInput(f"--set {setting}: write PATH=VALUE, for example --set train.epochs=2")
         keys = tuple(path.strip().split("."))
         _check(keys)
-        _set(changed, keys, parse_value(text))
-        given[keys] = f"--set {'.'.join(keys)}"
-    return changed, given
+        _set(changed, keys, _value(keys, text))
+        texts = {path: written for path, written in texts.items() if path[: len(keys)] != keys}
+        texts[keys], given[keys] = text.strip(), f"--set {'.'.join(keys)}"
+    return full_form(changed, texts), given
+
+
+def _value(keys: tuple[str, ...], text: str) -> Any:
+    """Return the value of a setting. Where only text is allowed, other YAML such as `{word}` or 3 is read as text."""
+    value = parse_value(text)
+    return text if not isinstance(value, str) and schema.kinds(keys) == (str,) else value
 
 
 def _check(keys: tuple[str, ...]) -> None:

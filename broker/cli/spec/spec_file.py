@@ -67,7 +67,7 @@ def load(path: Path, settings: tuple[str, ...] = (), **options: Any) -> SpecFile
     Raises BadInput naming file, line and field, or the option.
     """
     document = parsed(path, hint=f"; `gpubroker init {path}` writes a spec to start from")
-    data, given = overrides.apply(document.data, settings)
+    data, given = overrides.apply(document.data, settings, document.texts)
     for name, value in options.items():
         if value is not None:
             data[name], given[(name,)] = value, f"--{name.replace('_', '-')}"
