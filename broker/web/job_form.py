@@ -96,21 +96,25 @@ def _value(name: str, text: str) -> Any:
 
 def further_settings(form: Mapping[str, str]) -> Mapping[str, Any]:
     """Parse the field MORE; takes up to a second of CPU. Raises InvalidInput."""
-    text = form.get(MORE, "")
+    return yaml_settings(form.get(MORE, ""), MORE)
+
+
+def yaml_settings(text: str, field: str) -> Mapping[str, Any]:
+    """Parse a field with settings as YAML; takes up to a second of CPU. Raises InvalidInput for that field."""
     if (size := len(text.encode())) > MORE_BYTES:
-        message = f"has {size:,} bytes; give at most {MORE_BYTES:,}, or submit a file with `gpubroker submit`"
-        raise InvalidInput(Problem(field=MORE, message=message))
+        message = f"has {size:,} bytes; give at most {MORE_BYTES:,}, or use the command line"
+        raise InvalidInput(Problem(field=field, message=message))
     try:
         data = yaml_document.parse(text, "line").data if text.strip() else {}
     except yaml_document.BadYaml as error:
-        raise InvalidInput(Problem(field=MORE, message=str(error))) from None
+        raise InvalidInput(Problem(field=field, message=str(error))) from None
     if not isinstance(data, Mapping):
-        raise InvalidInput(Problem(field=MORE, message="must be settings such as `priority: 5`; correct it"))
+        raise InvalidInput(Problem(field=field, message="must be settings such as `priority: 5`; correct it"))
     try:
         json.dumps(data, ensure_ascii=False, skipkeys=True, default=str).encode()
     except (UnicodeEncodeError, RecursionError):
         message = "has half of a character, such as \\ud800, or is nested too deep; correct it"
-        raise InvalidInput(Problem(field=MORE, message=message)) from None
+        raise InvalidInput(Problem(field=field, message=message)) from None
     return data
 
 

@@ -29,7 +29,10 @@ HEADERS = {
     "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
 }
-NAVIGATION = (("/ui/jobs", "Jobs"), ("/ui/new", "New job"), ("/ui/offers", "Offers"), ("/ui/spend", "Spend"))
+NAVIGATION = (
+    ("/ui/jobs", "Jobs"), ("/ui/new", "New job"), ("/ui/offers", "Offers"), ("/ui/spend", "Spend"),
+    ("/ui/team", "Team"),
+)  # fmt: skip
 """Links of every page."""
 THEMES = ("auto", "light", "dark")
 THEME_COOKIE = "gpubroker-theme"

@@ -68,7 +68,15 @@ async def test_the_theme_is_kept_and_no_page_is_wider_than_a_phone(api: Running,
     jobs = await fill(api.service.store, None, api.service.clock.now())
     await page.get_by_role("button", name="dark").click()
     await page.set_viewport_size({"width": 360, "height": 800})
-    for path in ("/ui/jobs", "/ui/new", f"/ui/jobs/{jobs['live']}", f"/ui/jobs/{jobs['over']}/decision"):
+    for path in (
+        "/ui/jobs",
+        "/ui/new",
+        "/ui/team/secrets",
+        "/ui/team/policies",
+        "/ui/team/approvals",
+        f"/ui/jobs/{jobs['live']}",
+        f"/ui/jobs/{jobs['over']}/decision",
+    ):
         await page.goto(api.url + path)
         assert await page.locator("html").get_attribute("data-theme") == "dark"
         assert await page.evaluate("document.documentElement.scrollWidth") <= 360, path

@@ -1,0 +1,1 @@
+"""Pages of a team: tokens, secrets, channels, policies, approvals and the audit."""

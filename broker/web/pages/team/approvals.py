@@ -1,0 +1,71 @@
+"""Jobs that await approval: approve or refuse."""
+
+from aiohttp import web
+
+from broker.api.core.problems import Conflict
+from broker.api.schemas.policies import Approval
+from broker.domain.errors import InvalidInput
+from broker.domain.job import JobState
+from broker.ports import JobFilter
+from broker.web.browser import Visit, see
+from broker.web.formats import money
+from broker.web.pages.run import found
+from broker.web.pages.team.layout import ask, by_field, checked, team_page
+from broker.web.routes import Routes
+
+routes = Routes()
+SHOWN = 200
+
+
+@routes.get("/ui/team/approvals")
+async def approvals(visit: Visit) -> web.Response:
+    """Show the jobs that await approval, newest first."""
+    return await _page(visit)
+
+
+async def _page(visit: Visit, status: int = 200, job_id: str = "", fault: str = "", up_to: str = "") -> web.Response:
+    """Return the list. `fault`: the API's line for the form of the job `job_id`."""
+    page = await visit.service.jobs(visit.caller, JobFilter(states=(JobState.AWAITING_APPROVAL,), limit=SHOWN), None)
+    return team_page(
+        visit, "approvals", status, jobs=page.jobs, more=page.next is not None, refused=job_id, fault=fault,
+        up_to=up_to,
+    )  # fmt: skip
+
+
+@routes.post("/ui/team/approvals/{job_id}/approve", scope="manage")
+async def approve(visit: Visit, job_id: str) -> web.Response:
+    """Approve the cap that the page showed, or a higher one in advance."""
+    job, form = await found(visit, job_id), await visit.form()
+    up_to = form.get("up_to_usd", "").strip().removeprefix("$")
+    if form.get("shown_cap") != str(job.cap_usd):
+        fault = f"Not approved: the page showed another cap than {money(job.cap_usd)}; check it and approve again."
+        return await _page(visit, 409, job.id, fault)
+    try:
+        body = checked(Approval, {"up_to_usd": up_to or None})
+        await visit.service.policies.approve(visit.caller, job.id, body.up_to_usd)
+    except InvalidInput as error:
+        return await _page(visit, 422, job.id, by_field(error).get("up_to_usd", str(error)), up_to)
+    except Conflict as error:
+        return await _page(visit, 409, job.id, str(error))
+    return see("/ui/team/approvals")
+
+
+@routes.get("/ui/team/approvals/{job_id}/refuse", scope="manage")
+async def ask_refuse(visit: Visit, job_id: str) -> web.Response:
+    """Ask before a job is refused."""
+    job = await found(visit, job_id)
+    lines = (f"The job of {job.owner} is cancelled and costs nothing. Its owner can submit it again.",)
+    return ask(
+        visit, title=f"Refuse {job.spec.name}?", lines=lines, button="Refuse and cancel", back="/ui/team/approvals"
+    )
+
+
+@routes.post("/ui/team/approvals/{job_id}/refuse", scope="manage")
+async def refuse(visit: Visit, job_id: str) -> web.Response:
+    """Refuse a job that awaits approval; the job is cancelled."""
+    job = await found(visit, job_id)
+    try:
+        await visit.service.policies.refuse(visit.caller, job.id)
+    except Conflict as error:
+        return await _page(visit, 409, job.id, str(error))
+    return see("/ui/team/approvals")
