@@ -49,7 +49,9 @@ This page lists every command of `gpubroker` and its options. {GENERATED}
 """
 AREAS: dict[str, tuple[str, ...]] = {
     "Quote and estimate": ("init", "quote", "estimate", "simulate", "offers", "models", "gpus"),
-    "Submit and follow": ("submit", "ls", "get", "explain", "watch", "logs", "metrics", "events", "ssh", "exec", "web"),
+    "Submit and follow": (
+        *("submit", "ls", "get", "explain", "watch", "logs", "metrics", "compare", "events", "ssh", "exec", "web"),
+    ),
     "Change a job": ("cancel", "cap", "retry", "approve", "refuse", "artifacts", "rm"),
     "Money and policies": ("budget", "policy", "spend", "reconcile"),
     "Teams, tokens and secrets": ("login", "team", "token", "secret", "audit"),

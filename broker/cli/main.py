@@ -62,6 +62,10 @@ COMMANDS: Mapping[str, Entry] = {
     "metrics": Entry(
         "jobs.metrics:metrics", "Show the steps of a job over all attempts: loss, learning rate and tokens a second."
     ),
+    "compare": Entry(
+        "jobs.compare:compare",
+        "Compare up to 8 runs: results, money, time, and the settings in which their specs differ.",
+    ),
     "events": Entry("jobs.jobs:events", "Show the events of a job; --follow --json writes one document per line."),
     "cancel": Entry("jobs.jobs:cancel", "Cancel a job: it saves a checkpoint, then its machines are destroyed."),
     "cap": Entry("jobs.jobs:cap", "Raise a job's cap; a capped job resumes."),

@@ -30,8 +30,8 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 NAVIGATION = (
-    ("/ui/jobs", "Jobs"), ("/ui/new", "New job"), ("/ui/offers", "Offers"), ("/ui/spend", "Spend"),
-    ("/ui/team", "Team"),
+    ("/ui/jobs", "Jobs"), ("/ui/new", "New job"), ("/ui/compare", "Compare"), ("/ui/offers", "Offers"),
+    ("/ui/spend", "Spend"), ("/ui/team", "Team"),
 )  # fmt: skip
 """Links of every page."""
 THEMES = ("auto", "light", "dark")

@@ -28,6 +28,7 @@ def pages(jobs: Mapping[str, str], data: str) -> dict[str, str]:
         "jobs": "/ui/jobs",
         "run": f"/ui/jobs/{jobs['live']}",
         "receipt": f"/ui/jobs/{jobs['over']}",
+        "compare": f"/ui/compare?jobs={jobs['over']},{jobs['live']}",
         "decision": f"/ui/jobs/{jobs['live']}/decision",
     }
 
@@ -48,8 +49,8 @@ async def draw(folder: Path, only: str = "") -> None:
     store = MemoryStore(clock)
     async with serving(store, memory_blobs(), clock=clock) as api, async_playwright() as driver:
         jobs = await fill(store, clock, clock.now())
-        for job in jobs.values():
-            await saved(api, job, 300)
+        for place, job in enumerate(jobs.values()):
+            await saved(api, job, 300, fall=0.07 + place / 50)
         data = await api.upload(await api.token("ada"))
         code = await api.call("POST", "/v1/me/sign-in-links", await api.token("ada"), 201)
         browser = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -67,7 +68,7 @@ async def draw(folder: Path, only: str = "") -> None:
                         await page.goto(api.url + path)
                         if name == "new":
                             await page.locator(".sentence").wait_for()
-                        if name in ("run", "receipt"):
+                        if name in ("run", "receipt", "compare"):
                             await page.locator("canvas").first.wait_for()
                         (folder / f"web-{name}-{width}-{theme}.png").write_bytes(small(await page.screenshot()))
                         assert urlsplit(page.url).path == urlsplit(path).path

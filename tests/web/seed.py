@@ -30,11 +30,12 @@ def line(cloud: str, gpu: str, per_hour: str, p50: str, *, spot: bool = True) ->
     return replace(made, offer=offer, usd_p50=Decimal(p50), usd_p90=Decimal(p50) * Decimal("1.3"))
 
 
-def spec(name: str, cap: str, labels: Mapping[str, str]) -> JobSpec:
+def spec(name: str, cap: str, labels: Mapping[str, str], lr: float | None = None) -> JobSpec:
     return JobSpec.model_validate(
         {
             "name": name, "cap_usd": cap, "labels": labels,
             "train": {
+                **({} if lr is None else {"optim": {"lr": lr}}),
                 "model": "HuggingFaceTB/SmolLM2-135M",
                 "data": {"path": "upload:" + "a" * 64, "prompt": "Define {word}:", "completion": "{definition}"},
             },
@@ -56,11 +57,12 @@ async def add(
     age_min: float = 90.0,
     forecast: str | None = None,
     owner: str = "ada",
+    lr: float | None = None,
 ) -> Job:
     """Store a job that is `age_min` minutes old, with its attempts as `_buy` takes them."""
     born = now - timedelta(minutes=age_min)
     _set(clock, born)
-    wanted = spec(name, cap, labels or {})
+    wanted = spec(name, cap, labels or {}, lr)
     job = make_job(id=job_id(os.urandom(9)), owner=owner, spec=wanted, created_at=born, cap_usd=Decimal(cap))
     submitted = _event(job, "job.submitted", f"{name} submitted, cap ${cap}")
     await store.submit(job, key=None, body_sha256="", events=[submitted])
@@ -185,7 +187,7 @@ async def fill(store: Store, clock: ManualClock | None, now: datetime) -> dict[s
          {"age_min": 260, "cap": "2.00", "owner": "grace", "reason": "the cap of $2.00 is spent; raise it"}),
         ("devils-dictionary", JobState.SUCCEEDED, [taken, done], {"age_min": 200, "labels": {"team": "nlp"}}),
         ("devils-dictionary-2", JobState.ACTIVE, [taken, again],
-         {"age_min": 75, "labels": {"team": "nlp", "sweep": "lr-3e-4"}, "forecast": "1.0230"}),
+         {"age_min": 75, "labels": {"team": "nlp", "sweep": "lr-3e-4"}, "lr": 3e-4, "forecast": "1.0230"}),
         ("sentiment-de", JobState.QUEUED, [], {"age_min": 3, "reason": "no offer below $2.00 an hour fits"}),
     ]  # fmt: skip
     ids = {}

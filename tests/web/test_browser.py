@@ -9,6 +9,7 @@ import pytest
 from tests.api.harness import CSV, MODEL, Running
 from tests.web.screenshots import CHROMIUM
 from tests.web.seed import fill
+from tests.web.test_metrics import saved
 
 playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed; run `make venv`")
 pytestmark = pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"no {CHROMIUM}; run `make browser`")
@@ -74,9 +75,26 @@ async def test_the_theme_is_kept_and_no_page_is_wider_than_a_phone(api: Running,
         "/ui/team/secrets",
         "/ui/team/policies",
         "/ui/team/approvals",
+        f"/ui/compare?jobs={jobs['live']},{jobs['over']}",
         f"/ui/jobs/{jobs['live']}",
         f"/ui/jobs/{jobs['over']}/decision",
     ):
         await page.goto(api.url + path)
         assert await page.locator("html").get_attribute("data-theme") == "dark"
         assert await page.evaluate("document.documentElement.scrollWidth") <= 360, path
+
+
+async def test_ticked_runs_stay_ticked_and_are_compared(api: Running, page: Any) -> None:
+    """The refresh of the list keeps the ticks; each plot of the comparison has a curve for each run."""
+    jobs = await fill(api.service.store, None, api.service.clock.now())
+    for job in jobs.values():
+        await saved(api, job, 20)
+    await page.goto(f"{api.url}/ui/jobs")
+    for job in jobs.values():
+        await page.locator(f"#tick-{job}").check()
+    async with page.expect_response("**/ui/jobs?*part=table*"):
+        pass
+    assert await page.locator("input[name=job]:checked").count() == 2
+    await page.get_by_role("button", name="Compare the ticked runs").click()
+    await page.locator("canvas").nth(2).wait_for()
+    assert await page.locator(".u-legend .u-label").filter(has_text="devils-dictionary").count() == 6

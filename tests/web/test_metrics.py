@@ -22,11 +22,11 @@ from trainer.contract.documents import Manifest, ManifestFile
 PATIENCE_S = 30.0
 
 
-async def saved(api: Running, job: str, steps: int) -> None:
+async def saved(api: Running, job: str, steps: int, *, fall: float = 0.07) -> None:
     """Store a checkpoint of the job's attempt with the journal of so many steps."""
     attempt = (await api.service.store.attempts(JobId(job)))[0]
     rows = (
-        {"step": n, "loss": 4.9 / n**0.07, "lr": 1e-4, "tokens": 50, "seconds": 0.5, "attempt": 1}
+        {"step": n, "loss": 4.9 / n**fall, "lr": 1e-4, "tokens": 50, "seconds": 0.5, "attempt": 1}
         for n in range(1, steps + 1)
     )
     raw = "\n".join(json.dumps(row) for row in rows).encode()
