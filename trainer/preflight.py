@@ -22,7 +22,8 @@ from trainer.contract.documents import ExitCode
 from trainer.contract.train import TrainConfig
 from trainer.core.config_file import BadConfig, read_config
 from trainer.core.errors import Fault, UserFault
-from trainer.dataset import batch_defaults, cells, sources
+from trainer.dataset import batch_defaults, cells, chats, sources
+from trainer.dataset.example_counts import AnswerCounter, ExampleCount, of_rows
 from trainer.dataset.prompts import DataError, fill, row_hash
 from trainer.models import availability, remote_code
 from trainer.optim import learning_rates
@@ -95,6 +96,7 @@ class _RowStatistics:
         self._row_ids: set[int] = set()
         self.lengths: Counter[int] = Counter()
         self.labels: Counter[str] = Counter()
+        self._answers = AnswerCounter()
         self.tokens = self.empty = self.duplicates = self.equal = 0
         self.rendered: list[RenderedRow] = []
         self._number = self._part = 0
@@ -128,11 +130,18 @@ class _RowStatistics:
         self.lengths[length] += 1
         self.tokens += data.size(parsed) if data.truncates else min(length, data.limit)
 
+    def count(self, rows: int) -> ExampleCount:
+        """Return the examples before `max_length` cuts any, as the daemon counts them. `rows`: rows of the file."""
+        data = self._train.data
+        return self._answers.counts().examples(data) if data.messages else of_rows(rows, data)
+
     def _blank(self, row: dict[str, Any]) -> bool:
         data = self._train.data
         if data.messages:
-            turns = cells.turns(row[data.messages]) or []
-            return any(m["role"] == "assistant" and not m["content"].strip() and "tool_calls" not in m for m in turns)
+            chat = chats.parse(row[data.messages])
+            self._answers.add(chat)
+            answers = [m for m in chat.messages if m["role"] == "assistant" and "tool_calls" not in m]
+            return not all(message["content"].strip() for message in answers)
         templates = (data.prompt, data.completion, data.chosen, data.rejected)
         return any(template and not fill(template, row).strip() for template in templates)
 
@@ -180,9 +189,9 @@ def _check(spec: Path, report: PreflightReport, trusted: bool) -> None:
             examples, report.dropped_rows = task.examples(dataset.path, dataset.format, statistics)
     finally:
         _fill(report, task, statistics)
-    training, held_out = sampler.split(train.seed, len(examples), train.data.eval_share)
+    training, held_out = sampler.split(train.seed, len(examples), train.data.eval_share, task.data.chats)
     report.train_rows, report.heldout_rows = len(training), len(held_out)
-    train, report.settled = batch_defaults.resolve_global_batch(train, report.rows)
+    train, report.settled = batch_defaults.resolve_global_batch(train, statistics.count(report.rows))
     report.steps = learning_rates.total_steps(train, len(training))
     report.warnings += _warnings(train, report, task.data.reader.notice_lines())
     sampler.check_rows_per_step(len(training), train.global_batch_rows)

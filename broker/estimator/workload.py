@@ -23,6 +23,8 @@ class Rows:
     tokens_mean: float
     tokens_longest: int
     """Mean and longest tokens of a sequence that the model reads, before `max_length` truncates it."""
+    held_out: int | None = None
+    """Rows held out for evaluation, of `count`; None: by `data.eval_share`."""
     sequences: int = 1
     """Sequences in a row: a preference has two."""
     written_mean: float = 0.0
@@ -30,13 +32,13 @@ class Rows:
     """Mean and longest tokens of a row that an encoder-decoder generates, before truncation; 0 for other models."""
 
 
-def steps_of(spec: JobSpec, rows: int) -> int:
-    """Return the optimizer steps of a `train` spec over a data set of `rows`; a partial last batch counts."""
+def steps_of(spec: JobSpec, training_rows: int) -> int:
+    """Return the optimizer steps of a `train` spec over the rows to train on; a partial last batch counts."""
     train = spec.train
     assert train is not None
     if train.max_steps is not None:
         return train.max_steps
-    return max(1, math.ceil(train.epochs * (rows - held_out(rows, train.data.eval_share)) / train.global_batch_rows))
+    return max(1, math.ceil(train.epochs * training_rows / train.global_batch_rows))
 
 
 def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Workload:
@@ -50,7 +52,8 @@ def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Work
         return Workload(shape=None, method="script", checkpoint_every_s=spec.checkpoint.max_loss_s)
     lora = train.adapters
     blank = "DoRA" if lora and lora.dora else "" if shape else f"task {train.task} of such a model"
-    steps = steps_of(spec, rows.count)
+    held = held_out(rows.count, train.data.eval_share) if rows.held_out is None else rows.held_out
+    steps = steps_of(spec, rows.count - held)
     longest = train.max_length if train.packing else min(rows.tokens_longest, train.max_length)
     mean = min(rows.tokens_mean, longest)
     if shape is not None and shape.pixels:  # an image has one token per patch, plus one
@@ -69,7 +72,7 @@ def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Work
         target_tokens=min(rows.written_longest, train.max_length),
         target_tokens_per_row=min(rows.written_mean, train.max_length),
         steps=steps,
-        eval_rows=held_out(rows.count, train.data.eval_share) * (2 + between),
+        eval_rows=held * (2 + between),
         checkpoint_every_s=spec.checkpoint.max_loss_s,
         data_bytes=int(rows.count * (rows.sequences * rows.tokens_mean + rows.written_mean) * BYTES_A_TOKEN),
     )

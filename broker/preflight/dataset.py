@@ -4,55 +4,26 @@ One pass over an uploaded file computes the statistics; the checks need no rows.
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
 from broker.domain.errors import InvalidInput, Problem
 from broker.estimator.workload import Rows
+from broker.preflight.column_summary import ColumnStatistics, ColumnSummary
 from trainer.contract.base import Document
 from trainer.contract.data_config import DataFormat
 from trainer.contract.train import TrainConfig
 from trainer.dataset import cells, prompts
-from trainer.dataset.prompts import DataError, dataset_name, fill, held_out
+from trainer.dataset.example_counts import ExampleCount, of_rows
+from trainer.dataset.prompts import DataError, dataset_name, fill
 from trainer.dataset.readers import read_rows
 
 BYTES_PER_TOKEN = 3.6
 """UTF-8 bytes per token of prose. Estimated for ASCII text; roughly right for other text."""
 DENSE_BYTES_PER_TOKEN = 2.4
 """UTF-8 bytes per token of the longest row, which decides the fit. Names, numbers and code need more tokens."""
-EXAMPLE_CELL = 400
-LONGEST_LABEL = 256
-
-
-class ColumnSummary(Document):
-    """Statistics of one column. Lengths are UTF-8 bytes of a cell as a template renders it."""
-
-    mean: float
-    percentiles: tuple[int, ...]
-    """Lengths at 0 %, 1 %, ... 100 % of the rows."""
-    empty: int
-    """Number of cells without a visible character."""
-    first_null: int | None = None
-    """Number of the first row (from 1) whose cell is null or missing; None if there is none."""
-    first_unlike: dict[str, int] = Field(default_factory=dict)
-    """Number of the first row whose cell does not have the kind, by kind (`trainer.dataset.cells.KINDS`)."""
-    chat_problem: str = ""
-    """Problem of the first cell that is no chat, and the fix; empty if all are chats."""
-    values: dict[str, int] | None = None
-    """Number of the first row of each distinct cell, or word of a list; None if too many for labels."""
-    example: str = ""
-
-    @property
-    def p99(self) -> int:
-        return self.percentiles[99]
-
-    @property
-    def longest(self) -> int:
-        return self.percentiles[100]
 
 
 class DataSummary(Document):
@@ -72,6 +43,7 @@ class DataReport(Document):
     rows: int
     train_rows: int
     heldout_rows: int
+    """Examples to train on and to evaluate: rows, or the answers of chats by `data.learn: split`."""
     duplicates: int
     tokens_mean: float
     tokens_written: float = 0.0
@@ -88,77 +60,9 @@ class DataReport(Document):
     warnings: tuple[str, ...] = ()
 
 
-class _Column:
-    """Running statistics of one column. Rows are counted by length, so memory grows only with the distinct lengths."""
-
-    def __init__(self) -> None:
-        self.lengths: Counter[int] = Counter()
-        self.count = 0
-        self.empty = 0
-        self.first_null: int | None = None
-        self.first_unlike: dict[str, int] = {}
-        self.chat_problem = ""
-        self.values: dict[str, int] | None = {}
-        self.example = ""
-
-    def add(self, value: Any, number: int) -> None:
-        text = "" if value is None else str(value)
-        if self.first_null is None and (value is None or self.count < number - 1):
-            self.first_null = self.count + 1
-        for kind in cells.KINDS:
-            if kind not in self.first_unlike and value is not None and not cells.is_a(kind, value):
-                self.first_unlike[kind] = number
-                self.chat_problem = cells.chat_problem(value) or "" if kind == "chat" else self.chat_problem
-        if self.values is not None:
-            self._add_values(value, number)
-        self.count += 1
-        self.lengths[len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))] += 1
-        if not text.strip():
-            self.empty += 1
-        elif not self.example:
-            self.example = text[:EXAMPLE_CELL]
-
-    def _add_values(self, value: Any, number: int) -> None:
-        assert self.values is not None
-        for part in value if isinstance(value, list) else (value,):
-            text = cells.label(part)
-            if text is not None:
-                self.values.setdefault(text, number)
-            if len(self.values) > cells.MAX_LABELS or len(text or "") > LONGEST_LABEL:
-                self.values = None
-                return
-
-    def summary(self, rows: int) -> ColumnSummary:
-        if self.first_null is None and self.count < rows:
-            self.first_null = self.count + 1
-        self.lengths[0] += rows - self.count
-        mean = sum(length * count for length, count in self.lengths.items()) / rows
-        return ColumnSummary(
-            mean=mean,
-            percentiles=_percentiles(self.lengths, rows),
-            empty=self.empty + rows - self.count,
-            first_null=self.first_null,
-            first_unlike=self.first_unlike,
-            chat_problem=self.chat_problem,
-            values=self.values,
-            example=self.example,
-        )
-
-
-def _percentiles(lengths: Counter[int], rows: int) -> tuple[int, ...]:
-    """Return nearest-rank percentiles 0..100. Integer arithmetic, because in floats 7 / 100 * 100 is more than 7."""
-    percentiles: list[int] = []
-    below = 0
-    for length in sorted(lengths):
-        below += lengths[length]
-        while len(percentiles) <= 100 and max(1, -(-len(percentiles) * rows // 100)) <= below:
-            percentiles.append(length)
-    return tuple(percentiles)
-
-
 def summarise(data: bytes | Path, fmt: DataFormat) -> DataSummary:
     """Read a whole file once, given its bytes or its path. Raises InvalidInput naming the unreadable line."""
-    columns: dict[str, _Column] = {}
+    columns: dict[str, ColumnStatistics] = {}
     identities: set[int] = set()
     rows = 0
     try:
@@ -167,7 +71,7 @@ def summarise(data: bytes | Path, fmt: DataFormat) -> DataSummary:
             for name, value in row.items():
                 statistics = columns.get(name)
                 if statistics is None:
-                    statistics = columns[name] = _Column()
+                    statistics = columns[name] = ColumnStatistics()
                 statistics.add(value, rows)
     except DataError as e:
         raise _at("data", str(e)) from None
@@ -209,16 +113,32 @@ def _template(train: TrainConfig, field: str, template: str, summary: DataSummar
     return names, len(fill(template, dict.fromkeys(names, "")).encode())
 
 
-def _split(train: TrainConfig, rows: int) -> tuple[int, int]:
-    """Return (training, held-out) rows. Raises InvalidInput if one optimizer step would use a row twice."""
-    held = held_out(rows, train.data.eval_share)
-    if rows - held < train.global_batch_rows:
+def _split(train: TrainConfig, count: ExampleCount) -> None:
+    """Raise InvalidInput if one optimizer step would use a row twice."""
+    if count.training < train.global_batch_rows:
         raise _at(
             "global_batch",
-            f"{rows - held} training rows ({rows} minus {held} held out) are fewer than global_batch "
-            f"{train.global_batch_rows}; lower it, or give more rows",
+            f"{count.training} training rows ({count.total} minus {count.held_out} held out) are fewer than "
+            f"global_batch {train.global_batch_rows}; lower it, or give more rows",
         )
-    return rows - held, held
+
+
+def examples_of(train: TrainConfig, summary: DataSummary) -> ExampleCount:
+    """Return the numbers of examples that the trainer makes of the data set, if `max_length` cuts none."""
+    chats = summary.columns.get(train.data.messages)
+    if chats is None or chats.answers is None:
+        return of_rows(summary.rows, train.data)
+    return chats.answers.examples(train.data)
+
+
+def _by_example(train: TrainConfig, summary: DataSummary) -> DataSummary:
+    """Return the summary with the lengths of examples in place of those of chats, if they differ."""
+    chats = summary.columns.get(train.data.messages)
+    if train.data.learn != "split" or chats is None or not chats.prefix_percentiles:
+        return summary
+    lengths = {"mean": chats.prefix_mean, "percentiles": chats.prefix_percentiles}
+    columns = {**summary.columns, train.data.messages: chats.model_copy(update=lengths)}
+    return summary.model_copy(update={"columns": columns})
 
 
 def _lengths(summary: DataSummary, names: Sequence[str], literal: int) -> list[int]:
@@ -228,6 +148,7 @@ def _lengths(summary: DataSummary, names: Sequence[str], literal: int) -> list[i
 
 def rows_of(train: TrainConfig, summary: DataSummary) -> Rows:
     """Return the row lengths that the estimators need. Raises InvalidInput like `check`."""
+    summary, count = _by_example(train, summary), examples_of(train, summary)
     whole = _all_columns(train, summary)
     if train.data.chosen:  # two sequences per row: the prompt with each answer
         prompt = _template(train, "data.prompt", train.data.prompt, summary)
@@ -235,18 +156,18 @@ def rows_of(train: TrainConfig, summary: DataSummary) -> Rows:
         parts = [(prompt[0] + names, prompt[1] + literal) for names, literal in answers]
         means, longest = zip(*(_tokens(summary, part) for part in parts), strict=True)
         mean = sum(means) / len(parts)
-        return Rows(count=summary.rows, tokens_mean=mean, tokens_longest=max(longest), sequences=len(parts))
+        return Rows(count=count.total, tokens_mean=mean, tokens_longest=max(longest), sequences=len(parts))
     if train.task == "seq2seq":
         inputs, outputs = (
             _tokens(summary, _template(train, field, template, summary))
             for field, template in (("data.prompt", train.data.prompt), *_learned(train))
         )
         return Rows(
-            count=summary.rows, tokens_mean=inputs[0], tokens_longest=inputs[1], written_mean=outputs[0],
+            count=count.total, tokens_mean=inputs[0], tokens_longest=inputs[1], written_mean=outputs[0],
             written_longest=outputs[1],
         )  # fmt: skip
     mean, longest_row = _tokens(summary, whole)
-    return Rows(count=summary.rows, tokens_mean=mean, tokens_longest=longest_row)
+    return Rows(count=count.total, held_out=count.held_out, tokens_mean=mean, tokens_longest=longest_row)
 
 
 def _tokens(summary: DataSummary, part: tuple[Sequence[str], int]) -> tuple[float, int]:
@@ -352,8 +273,13 @@ def _target(train: TrainConfig, summary: DataSummary, examples: dict[str, str]) 
 
 def check(train: TrainConfig, summary: DataSummary) -> DataReport:
     """Check a spec against a data set. Raises InvalidInput naming the field and the fix."""
+    summary, count = _by_example(train, summary), examples_of(train, summary)
     names, literal = _all_columns(train, summary)
-    train_rows, held = _split(train, summary.rows)
+    if not count.total:
+        raise _at(
+            "data.messages", f"every answer that data.learn: {train.data.learn} selects is muted; remove weight: 0"
+        )
+    _split(train, count)
     lengths = _lengths(summary, names, literal)
     limit = train.max_length * BYTES_PER_TOKEN
     tokens_mean = (literal + sum(summary.columns[n].mean for n in names)) / BYTES_PER_TOKEN
@@ -361,23 +287,25 @@ def check(train: TrainConfig, summary: DataSummary) -> DataReport:
     truncated = sum(length > limit for length in lengths[1:]) / 100
     return DataReport(
         rows=summary.rows,
-        train_rows=train_rows,
-        heldout_rows=held,
+        train_rows=count.training,
+        heldout_rows=count.held_out,
         duplicates=summary.duplicates,
         tokens_mean=tokens_mean,
         tokens_written=rows_of(train, summary).written_mean,
         tokens_p99=lengths[99] / BYTES_PER_TOKEN,
-        tokens_total=tokens_mean * summary.rows,
+        tokens_total=tokens_mean * count.total,
         truncated_share=truncated,
         example_prompt=_example(train, summary) or fill(train.data.prompt, examples),
         example_completion=_target(train, summary, examples),
         labels=_labels(train, summary),
-        warnings=_warnings(train, summary, truncated, held),
+        warnings=_warnings(train, summary, truncated, count),
     )
 
 
-def _warnings(train: TrainConfig, summary: DataSummary, truncated: float, held: int) -> tuple[str, ...]:
+def _warnings(train: TrainConfig, summary: DataSummary, truncated: float, count: ExampleCount) -> tuple[str, ...]:
     warnings = []
+    if count.total != summary.rows:
+        warnings.append(f"data.learn {train.data.learn}: {summary.rows} chats give {count.total} examples to learn")
     if truncated >= 0.01:
         share = f"about {truncated:.0%} of the rows"
         warnings.append(f"{share} are longer than max_length {train.max_length} and will be truncated")
@@ -388,6 +316,6 @@ def _warnings(train: TrainConfig, summary: DataSummary, truncated: float, held: 
             warnings.append(f"column {name!r} is empty in {summary.columns[name].empty} rows")
     if LABEL.get(train.task) == "label" and (values := summary.columns[train.data.label].values):
         warnings += filter(None, [cells.many_labels_warning(len(values), summary.rows, train.data.label)])
-    if not held:
+    if not count.held_out:
         warnings.append("no row is held out, so the job cannot show whether the model improved")
     return tuple(warnings)

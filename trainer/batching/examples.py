@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +19,8 @@ class Example:
     prompt: int
     silent: tuple[tuple[int, int], ...] = ()
     """Spans (start, end) after the prompt: the turns of a chat that are not the assistant's."""
+    chat: int = field(default=0, compare=False)
+    """Number of the row, from 1, if the row is a chat with an example for each answer; 0 for other examples."""
 
     @property
     def targets(self) -> int:

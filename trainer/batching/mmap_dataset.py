@@ -21,7 +21,7 @@ from trainer.core.ipc import INDEX, NOTE, ROWS
 
 E = TypeVar("E")
 T = TypeVar("T")
-VERSION = 3
+VERSION = 4
 WIDTH = array("i").itemsize
 
 
@@ -138,9 +138,11 @@ class Subset(Sequence[T]):
         return self._convert(self._rows[self._numbers[number]])
 
 
-def train_eval_split(rows: Sequence[T], seed: int, share: float) -> tuple[Sequence[T], Sequence[T]]:
-    """Return the training rows and the held-out rows."""
-    train, held_out = sampler.split(seed, len(rows), share)
+def train_eval_split(
+    rows: Sequence[T], seed: int, share: float, chats: Sequence[int] | None = None
+) -> tuple[Sequence[T], Sequence[T]]:
+    """Return the training rows and the held-out rows. `chats`: see `sampler.split`."""
+    train, held_out = sampler.split(seed, len(rows), share, chats)
     return Subset(rows, train, _unchanged), Subset(rows, held_out, _unchanged)
 
 

@@ -1,12 +1,14 @@
 """Sampling order: the rows of a step are a pure function of seed and epoch, so the data cursor is a single number."""
 
 from array import array
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from trainer.core.errors import UserFault
+from trainer.dataset.example_counts import held_out_chats
 from trainer.dataset.prompts import held_out
 
 
@@ -50,11 +52,31 @@ def row_seed(seed: int, step: int, row: int) -> int:
     return int(np.random.SeedSequence([seed, step, row, 1]).generate_state(1)[0])
 
 
-def split(seed: int, rows: int, eval_share: float) -> tuple["array[int]", "array[int]"]:
+def split(
+    seed: int, rows: int, eval_share: float, chats: Sequence[int] | None = None
+) -> tuple["array[int]", "array[int]"]:
     """Return the numbers of the training rows and of the held-out rows.
 
-    A positive share holds out at least one row and leaves at least one for training.
+    A positive share holds out at least one row and leaves at least one for training. `chats`: the chat of each row, if
+    a chat has several rows, which are neighbours; then whole chats are held out.
     """
+    generator = np.random.Generator(np.random.Philox(key=[seed, 2**32]))
+    if chats is not None:
+        return _split_chats(generator, np.asarray(chats, dtype=np.uint64), eval_share)
     count = held_out(rows, eval_share)
-    permutation = np.random.Generator(np.random.Philox(key=[seed, 2**32])).permutation(rows).astype(np.uint64)
+    permutation = generator.permutation(rows).astype(np.uint64)
     return array("Q", np.sort(permutation[count:]).tobytes()), array("Q", np.sort(permutation[:count]).tobytes())
+
+
+def _split_chats(generator: Any, chats: Any, eval_share: float) -> tuple["array[int]", "array[int]"]:
+    """Return the numbers of the training rows and of the held-out rows, by the chat of each row."""
+    starts = np.flatnonzero(np.r_[True, chats[1:] != chats[:-1]])
+    sizes = np.diff(np.r_[starts, len(chats)])
+    by_size = dict(zip(*(numbers.tolist() for numbers in np.unique(sizes, return_counts=True)), strict=True))
+    order = generator.permutation(len(starts))
+    is_held = np.zeros(len(starts), dtype=bool)
+    for size, count in held_out_chats(by_size, eval_share).items():
+        is_held[order[sizes[order] == size][:count]] = True
+    held = np.repeat(is_held, sizes)
+    training, held_rows = (np.flatnonzero(mask).astype(np.uint64).tobytes() for mask in (~held, held))
+    return array("Q", training), array("Q", held_rows)

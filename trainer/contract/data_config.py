@@ -72,7 +72,8 @@ class DataConfig(Config):
     messages: Column = ""
     """`causal_lm`, in place of `prompt` and `completion`: the column of chats, lists of `{role, content}`. The
     model's own chat template renders them; only the assistant's turns carry loss. The template also gets the row's
-    columns `tools`, `documents` and `chat_template_kwargs`. A message with `weight: 0` or `train: false` has no loss.
+    columns `tools`, `documents` and `chat_template_kwargs`, and `system` as first message. A message with `weight: 0`
+    or `train: false` has no loss.
     """
     learn: Literal["all", "last", "split"] = "all"
     """Answers of a chat that carry loss: all, or the last one. `split` makes an example of each answer, which then
@@ -97,7 +98,7 @@ class DataConfig(Config):
     label. A larger share is refused. The daemon's own check accepts no bad row.
     """
     eval_share: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    """Share of the rows held out for evaluation, chosen by the seed."""
+    """Share of the rows held out for evaluation, chosen by the seed; by `learn: split`, of the chats."""
 
 
 Use = tuple[tuple[str, ...], tuple[str, ...]]

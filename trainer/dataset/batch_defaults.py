@@ -6,7 +6,7 @@ Before planning or training the number replaces `auto` in the configuration.
 from dataclasses import dataclass
 
 from trainer.contract.train import TrainConfig
-from trainer.dataset.prompts import held_out
+from trainer.dataset.example_counts import ExampleCount, of_rows
 
 MIN_SCALED_BATCH = 8
 """Smallest batch for small data, if the recipe's batch is at least as large."""
@@ -43,17 +43,17 @@ RECIPES: dict[str, tuple[Recipe, ...]] = {
 """Recipes by task, larger datasets later; those of language models are by method."""
 
 
-def resolve_global_batch(train: TrainConfig, rows: int, machines: int = 1) -> tuple[TrainConfig, str]:
+def resolve_global_batch(train: TrainConfig, rows: int | ExampleCount, machines: int = 1) -> tuple[TrainConfig, str]:
     """Return the configuration with a number for `auto`, and a message with the number and its reasons.
 
-    A configuration with a number is returned unchanged, with an empty message. `rows`: all rows of the dataset,
-    held-out rows included. The recipe is that of the largest published dataset that is not larger. With fewer rows than
-    any recipe, the batch is the power of two in proportion. The batch is a multiple of `micro_batch` for each machine,
-    and no more than the rows if possible.
+    A configuration with a number is returned unchanged, with an empty message. `rows`: all rows of the dataset with
+    held-out rows, or the examples that they make. The recipe is that of the largest published dataset that is not
+    larger. With fewer rows than any recipe, the batch is the power of two in proportion. The batch is a multiple of
+    `micro_batch` for each machine, and no more than the rows if possible.
     """
     if train.global_batch != "auto":
         return train, ""
-    rows -= held_out(rows, train.data.eval_share)
+    rows = (of_rows(rows, train.data) if isinstance(rows, int) else rows).training
     recipe, batch = _published(train, rows)
     reasons = [recipe.source]
     if batch < recipe.batch:

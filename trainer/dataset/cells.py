@@ -19,6 +19,8 @@ KINDS = ("text", "label", "number", "chat", "turns", "words", "tags", "picture")
 """Kinds that `is_a` checks."""
 INDEX = re.compile(r"\d{1,4}")
 NUMBER = re.compile(r"[+-]?\d{1,18}")
+NO_ANSWER = "has no message of the assistant, so there is nothing to learn; add its answer or drop the row"
+"""Problem of a chat without an answer, and the fix."""
 MAX_LABELS = 1000
 """Largest number of classes of a column."""
 
@@ -80,12 +82,15 @@ def chat_problem(value: Any) -> str | None:
     except BadChat as e:
         return str(e)
     if not any(message["role"] == "assistant" for message in parsed.messages):
-        return "has no message of the assistant, so there is nothing to learn; add its answer or drop the row"
+        return NO_ANSWER
     return None
 
 
-def chat_of_row(row: dict[str, Any], column: str, where: str, number_of_row: int) -> Chat:
-    """Return the chat of a column with what the row gives the chat template. Raises: DataError naming file and row."""
+def chat_of_row(row: dict[str, Any], column: str, where: str, number_of_row: int, *, used: Iterable[str] = ()) -> Chat:
+    """Return the chat of a column with what the row gives the chat template. Raises: DataError naming file and row.
+
+    `used`: other columns that the task reads.
+    """
     cell = row.get(column)
     place = f"{where} row {number_of_row}"
     if cell is None:
@@ -93,7 +98,7 @@ def chat_of_row(row: dict[str, Any], column: str, where: str, number_of_row: int
     if problem := chat_problem(cell):
         raise DataError(f"{place}: column {column!r} {problem}")
     try:
-        return chats.parse(cell, {key: value for key, value in row.items() if key != column})
+        return chats.parse(cell, {key: value for key, value in row.items() if key not in {column, *used}})
     except BadChat as e:
         raise DataError(f"{place}: column {column!r} {e}") from None
 

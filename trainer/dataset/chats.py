@@ -18,7 +18,11 @@ KNOWN_KEYS = frozenset(
 LEARN_KEYS = ("weight", "train")
 """Keys that say whether an answer carries loss: OpenAI's and Mistral's, and axolotl's."""
 ROW_KEYS = ("tools", "documents", "chat_template_kwargs")
-"""Other columns of the row that the chat template receives."""
+"""Other columns of the row, or other keys of its cell of messages, that the chat template receives."""
+SYSTEM = "system"
+"""Column of the row, or other key of its cell of messages, with the text of the system message."""
+NAMED_UNUSED = 20
+"""Unused columns of a row that are named in notices."""
 RESERVED = frozenset({
     "self", "conversation", "conversations", "messages", "tools", "documents", "chat_template", "tokenize",
     "add_generation_prompt", "continue_final_message", "sanitize_control_tokens", "padding", "truncation", "max_length",
@@ -44,10 +48,21 @@ class Chat:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Variables of the template: the row's `chat_template_kwargs`."""
     notices: tuple[str, ...] = ()
-    """Conversions, in words for users."""
-
+    """Conversions, and what is not used, in words for users."""
+    has_given_system: bool = False
+    """True if the first message is the text of SYSTEM."""
     in_parts: bool = False
     """True if the template receives each text as a list of one part, as those of vision models expect."""
+
+    @property
+    def learned(self) -> list[int]:
+        """Indices of the assistant's messages that carry loss."""
+        return [n for n, m in enumerate(self.messages) if m["role"] == "assistant" and n not in self.muted]
+
+    @property
+    def last_answer(self) -> int:
+        """Index of the assistant's last message; -1: it has none."""
+        return max((n for n, m in enumerate(self.messages) if m["role"] == "assistant"), default=-1)
 
     def upto(self, count: int) -> "Chat":
         """Return the chat of the first `count` messages."""
@@ -83,9 +98,13 @@ def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse(cell: Any, row: Mapping[str, Any] | None = None) -> Chat:
-    """Return the chat of a cell. `row`: the row's other cells; ROW_KEYS are read from it. Raises BadChat."""
+    """Return the chat of a cell. `row`: the row's cells without other use; ROW_KEYS and SYSTEM are read from it.
+
+    A key of the cell goes before the row's column of that name. Raises BadChat.
+    """
     notices: list[str] = []
-    written = _list(cell, notices)
+    written, inner = _list(cell, notices)
+    given = _beside(inner, row or {}, notices)
     muted = set()
     messages = []
     for number, message in enumerate(written):
@@ -93,19 +112,57 @@ def parse(cell: Any, row: Mapping[str, Any] | None = None) -> Chat:
         messages.append(parsed)
         if not has_loss:
             muted.add(number)
-    tools, documents = (_row_list(row or {}, key) for key in ROW_KEYS[:2])
+    system = _system(given, messages, notices)
+    tools, documents = (_row_list(given, key) for key in ROW_KEYS[:2])
     return Chat(
-        messages=messages,
-        muted=frozenset(muted),
+        messages=[*system, *messages],
+        muted=frozenset(number + len(system) for number in muted),
         tools=tools,
         documents=documents,
-        options=_options(row or {}),
+        options=_options(given),
         notices=tuple(dict.fromkeys(notices)),
+        has_given_system=bool(system),
     )
 
 
-def _list(cell: Any, notices: list[str]) -> list[Any]:
-    """Return the messages of a cell; JSON text is parsed. Raises BadChat."""
+def _beside(inner: Mapping[str, Any], row: Mapping[str, Any], notices: list[str]) -> dict[str, Any]:
+    """Return what cell and row give in addition to the messages, and name what is not used."""
+    known = (*ROW_KEYS, SYSTEM)
+    given = {key: row[key] for key in known if row.get(key) is not None}
+    for key, value in inner.items():
+        if value is None:
+            continue
+        if key not in known:
+            notices.append(f"the key {key!r} next to the messages is not used")
+            continue
+        if key in given:
+            notices.append(f"the column {key!r} is not used, because the cell of messages has its own")
+        given[key] = value
+    unused = [name for name, value in row.items() if name not in known and value is not None]
+    notices += [f"the column {name!r} is not used" for name in unused[:NAMED_UNUSED]]
+    if len(unused) > NAMED_UNUSED:
+        notices.append(f"{len(unused) - NAMED_UNUSED} more columns are not used")
+    return given
+
+
+def _system(given: Mapping[str, Any], messages: list[dict[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
+    """Return the message of SYSTEM, or none if it is blank or the chat begins with its own. Raises BadChat."""
+    text = given.get(SYSTEM, "")
+    if not isinstance(text, str):
+        raise BadChat(f"has {SYSTEM!r} next to the messages, which is {_kind(text)}; give a text, or remove it")
+    if not text.strip():
+        return []
+    if messages[0]["role"] in ("system", "developer"):
+        if messages[0]["content"] != text:
+            notices.append(f"{SYSTEM!r} next to the messages is not used, because they begin with a system message")
+        return []
+    notices.append(f"{SYSTEM!r} next to the messages is read as the system message")
+    return [{"role": "system", "content": text}]
+
+
+def _list(cell: Any, notices: list[str]) -> tuple[list[Any], dict[str, Any]]:
+    """Return the messages of a cell, and the other keys of a mapping; JSON text is parsed. Raises BadChat."""
+    beside: dict[str, Any] = {}
     if isinstance(cell, str):
         try:
             cell = json.loads(cell)
@@ -117,12 +174,13 @@ def _list(cell: Any, notices: list[str]) -> list[Any]:
         if inner is None:
             raise BadChat("is one mapping, no list of messages; put it into a list")
         notices.append(f"the list is read from the key {inner!r}")
+        beside = {str(key): value for key, value in cell.items() if key != inner}
         cell = cell[inner]
     if not isinstance(cell, list):
         raise BadChat(f"is {_kind(cell)}, no list of messages; give a list of {{role, content}}")
     if not cell:
         raise BadChat("has no message; add one or drop the row")
-    return cell
+    return cell, beside
 
 
 def _message(written: Any, number: int, notices: list[str]) -> tuple[dict[str, Any], bool]:

@@ -75,10 +75,12 @@ def _opened(text: Iterator[str], where: str) -> tuple[Any, str]:
 def find_delimiter(lines: list[str], *, is_tsv: bool = False) -> str:
     """Return the delimiter of a table from its first lines: another one than the comma only if all rows agree.
 
-    By commas, the header then has one column, or the rows differ in their number of cells. `is_tsv`: the file's name
+    By commas, the header then has one column, or the rows differ in their number of cells. Tabs need no such reason,
+    because texts rarely have them. So an upload, which has no name, is read as its file. `is_tsv`: the file's name
     promises tabs, which a header with a tab confirms.
     """
-    if is_tsv and _widths(lines, "\t", 1) not in ([], [1]):
+    by_tabs = _widths(lines, "\t", LOOKED_AT)
+    if by_tabs[:1] not in ([], [1]) and (is_tsv or len(set(by_tabs)) == 1 < len(by_tabs)):
         return "\t"
     by_commas = set(_widths(lines, ",", LOOKED_AT))
     if _widths(lines, ",", 1) != [1] and len(by_commas) < 2:

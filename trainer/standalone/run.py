@@ -23,9 +23,8 @@ from trainer.core import disk_space
 from trainer.core.config_file import BadConfig, first_problem, read_config, read_saving
 from trainer.core.errors import EXIT
 from trainer.core.ipc import RunFolder
-from trainer.dataset import batch_defaults, sources
+from trainer.dataset import batch_defaults, example_counts, sources
 from trainer.dataset.prompts import DataError, digest
-from trainer.dataset.readers import each_row
 from trainer.models import remote_code
 from trainer.objectstore.objects import Objects, ObjectStoreError, connect
 from trainer.standalone import micro_batch, pending_checkpoint, resume_check
@@ -183,7 +182,7 @@ async def _batched(began: AttemptSpec | None, train: TrainConfig, path: Path, da
     if began is not None and began.train is not None and began.data is not None and began.data.sha256 == data.sha256:
         print(f"global_batch auto: {began.train.global_batch}, as before")
         return train.model_copy(update={"global_batch": began.train.global_batch})
-    rows = await asyncio.to_thread(lambda: sum(1 for _ in each_row(path, data.format, train.data.path)))
+    rows = await asyncio.to_thread(example_counts.of_file, path, data.format, train.data)
     batch, message = batch_defaults.resolve_global_batch(train, rows)
     print(message)
     return batch

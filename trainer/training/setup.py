@@ -71,7 +71,9 @@ def build(job: WorkerJob, run: RunFolder) -> TrainingSetup:
     task = tasks.build_task(config)
     with barrier.long_barrier("rows"):
         examples, dropped = task.examples(Path(job.data), job.data_format, cache=run.root, data_sha256=job.data_sha256)
-    train_rows, heldout_rows = mmap_dataset.train_eval_split(examples, config.seed, config.data.eval_share)
+    train_rows, heldout_rows = mmap_dataset.train_eval_split(
+        examples, config.seed, config.data.eval_share, task.data.chats
+    )
     sampler.check_rows_per_step(len(train_rows), config.global_batch_rows)
     total_steps = learning_rates.total_steps(config, len(train_rows))
     trained, rate = _build_model(config, task, arrangement, precision)

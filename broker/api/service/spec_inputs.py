@@ -12,7 +12,7 @@ from broker.domain.tenancy import Tenant
 from broker.estimator.speed.hardware import TABLE, matches
 from broker.ports import TenantStore, Upload
 from trainer.contract.suggestions import close_matches, short_list
-from trainer.dataset import batch_defaults
+from trainer.dataset import batch_defaults, example_counts
 
 REFERENCE = re.compile(r"upload:([0-9a-f]{64})")
 CACHED = 1024
@@ -115,7 +115,8 @@ def batched(spec: JobSpec, upload: Upload) -> tuple[JobSpec, str]:
     """Return (the spec with a number for `global_batch: auto`, by the rows of the upload; a message about it)."""
     if spec.train is None or upload.summary is None:
         return spec, ""
-    train, message = batch_defaults.resolve_global_batch(spec.train, upload.summary["rows"], spec.resources.nodes)
+    rows = example_counts.of_summary(upload.summary, spec.train.data)
+    train, message = batch_defaults.resolve_global_batch(spec.train, rows, spec.resources.nodes)
     return spec.model_copy(update={"train": train}), message
 
 

@@ -89,7 +89,7 @@ def of_quote(out: Output, prepared: "Prepared", what_if: str, gpu: str | None, p
         ]
         scaled = of_spec(
             what_if, train, shape, hardware, mean=report.tokens_mean - report.tokens_written,
-            written=report.tokens_written, steps=steps_of(prepared.file.spec, report.rows),
+            written=report.tokens_written, steps=steps_of(prepared.file.spec, report.train_rows),
             usd_per_gpu_hour=min(prices, default=None),
         )  # fmt: skip
     except EstimateError as e:

@@ -35,6 +35,42 @@ def test_forms_of_other_tools_are_read_with_a_notice(cell: Any, notice: str) -> 
     assert [notice in text for text in chat.notices] == ([True] if notice else [])
 
 
+TOOLS = [{"type": "function", "function": {"name": "tide"}}]
+
+
+def test_the_other_keys_of_a_cell_are_used_or_named() -> None:
+    cell = {"messages": PLAIN, "tools": TOOLS, "system": "Be brief.", "source": "x", "id": None}
+    for written in (cell, json.dumps(cell)):
+        chat = chats.parse(written, {"tools": [{"name": "other"}], "lang": "en", "note": None})
+        assert chat.messages == [{"role": "system", "content": "Be brief."}, *PLAIN]
+        assert (chat.tools, chat.learned) == (TOOLS, [2])
+        notices = "; ".join(chat.notices)
+        assert "the key 'source' next to the messages is not used" in notices
+        assert "the column 'tools' is not used" in notices
+        assert "the column 'lang' is not used" in notices
+        assert "'system' next to the messages is read as the system message" in notices
+        assert "'id'" not in notices
+        assert "'note'" not in notices
+
+
+def test_a_system_column_stands_first_unless_the_chat_has_its_own() -> None:
+    muted = chats.parse([ASK, {**ANSWER, "weight": 0}], {"system": "Be brief."})
+    assert muted.messages[0]["content"] == "Be brief."
+    assert muted.muted == {2}
+    own = [{"role": "system", "content": "Be long."}, *PLAIN]
+    chat = chats.parse(own, {"system": "Be brief."})
+    assert chat.messages == own
+    assert any("'system' next to the messages is not used" in text for text in chat.notices)
+    assert chats.parse(own, {"system": "Be long."}).notices == chats.parse(PLAIN, {"system": " "}).notices == ()
+    with pytest.raises(BadChat, match="'system' next to the messages, which is a list; give a text, or remove it"):
+        chats.parse(PLAIN, {"system": ["Be brief."]})
+
+
+def test_many_unused_columns_are_counted() -> None:
+    notices = chats.parse(PLAIN, {f"c{n}": n for n in range(chats.NAMED_UNUSED + 3)}).notices
+    assert (len(notices), notices[-1]) == (chats.NAMED_UNUSED + 1, "3 more columns are not used")
+
+
 @pytest.mark.parametrize(
     "written",
     [

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker.preflight.dataset import summarise
+from trainer.contract.data_config import DataFormat
 from trainer.dataset import csv_rows, readers
 from trainer.dataset.prompts import DataError
 
@@ -69,7 +71,7 @@ def test_wrong_cells_are_named_with_the_delimiter() -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
 @pytest.mark.parametrize("fmt", ["csv", "jsonl", "json"])
-def test_utf_16_is_named_also_without_a_mark(encoding: str, fmt: readers.DataFormat) -> None:
+def test_utf_16_is_named_also_without_a_mark(encoding: str, fmt: DataFormat) -> None:
     with pytest.raises(DataError, match="is UTF-16; save the file as UTF-8"):
         list(readers.read_rows('word,definition\n"tide",rise\n'.encode(encoding), fmt))
 
@@ -85,6 +87,13 @@ def test_a_tsv_with_a_comma_in_its_header_is_read_by_tabs() -> None:
     assert list(readers.each_row(text, "csv", "words.TSV")) == expected
     assert list(readers.read_rows(uneven, "csv")) == [{"word": "quay", "name, as written": "stone"}]
     assert list(readers.each_row(b"a,b\n1,2\n", "csv", "words.tsv")) == [{"a": "1", "b": "2"}]
+
+
+def test_an_upload_of_a_tsv_is_read_as_the_file() -> None:
+    """An upload has no name: neither the daemon nor the rented machine knows that the file's name ended in .tsv."""
+    text = b"word\tname, as written\nquay\tstone, old\ntide\trise, fall\n"
+    assert list(summarise(text, "csv").columns) == ["word", "name, as written"]
+    assert list(readers.each_row(text, "csv", "data")) == list(readers.each_row(text, "csv", "words.tsv"))
 
 
 @pytest.mark.parametrize("lines", [3, 40, 90])

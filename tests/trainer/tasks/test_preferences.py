@@ -205,6 +205,25 @@ def test_answers_of_a_chat_are_its_last_turns(
     assert daemon.check(train, daemon.summarise(text.encode(), "jsonl")).rows == 3
 
 
+def test_a_system_column_stands_before_the_prompt_of_a_preference(model: Path, tmp_path: Path) -> None:
+    row = {"q": [USER], "good": [BETTER], "bad": [WORSE], "system": "w7", "id": 3}
+    own = {**row, "q": [{"role": "system", "content": "w8"}, USER]}
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, [row, own, row])))
+    data = {"path": "rows.jsonl", "prompt": "{q}", "chosen": "{good}", "rejected": "{bad}"}
+    folder, tokenizer = chatty(model, tmp_path)
+    trained = tasks.build_task(config(folder, DPO, data=data))
+    examples, _ = trained.examples(tmp_path / "rows.jsonl", "jsonl")
+    with_system, with_own = (tokenizer.decode(example.chosen.ids) for example in examples[:2])
+    assert "w7" in with_system
+    assert "w8" in with_own
+    assert "w7" not in with_own
+    notices = "; ".join(trained.data.reader.notice_lines())
+    assert "in 3 of 3 rows the column 'id' is not used" in notices
+    assert "in 1 of 3 rows 'system' in the row is not used" in notices
+    assert "'q'" not in notices
+    assert "'bad'" not in notices
+
+
 def test_chats_that_are_no_answers_are_bad_rows(model: Path, tmp_path: Path) -> None:
     rows = [
         {"q": "w1", "good": [USER, BETTER], "bad": [USER, WORSE]},

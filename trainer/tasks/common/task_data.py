@@ -5,6 +5,7 @@ may also depend on all other rows, e.g. if it contains the number of a label.
 """
 
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -45,6 +46,8 @@ class TaskData(ABC, Generic[E]):
         self.where = dataset_name(config.data.path)
         """Name of the data set in messages."""
         self.reader = ExampleReader(config, self.parse_row, self.parsed_type)
+        self.chats: array[int] | None = None
+        """Chat of each example that `read` returned, if a chat has several (`data.learn: split`); otherwise None."""
         self._embeddings: int | None = None
         """Number of the model's token embeddings if the tokenizer has higher ids, otherwise None."""
         self._longest = 0
@@ -71,6 +74,7 @@ class TaskData(ABC, Generic[E]):
             raise DataFault(str(e)) from None
         self.reader.check()
         self._survey(parsed)
+        self.chats = array("Q") if self.config.data.learn == "split" else None
         examples = Subset(parsed, self._with_targets(parsed), self._example)
         if not len(examples):
             raise DataFault(self._no_target_message())
@@ -88,6 +92,8 @@ class TaskData(ABC, Generic[E]):
                 self._check_embeddings(row, self._embeddings)
             if self.targets(self._example(row)) > 0:
                 self._longest = max(self._longest, 0, *self.lengths(row))
+                if self.chats is not None:
+                    self.chats.append(row.chat)
                 yield index
 
     def _check_embeddings(self, parsed: Any, count: int) -> None:

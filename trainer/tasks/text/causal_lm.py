@@ -1,6 +1,7 @@
 """Causal language modelling on prompts with completions, or on the assistant's turns of chats."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -62,7 +63,8 @@ class CausalLmData(TaskData[Example | Pack]):
         if chat.muted.issuperset(numbers[-1:] if data.learn == "last" else numbers):
             self._notice(MUTED)
         if data.learn == "split":
-            return chat_template.split(self.tokenizer, chat, self.config.max_length, place)
+            answers = chat_template.split(self.tokenizer, chat, self.config.max_length, place)
+            return [replace(answer, chat=number) for answer in answers]
         return chat_template.encode(
             self.tokenizer, chat, self.config.max_length, place, last=data.learn == "last", notice=self._notice
         )

@@ -8,7 +8,7 @@ import torch
 
 from trainer.batching.examples import IGNORED, Example, collate, encode
 from trainer.dataset import cells
-from trainer.dataset.prompts import DataError, fill_prompt, render_preference, whole_column
+from trainer.dataset.prompts import DataError, fill_prompt, render_preference, template_columns, whole_column
 from trainer.tasks.common import chat_template
 from trainer.tasks.common.example_reader import Row
 from trainer.tasks.common.task_data import Batch, TaskData
@@ -32,6 +32,13 @@ class PreferenceData(TaskData[Preference]):
     has_chats = False
     """True if the rows are chats. Set by `read`."""
 
+    @property
+    def _used(self) -> set[str]:
+        """Columns that the templates name."""
+        data = self.config.data
+        templates = {"data.prompt": data.prompt, "data.chosen": data.chosen, "data.rejected": data.rejected}
+        return {name for field, template in templates.items() for name in template_columns(template, field)}
+
     def parse_row(self, row: Row, number: int) -> Preference:
         config = self.config
         answers = [row.get(whole_column(template) or "") for template in (config.data.chosen, config.data.rejected)]
@@ -53,14 +60,19 @@ class PreferenceData(TaskData[Preference]):
         """
         data, where = self.config.data, f"{self.where} row {number}"
         column = whole_column(getattr(data, setting)) or ""
-        answer = cells.chat_of_row(row, column, self.where, number)
+        answer = cells.chat_of_row(row, column, self.where, number, used=self._used)
+        system = answer.messages[:1] if answer.has_given_system else []
+        turns = answer.messages[len(system) :]
         before = cells.turns(row.get(whole_column(data.prompt) or ""))
         if before is None:
             before = [{"role": "user", "content": fill_prompt(data, row, number)}] if data.prompt else []
-        if before and answer.messages[0]["role"] != "assistant":
+        if before and turns[0]["role"] != "assistant":
             problem = f"column {column!r} begins with the question, which data.prompt holds too; remove one of them"
             raise DataError(f"{where}: {problem}")
-        whole = replace(answer, messages=[*before, *answer.messages], muted=frozenset())
+        if system and before and before[0]["role"] in ("system", "developer"):
+            notices["'system' in the row is not used, because data.prompt begins with a system message"] = None
+            system = []
+        whole = replace(answer, messages=[*system, *before, *turns], muted=frozenset())
         notices |= dict.fromkeys((*answer.notices, *chat_template.unused(self.tokenizer, whole)))
         return chat_template.encode(self.tokenizer, whole, self.config.max_length, where, last=True)
 
