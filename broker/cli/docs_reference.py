@@ -13,6 +13,8 @@ from typer.main import get_command
 from broker.cli.core.exit_codes import MEANINGS
 from broker.cli.main import app
 from broker.cli.spec import schema
+from broker.cli.spec.allowed_values import allowed_values
+from broker.cli.spec.schema_file import json_schema
 from broker.daemon.config import DaemonConfig
 from broker.domain.spec import JobSpec
 from broker.lifecycle import state_machine
@@ -48,7 +50,7 @@ This page lists every command of `gpubroker` and its options. {GENERATED}
 - [Exit codes](exit-codes.md) are stable.
 """
 AREAS: dict[str, tuple[str, ...]] = {
-    "Quote and estimate": ("init", "quote", "estimate", "simulate", "offers", "models", "gpus"),
+    "Quote and estimate": ("init", "schema", "quote", "estimate", "simulate", "offers", "models", "gpus"),
     "Submit and follow": (
         *("submit", "ls", "get", "explain", "watch", "logs", "metrics", "compare", "events", "ssh", "exec", "web"),
     ),
@@ -90,14 +92,15 @@ SPEC_HEAD = f"""\
 # Job spec
 
 This page lists every setting of a job's spec. {GENERATED}
-The same as JSON Schema: [spec.schema.json](spec.schema.json), or `GET /v1/schema/job`. `gpubroker init` writes a spec
-with these texts.
+The same as JSON Schema: [spec.schema.json](spec.schema.json), `gpubroker schema`, or `GET /v1/schema/job`.
+`gpubroker init --full` writes a spec with these texts.
 
 - The file is YAML 1.2 or JSON: `on` and `no` are strings, `1e-4` is a number. An unknown or repeated key is an error.
 - Paths of files are relative to the spec. `--set train.epochs=2` changes one setting from the command line.
 - The command line accepts a spec without `cap_usd`: `submit` proposes one (P90 of the best offer × 1.25).
-- An editor checks the spec while you write if its first line is
-  `# yaml-language-server: $schema=docs/reference/spec.schema.json`.
+- An editor checks the spec while you write by its first line, `# yaml-language-server: $schema=…`, which `init` writes.
+- The command line and the Python client take one value where a list is meant (`accelerators: H100`), and numbers and
+  booleans in `env` and `labels`.
 """
 
 
@@ -216,12 +219,12 @@ def configuration() -> str:
 
 
 def _settings(head: str, root: type[BaseModel]) -> str:
-    lines = [head, "| setting | default | meaning |", "|---|---|---|"]
+    lines = [head, "| setting | default | values | meaning |", "|---|---|---|---|"]
     for path in schema.paths((), root):
         text = _cell(schema.description(path, root))
         default = _default(path, root)
         if text or default or not schema.models(path, root):  # a group without description needs no row
-            lines.append(f"| `{'.'.join(path)}` | {default} | {text} |")
+            lines.append(f"| `{'.'.join(path)}` | {default} | {_cell(allowed_values(path, root))} | {text} |")
     return "\n".join(lines) + "\n"
 
 
@@ -235,12 +238,6 @@ def _default(path: schema.Path, root: type[BaseModel]) -> str:
     if isinstance(default, Path):  # a path of this machine
         return "see there"
     return "absent" if default is None else f"`{json.dumps(default, default=str)}`"
-
-
-def json_schema() -> str:
-    """Return docs/reference/spec.schema.json."""
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    return json.dumps({**head, **JobSpec.model_json_schema()}, indent=2) + "\n"
 
 
 FILES = {

@@ -17,7 +17,8 @@ COMMANDS: Mapping[str, Entry] = {
         "commands.setup:login",
         "Store the URL and token of a daemon for this user. Without URL, show which daemon is in use.",
     ),
-    "init": Entry("commands.setup:init", "Write a spec that explains every setting; `-` writes it to stdout."),
+    "init": Entry("commands.setup:init", "Write a short spec to start from; `-` writes it to stdout."),
+    "schema": Entry("commands.setup:schema", "Print the JSON Schema of a job's spec, for editors and other programs."),
     "quote": Entry(
         "jobs.submit:quote",
         "Check a spec and its data, and price the job on every offer. Nothing is created or bought.",

@@ -159,6 +159,16 @@ async def test_cap_is_needed_where_nothing_fits(shell: Shell) -> None:
     assert await nothing_created(shell)
 
 
+async def test_a_script_needs_a_cap_because_its_run_time_is_unknown(shell: Shell) -> None:
+    (shell.folder / "code").mkdir()
+    (shell.folder / "code" / "a.py").write_text("")
+    text = "name: a\nscript: {code: ./code, command: [python, a.py]}\n"
+    ran = await to_thread(shell.run, "submit", shell.spec(text), "--yes", "--detach")
+    assert ran.code == 2
+    assert "cap_usd: a script's run time is unknown, so no cap can be proposed; set cap_usd" in ran.err
+    assert await nothing_created(shell)
+
+
 @pytest.mark.parametrize("words", [("quote",), ("submit", "--yes", "--detach")])
 async def test_a_job_that_no_provider_ever_serves_is_refused(shell: Shell, words: tuple[str, ...]) -> None:
     shell.api.market.lists_all = True

@@ -9,6 +9,7 @@ import tarfile
 from io import BytesIO
 from pathlib import Path
 
+import jsonschema_rs
 import pytest
 from typer.testing import CliRunner
 
@@ -35,20 +36,35 @@ def run(*words: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("kind", ["train", "script"])
-def test_init_writes_a_spec_that_validates(own_home: Path, kind: str) -> None:
+@pytest.mark.parametrize("is_full", [False, True])
+def test_init_writes_a_spec_that_validates(own_home: Path, kind: str, is_full: bool) -> None:
     path = own_home / "job.yaml"
-    code, _, _ = run("init", str(path), *(["--script"] if kind == "script" else []))
-    assert code == 0
+    options = [*(["--script"] if kind == "script" else []), *(["--full"] if is_full else [])]
+    assert run("init", str(path), *options)[0] == 0
     text = path.read_text()
     spec = QuoteSpec.model_validate(yamlfile.parse(text, "job.yaml").data)
     assert (spec.train is None) == (kind == "script")
-    assert "# The job never spends more than this." in text
+    assert ("# The job never spends more than this. Must be a number above 0 to 1000000." in text) == is_full
+    assert is_full or len(text.splitlines()) <= 15
+    editor, _, schema = text.splitlines()[0].partition("$schema=file://")
+    assert editor == "# yaml-language-server: "
+    jsonschema_rs.validate(json.loads(Path(schema).read_text()), {"cap_usd": 1} | yamlfile.parse(text, "job.yaml").data)
     assert run("init", str(path))[0] == Exit.BAD_INPUT
     assert path.read_text() == text
 
 
+def test_init_needs_no_folder_for_the_schema(own_home: Path) -> None:
+    (own_home / "config").write_text("a file")
+    assert run("init", str(own_home / "job.yaml"))[0] == 0
+    assert (own_home / "job.yaml").read_text() == run("init", "-")[1]
+
+
+def test_schema_prints_the_published_schema(own_home: Path) -> None:
+    assert run("schema")[:2] == (0, (Path(__file__).parents[2] / "docs/reference/spec.schema.json").read_text())
+
+
 def test_every_setting_of_init_validates_when_it_is_switched_on() -> None:
-    lines = template.spec("train").splitlines()
+    lines = template.full_spec("train").splitlines()
     on = [line.replace("# ", "", 1) if _is_setting(line) else line for line in lines]
     data = yamlfile.parse("\n".join(on), "job.yaml").data
     data["init_from"] = None

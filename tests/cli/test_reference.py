@@ -9,6 +9,9 @@ from typer.main import get_command
 
 from broker.cli import docs_reference as reference
 from broker.cli.main import app
+from broker.cli.spec import schema
+from broker.cli.spec.allowed_values import allowed_values
+from broker.cli.spec.schema_file import json_schema
 from broker.cli.spec.spec_file import load
 from broker.domain.spec import JobSpec
 from trainer.contract import yaml_document as yamlfile
@@ -41,6 +44,32 @@ def test_examples_validate_by_model_and_by_schema(name: str) -> None:
     file = load(path)
     assert file.has_cap
     JobSpec.model_validate(file.data)
-    jsonschema_rs.validate(json.loads(reference.json_schema()), yamlfile.parse(path.read_text(), name).data)
+    jsonschema_rs.validate(json.loads(json_schema()), yamlfile.parse(path.read_text(), name).data)
     named = file.spec.train.data.path if file.spec.train else file.spec.script.code if file.spec.script else ""
     assert file.file(named).exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "values"),
+    [
+        ("resources.spot", "`allowed`, `never`, `only`"),
+        ("resources.gpus", "whole number from 1 to 64, `auto`"),
+        ("train.method.kind", "`lora`, `qlora`, `full`"),
+        ("train.method.targets", "`all-linear`, `attention`, list of texts"),
+        ("train.seed", "whole number from 0 to 2147483647"),
+        ("train.tf32", "`true`, `false`"),
+        ("retry.on", "list of `preempted`, `lost`"),
+        ("max_duration", "whole number from 60 to 31536000, `90s`, `1h30m`, `7d`"),
+        ("deadline", "time"),
+        ("env", "mapping"),
+        ("train", ""),
+        ("no.such", ""),
+    ],
+)
+def test_allowed_values_of_a_setting_in_words(path: str, values: str) -> None:
+    written = allowed_values(tuple(path.split(".")))
+    assert written.startswith(values) if values else written == ""
+
+
+def test_every_setting_that_is_no_group_has_values() -> None:
+    assert [path for path in schema.paths() if not schema.models(path) and not allowed_values(path)] == []

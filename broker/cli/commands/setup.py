@@ -13,6 +13,7 @@ from broker.cli.core.command import Json, command, interruptible
 from broker.cli.core.exit_codes import BadInput, UnreachableExit
 from broker.cli.core.output import Output
 from broker.cli.spec import template
+from broker.cli.spec.schema_file import json_schema, store_schema
 from broker.client.async_client import AsyncClient
 from broker.client.transport import connection
 
@@ -84,20 +85,30 @@ def _given(out: Output, url: str, token: str | None, *, plain_http: bool) -> con
 async def init(
     path: Annotated[Path, typer.Argument(metavar="FILE")] = Path("job.yaml"),
     script: Annotated[bool, typer.Option("--script", help="Write a spec that runs your own program.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Write every setting, with its meaning and values.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write a spec that explains every setting; `-` writes it to stdout."""
+    """Write a short spec to start from; `-` writes it to stdout."""
     out = Output(as_json=as_json)
-    text = template.spec("script" if script else "train")
+    kind: template.Kind = "script" if script else "train"
     if str(path) == "-" and not as_json:
-        typer.echo(text, nl=False)
+        typer.echo(template.full_spec(kind) if full else template.short_spec(kind, None), nl=False)
         return
     if path.exists() and not force:
         raise BadInput(f"{path} already exists; give another name, or --force")
+    schema = await asyncio.to_thread(store_schema)
     try:
-        await asyncio.to_thread(path.write_text, text)
+        await asyncio.to_thread(
+            path.write_text, template.full_spec(kind, schema) if full else template.short_spec(kind, schema)
+        )
     except OSError as e:
         raise BadInput(f"{path}: {e.strerror}") from None
     out.document({"path": str(path)})
     out.say(f"wrote {path}; next: `gpubroker quote {path}`")
+
+
+@command
+async def schema(as_json: Json = False) -> None:
+    """Print the JSON Schema of a job's spec, for editors and other programs."""
+    typer.echo(json_schema(), nl=False)

@@ -68,15 +68,13 @@ def with_cap(out: Output, prepared: Prepared, *, yes: bool) -> Prepared:
     """Return the prepared job with a cap: that of the spec, or the proposed cap.
 
     On a terminal the user confirms or changes the proposed cap. Otherwise the proposed cap is used and printed.
-    Raises BadInput when no offer is left to propose a cap from.
+    Raises BadInput when no offer is left to propose a cap from, or the run time is unknown.
     """
     if prepared.file.has_cap:
         return prepared
     proposed = prepared.quote.proposed_cap_usd
     if proposed is None:
-        raise BadInput(
-            f"{prepared.file.path}: cap_usd: no offer fits, so no cap can be proposed; change resources, or set cap_usd"
-        )
+        raise BadInput(f"{prepared.file.path}: cap_usd: {_no_proposal(prepared)}")
     proposed = max(proposed, CENT)
     if out.asks and not yes:
         proposed = _ask_cap(proposed)
@@ -85,6 +83,14 @@ def with_cap(out: Output, prepared: Prepared, *, yes: bool) -> Prepared:
             f"cap: {formatting.money(proposed)} (P90 of the best offer × 1.25; set cap_usd in the spec to change it)"
         )
     return replace(prepared, body={**prepared.body, "cap_usd": str(proposed)})
+
+
+def _no_proposal(prepared: Prepared) -> str:
+    """Return why no cap can be proposed, with the fix."""
+    if not prepared.quote.kept:
+        return "no offer fits, so no cap can be proposed; change resources, or set cap_usd"
+    what = "a script's run time" if prepared.file.spec.script else "the speed of this training on these GPUs"
+    return f"{what} is unknown, so no cap can be proposed; set cap_usd in the spec, or with --set cap_usd=10"
 
 
 def confirm_submission(out: Output, prepared: Prepared, *, yes: bool) -> None:

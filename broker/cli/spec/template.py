@@ -1,13 +1,15 @@
-"""The spec that `gpubroker init` writes: every setting with the description from its pydantic model."""
+"""The specs that `gpubroker init` writes: a short one, and every setting with the description from its model."""
 
 import json
 import textwrap
+from pathlib import Path as FilePath
 from typing import Any, Literal
 
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from broker.cli.spec import schema
+from broker.cli.spec.allowed_values import allowed_values
 
 Kind = Literal["train", "script"]
 Path = tuple[str, ...]
@@ -31,14 +33,57 @@ CAP = 10
 WIDTH = 110
 
 
-def spec(kind: Kind) -> str:
-    """Return a YAML text that parses and validates unchanged."""
+SHORT: dict[Kind, str] = {
+    "train": """\
+name: my-job
+# cap_usd: 10  # dollars that the job never exceeds; without it `gpubroker submit` proposes a cap
+train:
+  model: HuggingFaceTB/SmolLM2-135M-Instruct
+  data:
+    path: data.csv  # or JSONL, Parquet, hf://datasets/owner/name
+    prompt: "Question: {question}\\nAnswer:"  # {column} is a column of the data
+    completion: " {answer}"
+  method: {kind: lora, r: 16}  # kind: lora, qlora, full
+  epochs: 1
+resources:
+  accelerators: []  # such as [H100, L40S]; empty: any
+  spot: allowed  # allowed, never, only
+""",
+    "script": """\
+name: my-job
+cap_usd: 10  # dollars that the job never exceeds
+script:
+  code: ./code  # the folder is sent to the machine
+  command: [python, train.py]
+  checkpoints: true  # it saves to $GPUBROKER_CHECKPOINT_DIR and resumes from there
+env: {}
+secrets: []  # names of `gpubroker secret set NAME`
+resources:
+  gpus: 1  # 1 to 64, or auto
+  accelerators: []  # such as [H100, L40S]; empty: any
+  spot: allowed  # allowed, never, only
+""",
+}
+
+
+def short_spec(kind: Kind, schema_file: FilePath | None = None) -> str:
+    """Return a YAML text of at most 15 lines. `schema_file`: JSON Schema by which an editor checks the text."""
+    head = "# A gpubroker job; `gpubroker init --full` writes every setting.\n"
+    return _editor_line(schema_file) + head + SHORT[kind]
+
+
+def full_spec(kind: Kind, schema_file: FilePath | None = None) -> str:
+    """Return a YAML text with every setting, which parses and validates unchanged."""
     head = [
         "# A gpubroker job. Check it with `gpubroker quote FILE`, run it with `gpubroker submit FILE`.",
         "# A setting after `#` has its default value.",
     ]
     other: Path = ("script",) if kind == "train" else ("train",)
-    return "\n".join([*head, *_group((), skip=other)]) + "\n"
+    return _editor_line(schema_file) + "\n".join([*head, *_group((), skip=other)]) + "\n"
+
+
+def _editor_line(schema_file: FilePath | None) -> str:
+    return f"# yaml-language-server: $schema={schema_file.as_uri()}\n" if schema_file else ""
 
 
 def _group(above: Path, skip: Path, *, off: bool = False) -> list[str]:
@@ -68,7 +113,10 @@ def _fields(above: Path) -> dict[str, FieldInfo]:
 
 
 def _comment(path: Path, indent: str) -> list[str]:
+    values = allowed_values(path)
     text = " ".join(schema.description(path).split())
+    if any(character.isdigit() or character == "`" for character in values) and values != "`true`, `false`":
+        text = f"{text} Must be {'one of' if values.startswith('`') else 'a'} {values}.".lstrip()
     return [f"{indent}# {line}" for line in textwrap.wrap(text, WIDTH - len(indent))]
 
 
