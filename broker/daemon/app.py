@@ -59,6 +59,7 @@ from broker.runtime.peers import refuse_conflicting_brokers, seat_of
 from broker.runtime.private_files import write_private
 from broker.runtime.provider_gate import gated
 from broker.runtime.secret_box import MASTER_KEY_FILE, SecretBox, sealing
+from broker.runtime.spot_planner import SpotPlanner
 from broker.runtime.token_bucket import TokenBucketRate
 from broker.store.embedded.server import EmbeddedPostgres
 from broker.store.migrate import migrate
@@ -207,8 +208,7 @@ async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Control
     await migrate(dsn, before=partial(mark_new, config.home))
     store = await PostgresStore.connect(dsn)
     stack.push_async_callback(store.close)
-    anchors = AnchorFile(path=config.home / CLOCK_FILE)
-    clock = DatabaseClock(store, SystemClock(), counted=boot_seconds, anchors=anchors)
+    clock = DatabaseClock(store, SystemClock(), counted=boot_seconds, anchors=AnchorFile(path=config.home / CLOCK_FILE))
     await clock.start()
     await store.repair_due_times()  # the clock may have been set back while no broker ran
     installation = await installation_of(store, config.home)
@@ -239,6 +239,7 @@ async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Control
         forbidden=partial(forbidden, config.trainer.remote_code),
         is_clock_right=clock.is_right,
         host_admission=HostAdmissions(store, host_rules(config), clock, sandbox.problem),
+        plans=SpotPlanner.within(stack),
     )
     return context, clock, only_report(config.home)
 
@@ -320,17 +321,12 @@ def _service(
     folders = model_folders(config, context)
     preflight = Checks(HubClient.of_environment(os.environ), context.clock, config.trainer.remote_code, folders)
     return Service(
-        store=context.store,
-        blobs=context.blobs,
+        store=context.store, blobs=context.blobs,
         quotes=QuoteService(
             context.store, context.blobs, market, preflight, context.clock, settings,
-            entropy=os.urandom, learned=learned, host_access=context.host_admission,
+            entropy=os.urandom, learned=learned, host_access=context.host_admission, plans=context.plans,
         ),
-        box=box,
-        clock=context.clock,
-        entropy=os.urandom,
-        notifiers=notifiers,
-        settings=settings,
+        box=box, clock=context.clock, entropy=os.urandom, notifiers=notifiers, settings=settings,
         hooks=DaemonHooks(
             reach=partial(_reach, context.providers),
             check_providers=partial(_check_providers, context.providers),

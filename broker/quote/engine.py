@@ -29,6 +29,7 @@ from broker.quote.offer_rules import GroupCase, apply_rules, dollars, drop_messa
 from broker.quote.request import QuoteRequest, drop_reason
 from broker.quote.spot.delay import sold_out_spot
 from broker.quote.spot.market import AssessedMarket, spot_outlook
+from broker.quote.spot.plan import PlanSource, plan_for
 from broker.quote.token_cache import rows_bytes
 
 FIRST_LINES = 128
@@ -356,6 +357,7 @@ def quote(
     waited_s: float = 0.0,
     on_demand: bool = False,
     measured_step_s: float | None = None,
+    plans: PlanSource = plan_for,
 ) -> Quote:
     """Return every offer once, kept offers first, ranked by the spec's objective (a script: by price), then by id.
 
@@ -368,10 +370,11 @@ def quote(
     drain begins; the cloud's teardown comes on top. `storage_usd_per_gib_month`: price of the blob store. `learned`:
     corrections of speed, memory and preemptions from own runs. `waited_s`: seconds for which the job had no machine.
     `on_demand`: the job runs on demand now. `measured_step_s`: seconds of a step that the job itself has measured.
+    `plans`: source of spot plans; its errors are raised.
     """
     ask = QuoteRequest(
         spec=spec, workload=workload, now=now, local_files=local_files, scoped_store=scoped_store, cap_left=cap_left,
         excluded=excluded, caps=caps, machine_s=machine_s, lead_s=lead_s, storage=float(storage_usd_per_gib_month),
-        learned=learned, waited_s=waited_s, measured_step_s=measured_step_s,
+        learned=learned, waited_s=waited_s, measured_step_s=measured_step_s, plans=plans,
     )  # fmt: skip
     return _quote(ask, offers, spent, on_demand=on_demand)

@@ -144,6 +144,7 @@ def _quote(facts: PlacementFacts, market: MarketFacts) -> QuotedMarket:
         learned=market.learned,
         waited_s=(facts.now - job.created_at).total_seconds() - job.machine_s,
         measured_step_s=job.forecast.step_s if job.forecast else None,
+        plans=market.plans,
     )
     least = partial(_min_budget_usd, facts)
     choice = choose(market_quote, cap_left=cap_left, attempt_number=job.attempts + 1, least=least)

@@ -16,6 +16,7 @@ from broker.domain.offer import Offer, Quote
 from broker.estimator.planning.corrections import Corrections
 from broker.policy.budgets import Applied
 from broker.quote.placement import Choice
+from broker.quote.spot.plan import PlanSource, plan_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,7 @@ class MarketFacts:
     """Keys of committed manifests, the furthest step first; empty: the job starts at step 0."""
     learned: Corrections
     """Corrections of the estimator from this installation's own runs."""
+    plans: PlanSource = plan_for
 
 
 @dataclass(frozen=True, kw_only=True)

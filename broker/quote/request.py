@@ -16,6 +16,7 @@ from broker.estimator.preemption_rate import certainty, preemptions_per_s
 from broker.estimator.speed.hardware import matches
 from broker.lifecycle.account_refusals import account_keys
 from broker.quote.machine_cost import MachineCost
+from broker.quote.spot.plan import PlanSource, plan_for
 
 TIERS: Mapping[Trust, int] = {"community": 0, "secure": 1, "own": 2}
 
@@ -39,6 +40,7 @@ class QuoteRequest:
     learned: Corrections
     measured_step_s: float | None = None
     """Seconds of a step that the job itself has measured; None: nothing measured."""
+    plans: PlanSource = plan_for
     cap_micros: int = field(init=False)
     regions: frozenset[str] = field(init=False)
     nodes: int = field(init=False)

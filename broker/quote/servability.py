@@ -18,6 +18,7 @@ from broker.domain.spec import JobSpec, Resources
 from broker.domain.workload import Workload
 from broker.estimator.speed.hardware import TABLE, matches
 from broker.quote.engine import quote
+from broker.quote.spot.plan import no_plan
 
 PASSING = frozenset(
     {
@@ -132,6 +133,7 @@ def _judged(spec: JobSpec, workload: Workload, market: ServableMarket, offers: S
     return quote(
         spec, workload, offers, now=market.now, local_files=market.local_files, scoped_store=market.scoped_store,
         spent=Decimal(0), cap_left=spec.cap_usd, excluded={}, caps=market.caps,
+        plans=no_plan,
     )  # fmt: skip
 
 

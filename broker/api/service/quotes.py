@@ -26,7 +26,9 @@ from broker.policy.host_access import HostAccess, HostUser, admit_all
 from broker.ports import Blobs, Clock, Store, Upload
 from broker.quote.engine import quote
 from broker.quote.servability import ServableMarket, may_be_served, unserved
+from broker.quote.spot.plan import PlanSource, no_plan
 from broker.runtime.cpu_threads import CpuThreads
+from broker.runtime.spot_planner import InlinePlans, PlanRounds
 from trainer.contract import object_keys
 
 ID_ENTROPY = 9
@@ -61,15 +63,18 @@ class QuoteService:
         entropy: Callable[[int], bytes],
         learned: LearnedCorrections = lambda: NO_CORRECTIONS,
         host_access: HostAccess = admit_all,
+        plans: PlanRounds | None = None,
     ) -> None:
         """`entropy(n)` returns n random bytes. `learned` returns the corrections learned from own runs.
 
-        `host_access` returns whether the jobs of a user may run on the daemon's host.
+        `host_access` returns whether the jobs of a user may run on the daemon's host. `plans`: source of spot plans;
+        None: they are built where they are needed.
         """
         self.market = market
         self.preflight = preflight
         self.learned = learned
         self.host_access = host_access
+        self._plans = plans or InlinePlans()
         self.inputs = Inputs()
         self._store = store
         self._blobs = blobs
@@ -90,7 +95,9 @@ class QuoteService:
         if refusal := await self._host_refusal(caller.team, caller.owner):
             on_host = [offer.id for offer in self.market.offers() if self._runs_on_host(offer)]
             excluded = {**excluded, **dict.fromkeys(on_host, refusal)}
-        ranking = await self._rank(caller.team, spec, checked, excluded)
+        plans = self._plans.begin()
+        rank = partial(self._rank, caller.team, spec, checked, excluded, plans)
+        ranking = await plans.settle(rank)
         if not may_be_served(ranking) and (problem := await self._unserved(caller.team, spec, checked)):
             raise InvalidInput(problem)
         job = self.new_job(caller.team, caller.owner, spec, checked.workload)
@@ -196,7 +203,7 @@ class QuoteService:
         key = (checked.workload, checked.local_model, spec.resources, has_checkpoints, self.learned())
         if key in self._outlooks:
             return self._outlooks[key]
-        ranking = await self._rank(team, spec, checked, {})
+        ranking = await self._rank(team, spec, checked, {}, no_plan)
         problem = None if may_be_served(ranking) else await self._unserved(team, spec, checked)
         outlook = MarketOutlook(cheapest_usd=ranking.cheapest_usd, unserved=problem)
         if offers is self._outlooks_at:
@@ -215,7 +222,9 @@ class QuoteService:
         )
         return await self.threads.of_team(team)(partial(unserved, spec, checked.workload, market))
 
-    async def _rank(self, team: str, spec: JobSpec, checked: Checked, excluded: Mapping[str, str]) -> Quote:
+    async def _rank(
+        self, team: str, spec: JobSpec, checked: Checked, excluded: Mapping[str, str], plans: PlanSource
+    ) -> Quote:
         rank = partial(
             quote,
             spec,
@@ -231,6 +240,7 @@ class QuoteService:
             lead_s=self.settings.drain_budget.lead_s,
             storage_usd_per_gib_month=self.settings.storage_usd_per_gib_month,
             learned=self.learned(),
+            plans=plans,
         )
         return await self.threads.of_team(team)(rank)
 

@@ -15,6 +15,7 @@ from broker.ports import Blobs, Clock, Provider, Store
 from broker.quote.placement_facts import PlacementSettings
 from broker.runtime.claim_watch import ClaimWatch
 from broker.runtime.peers import BrokerIdentity
+from broker.runtime.spot_planner import InlinePlans, PlanRounds
 from trainer.contract.documents import Limits
 
 
@@ -122,6 +123,8 @@ class ControllerContext:
     and cannot be undone, such as deletions, then wait.
     """
 
+    plans: PlanRounds = field(default_factory=InlinePlans)
+    """Source of spot plans. That of the daemon builds them in another process."""
     claim_watch: ClaimWatch = field(default_factory=ClaimWatch)
     """Outcomes of claims, for `/readyz`."""
 

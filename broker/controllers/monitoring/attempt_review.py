@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
+from functools import partial
 from zlib import crc32
 
 from broker.controllers.base.context import ControllerContext
@@ -30,8 +31,10 @@ from broker.ports import Leased, Note
 from broker.ports.policies import JobOwner
 from broker.quote.job_placement import same_but_for_numbers
 from broker.quote.placement_facts import PlacementSettings
+from broker.quote.spot.plan import PlanNotReady
 from broker.quote.spot.review import ActiveReview, Move, Stay, may_move, review_active
 from broker.quote.spot.shortlist import shortlist
+from broker.runtime.spot_planner import PlanRound
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +60,7 @@ class _ReviewRound:
     applied: Mapping[JobOwner, Sequence[Applied]]
     refused_on_host: Mapping[JobOwner, Mapping[str, str]]
     lists: "_ShortLists"
+    plans: PlanRound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +153,10 @@ class AttemptReview:
             try:
                 if (note := self._note(row, await self._decide(row, shared))) is not None:
                     notes.append(note)
+            except PlanNotReady:  # a later review has it; a move must not rest on a guess
+                log.info(
+                    "review: attempt %s of job %s stays, its spot plan is not built yet", row.attempt.id, row.job.id
+                )
             except Exception:  # the attempt is reviewed again later, and does not keep others from their review
                 log.exception("review: attempt %s of job %s cannot be reviewed", row.attempt.id, row.job.id)
             decided_s += self._context.clock.monotonic() - began
@@ -158,12 +166,17 @@ class AttemptReview:
         return decided_s
 
     async def _decide(self, row: Leased, shared: _ReviewRound) -> Move | Stay:
+        """Return the decision. Raises PlanNotReady if its plan could not be built in time."""
         facts = self._gather(row, shared)
-        decision = self.decide(facts)
+        decision = await shared.plans.settle(partial(self._reviewed, facts))
         if isinstance(decision, Stay) or row.job.attempts <= 1:
             return decision
         earlier = await self._context.store.attempts(row.job.id)
-        return self.decide(replace(facts, earlier=tuple(attempt for attempt in earlier if not attempt.live)))
+        facts = replace(facts, earlier=tuple(attempt for attempt in earlier if not attempt.live))
+        return await shared.plans.settle(partial(self._reviewed, facts))
+
+    async def _reviewed(self, facts: ActiveReview) -> Move | Stay:
+        return self.decide(facts)
 
     async def _gather_round(self, rows: Sequence[Leased]) -> _ReviewRound:
         context = self._context
@@ -181,6 +194,7 @@ class AttemptReview:
             applied=applied,
             refused_on_host={owner: await refused_offers(context.host_admission, owner, on_host) for owner in applied},
             lists=self._lists,
+            plans=context.plans.begin(has_fallback=False),
         )
 
     def _gather(self, row: Leased, shared: _ReviewRound) -> ActiveReview:
@@ -192,6 +206,7 @@ class AttemptReview:
             settings=shared.settings,
             offers=shared.lists.of(job.spec.resources, shared.refused_on_host[owner]),
             learned=shared.learned,
+            plans=shared.plans,
             policies=shared.applied[owner],
             policies_at=shared.now,
             forbidden=self._context.forbidden(job.spec),

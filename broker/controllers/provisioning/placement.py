@@ -9,6 +9,7 @@ Decisions: see `PlacementOutcome`.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
 from broker.controllers.base.batch import decide_batch
 from broker.controllers.base.context import ControllerContext
@@ -34,6 +35,7 @@ from broker.quote.placement_facts import (
     PlacementSettings,
     RestoredFacts,
 )
+from broker.runtime.spot_planner import PlanRound
 from trainer.contract import object_keys
 
 Troubles = Callable[[], Mapping[str, str]]
@@ -53,6 +55,7 @@ class _PlacementRound:
     """Policies that cover the jobs of an owner."""
     refused_on_host: Mapping[JobOwner, Mapping[str, str]]
     """Reason by id of each offer of the daemon's host, for owners whose jobs may not run there."""
+    plans: PlanRound
 
 
 class Placement:
@@ -93,8 +96,8 @@ class Placement:
 
     async def _decide(self, job: Job, shared: _PlacementRound) -> PlacementDecision:
         facts = self._gather(job, shared)
-        while isinstance(decision := place(facts), FactsNeeded):
-            facts = await self._gather_more(decision)
+        while isinstance(decision := await shared.plans.settle(partial(_placed, facts)), FactsNeeded):
+            facts = await self._gather_more(decision, shared)
         return decision
 
     async def _apply(self, decisions: Sequence[tuple[Job, PlacementDecision]]) -> None:
@@ -115,7 +118,14 @@ class Placement:
         on_host = host_offers(self._offers(), {name: provider.caps for name, provider in context.providers.items()})
         refused = {owner: await refused_offers(context.host_admission, owner, on_host) for owner in applied}
         settings = context.placement_settings
-        return _PlacementRound(settings=settings, excluded=excluded, now=now, applied=applied, refused_on_host=refused)
+        return _PlacementRound(
+            settings=settings,
+            excluded=excluded,
+            now=now,
+            applied=applied,
+            refused_on_host=refused,
+            plans=context.plans.begin(),
+        )
 
     def _gather(self, job: Job, shared: _PlacementRound) -> PlacementFacts:
         return PlacementFacts(
@@ -129,21 +139,21 @@ class Placement:
             troubles=self._troubles(),
         )
 
-    async def _gather_more(self, needed: FactsNeeded) -> PlacementFacts:
+    async def _gather_more(self, needed: FactsNeeded, shared: _PlacementRound) -> PlacementFacts:
         """Return the facts with the missing ones added, or with the error of the blob store."""
         facts = needed.facts
         try:
             if needed.missing is MissingFacts.MARKET:
-                facts = replace(facts, market=await self._market(facts.job))
+                facts = replace(facts, market=await self._market(facts.job, shared))
             else:
                 facts = replace(facts, restored=await self._restored_facts(facts))
         except BlobsUnavailable as e:
             facts = replace(facts, unreadable=str(e))
         return replace(facts, now=self._context.clock.now(), troubles=self._troubles())
 
-    async def _market(self, job: Job) -> MarketFacts:
+    async def _market(self, job: Job, shared: _PlacementRound) -> MarketFacts:
         resume_from = await self._resume_from(job)
-        return MarketFacts(offers=self._offers(), resume_from=resume_from, learned=self._learned())
+        return MarketFacts(offers=self._offers(), resume_from=resume_from, learned=self._learned(), plans=shared.plans)
 
     async def _restored_facts(self, facts: PlacementFacts) -> RestoredFacts:
         job, restored = facts.job, self._restored
@@ -167,6 +177,10 @@ class Placement:
 
     async def _manifests(self, job: JobId) -> tuple[str, ...]:
         return furthest_first([blob.key for blob in await self._context.blobs.list(object_keys.checkpoints(job))])
+
+
+async def _placed(facts: PlacementFacts) -> PlacementDecision | FactsNeeded:
+    return place(facts)
 
 
 def _change(decision: PlacementDecision) -> Change:

@@ -114,6 +114,7 @@ def _situation(
         timelines=ask.learned.markets,
         now_min=ask.now.timestamp() / 60,
         on_demand=on_demand,
+        plans=ask.plans,
     )
 
 

@@ -6,11 +6,12 @@ covers every time left and slack up to its horizon, so that jobs share plans. Se
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
 from math import ceil, inf
+from threading import Lock
 from typing import Final
 
 from broker.estimator.spot_hazards import AGES_MIN, FACTOR_STEP, PRIOR_FALL, PRIOR_RISE, TICK_MIN, scaled
@@ -24,6 +25,8 @@ COLUMNS: Final = 120
 """Units into which the slack of a plan is divided at most, which bounds its seconds and bytes."""
 CACHED_CELLS: Final = 1_500_000
 """Cells of time and slack of all plans that are kept, each of 128 bytes."""
+ROWS: Final = 4 * CLASSES
+"""Costs of a cell: a wait and spot by age class, on-demand by the age class of both states."""
 
 Column = list[float]
 """Costs by units of slack."""
@@ -67,23 +70,41 @@ class _PlanValues:
     spot: Columns
 
 
-class SpotPlan:
-    """Tables of the expected cost of each action."""
+_FIRST_ROW: Final = {SpotAction.WAIT: 0, SpotAction.DEMAND: CLASSES, SpotAction.SPOT: 3 * CLASSES}
+
+
+class PlanNotReady(Exception):
+    """Raised by a source that never builds a plan itself."""
 
     def __init__(self, key: SpotPlanKey) -> None:
+        super().__init__(f"the plan of {key} is not built yet")
+        self.key = key
+
+
+class SpotPlan:
+    """Table of the expected cost of each action."""
+
+    def __init__(self, key: SpotPlanKey, packed: bytes = b"") -> None:
+        """Compute the table. `packed`: the table as another process has computed it; empty: it has not."""
         self.key = key
         self._unit_min = max(key.changeover_min, key.slack_min / COLUMNS)
         self._size = ceil(key.slack_min / self._unit_min) + 2
         self._ticks = ceil(key.horizon_min / TICK_MIN) + 1
         self._older = [*(min(1.0, TICK_MIN / (last - first)) for first, last in pairwise(AGES_MIN)), 0.0]
         """Chance to reach the next age class in a tick."""
-        self._tables: tuple[list[list[array[float]]], ...] = ([], [], [])
-        self._fill()
+        self._costs = array("f", packed)
+        """Costs by tick, row and unit of slack."""
+        if not packed:
+            self._fill()
 
     @property
     def cells(self) -> int:
         """Return the number of cells of time and slack; each holds 32 costs."""
         return self._ticks * self._size
+
+    def packed(self) -> bytes:
+        """Return the table for another process of this machine."""
+        return self._costs.tobytes()
 
     def _fill(self) -> None:
         falls, rises = scaled(PRIOR_FALL, FACTOR_STEP**self.key.fall), scaled(PRIOR_RISE, FACTOR_STEP**self.key.rise)
@@ -92,8 +113,9 @@ class SpotPlan:
         for tick in range(1, self._ticks + 1):
             done = min(self._size, ceil(tick * TICK_MIN / self._unit_min))
             actions = self._actions(after, tick, done, falls, rises)
-            for table, columns in zip(self._tables, actions, strict=True):
-                table.append([array("f", column) for column in columns])
+            for columns in actions:
+                for column in columns:
+                    self._costs.extend(column)
             after = self._best(done, *actions)
 
     def _actions(
@@ -168,15 +190,14 @@ class SpotPlan:
             return inf
         if slack_min >= time_min:
             return 0.0
-        table, tick = self._tables[action], min(self._ticks, max(1.0, time_min / TICK_MIN))
+        tick, values = min(self._ticks, max(1.0, time_min / TICK_MIN)), self._costs
         low = min(self._ticks - 1, int(tick))
-        earlier, later = table[low - 1][state], table[low][state]
         column, part = int(slack_min / self._unit_min), slack_min / self._unit_min % 1
-        column = min(self._size - 2, column)
+        later = (low * ROWS + _FIRST_ROW[action] + state) * self._size + min(self._size - 2, column)
         cost = 0.0
-        for weight, values in ((low + 1 - tick, earlier), (tick - low, later)):
+        for weight, place in ((low + 1 - tick, later - ROWS * self._size), (tick - low, later)):
             if weight:
-                cost += weight * ((1 - part) * values[column] + (part * values[column + 1] if part else 0.0))
+                cost += weight * ((1 - part) * values[place] + (part * values[place + 1] if part else 0.0))
         return cost if cost < POSSIBLE else inf
 
 
@@ -196,28 +217,48 @@ def _later(column: Column, units: float, paid: float) -> Column:
 
 
 class SpotPlanCache:
-    """Plans by key. The least recently used ones are dropped once all have more than `CACHED_CELLS`."""
+    """Plans by key, for several threads. The least recently used ones go once all have more than `CACHED_CELLS`."""
 
     def __init__(self, most_cells: int = CACHED_CELLS) -> None:
         self._most_cells = most_cells
         self._plans: dict[SpotPlanKey, SpotPlan] = {}
         self._cells = 0
+        self._lock = Lock()
 
     def get(self, key: SpotPlanKey) -> SpotPlan:
         """Return the plan of a key, which is computed if it is not kept."""
-        plan = self._plans.pop(key, None)
+        plan = self.find(key)
         if plan is None:
-            plan = SpotPlan(key)
-            self._cells += plan.cells
-        self._plans[key] = plan
-        while self._cells > self._most_cells and len(self._plans) > 1:
-            self._cells -= self._plans.pop(next(iter(self._plans))).cells
+            self.add(plan := SpotPlan(key))
         return plan
+
+    def find(self, key: SpotPlanKey) -> SpotPlan | None:
+        """Return the plan of a key; None: it is not kept."""
+        with self._lock:
+            plan = self._plans.pop(key, None)
+            if plan is not None:
+                self._plans[key] = plan
+            return plan
+
+    def add(self, plan: SpotPlan) -> None:
+        """Keep a plan, and drop the least recently used ones beyond `CACHED_CELLS`."""
+        with self._lock:
+            if plan.key not in self._plans:
+                self._plans[plan.key] = plan
+                self._cells += plan.cells
+            while self._cells > self._most_cells and len(self._plans) > 1:
+                self._cells -= self._plans.pop(next(iter(self._plans))).cells
 
 
 PLANS: Final = SpotPlanCache()
+PlanSource = Callable[[SpotPlanKey], SpotPlan | None]
+"""Returns the plan of a key; None: there is none, and the policy decides without a model. May raise PlanNotReady."""
 
 
-def plan_for(key: SpotPlanKey) -> SpotPlan:
+def plan_for(key: SpotPlanKey) -> SpotPlan | None:
     """Return the plan of a key; jobs share it."""
     return PLANS.get(key)
+
+
+def no_plan(key: SpotPlanKey) -> SpotPlan | None:
+    """Return None, for a quote whose reader needs no outlook."""

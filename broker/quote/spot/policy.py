@@ -1,7 +1,8 @@
 """Decides between waiting for spot, on-demand and spot for a job with a deadline, by the plan of its market.
 
 `outlook` compares the expected costs of all three. The acceptable spot offers count as one market, their union: it is
-up while any of them is for sale. The guard of the deadline holds without a model: see `SpotSituation`.
+up while any of them is for sale. The guard of the deadline holds without a model: see `SpotSituation`. Without a plan
+the job is on spot while spot is for sale, and waits for it as long as the guard allows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from broker.estimator.spot_hazards import (
     scaled,
     union,
 )
-from broker.quote.spot.plan import CLASSES, SpotAction, SpotPlan, SpotPlanKey, plan_for
+from broker.quote.spot.plan import CLASSES, PlanSource, SpotAction, SpotPlan, SpotPlanKey, plan_for
 
 ACCEPTABLE_SHARE: Final = 0.6
 """Spot is acceptable up to this share of the on-demand price."""
@@ -68,6 +69,7 @@ class SpotSituation:
     """Time of the timelines' clock."""
     on_demand: bool = False
     """True if the job runs on demand."""
+    plans: PlanSource = plan_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,12 +97,21 @@ def outlook(case: SpotSituation) -> Outlook | None:
         return None
     lives = [_life_min(case, option) for option in options]
     history = _union_history(case, options)
-    plan = plan_for(_key(case, options, lives, history))
-    changeover = plan.key.changeover_min
+    key = _key(case, options, lives, history)
     best, life = min(
         zip(options, lives, strict=True),
-        key=lambda pair: (not pair[0].is_for_sale, pair[0].price * (1 + changeover / pair[1]), pair[0].offer_id),
+        key=lambda pair: (
+            not pair[0].is_for_sale,
+            pair[0].price * (1 + key.changeover_min / pair[1]),
+            pair[0].offer_id,
+        ),
     )
+    plan = case.plans(key)
+    return _unplanned(case, best, key) if plan is None else _planned(case, best, life, plan, history)
+
+
+def _planned(case: SpotSituation, best: SpotOption, life: float, plan: SpotPlan, history: MarketHistory) -> Outlook:
+    changeover = plan.key.changeover_min
     time_min, slack_min, scale = _within(plan, case)
     up = age_class(history.age_min) if history.is_up else 0
     is_usual = history.is_up and best.price <= DEARER * plan.key.price
@@ -116,6 +127,19 @@ def outlook(case: SpotSituation) -> Outlook | None:
     least = min(wait, demand, spot)
     more = 0.0 if least == inf else least / scale - least  # what a plan of a shorter job leaves out
     return Outlook(wait=wait + more, demand=demand + more, spot=spot + more, offer_id=best.offer_id)
+
+
+def _unplanned(case: SpotSituation, best: SpotOption, key: SpotPlanKey) -> Outlook:
+    """Return the costs as if spot stayed once it is bought; the guard alone ends a wait."""
+    work_min, start = case.time_min - case.slack_min, 0.0 if case.on_demand else key.changeover_min
+    on_spot = best.price * (work_min + key.changeover_min) / 60
+    is_waiting = not (best.is_for_sale or case.on_demand)
+    return Outlook(
+        wait=on_spot if is_waiting and may_wait(case) else inf,
+        demand=(work_min + start) / 60,
+        spot=on_spot if best.is_for_sale and may_try_spot(case) else inf,
+        offer_id=best.offer_id,
+    )
 
 
 def may_wait(case: SpotSituation) -> bool:

@@ -28,6 +28,7 @@ from broker.quote.job_placement import has_local_model
 from broker.quote.placement import choose
 from broker.quote.placement_facts import PlacementSettings
 from broker.quote.spot.delay import delay_usd
+from broker.quote.spot.plan import PlanSource, plan_for
 
 MIN_STAY_S = 1200.0
 """Seconds that an attempt trains before it may move."""
@@ -52,6 +53,7 @@ class ActiveReview:
     """Offers on sale that may be bought now; see `shortlist`."""
     learned: Corrections
     """Corrections of the estimator from this installation's own runs."""
+    plans: PlanSource = plan_for
     policies: Sequence[Applied] = ()
     """Policies that cover the job, with their spending at `policies_at`."""
     policies_at: datetime
@@ -221,6 +223,7 @@ def _quote(facts: ActiveReview) -> Quote:
         learned=facts.learned,
         on_demand=True,
         measured_step_s=job.forecast.step_s if job.forecast else None,
+        plans=facts.plans,
     )
 
 

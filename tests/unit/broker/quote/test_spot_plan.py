@@ -8,7 +8,7 @@ import pytest
 
 from broker.estimator.spot_hazards import Timeline
 from broker.quote.spot import policy
-from broker.quote.spot.plan import CLASSES, SpotAction, SpotPlan, SpotPlanCache, SpotPlanKey, plan_for
+from broker.quote.spot.plan import CLASSES, PLANS, SpotAction, SpotPlan, SpotPlanCache, SpotPlanKey, no_plan
 from broker.quote.spot.policy import Outlook, SpotOption, SpotSituation, may_try_spot, may_wait, outlook
 from broker.simulation.production import ProductionPolicy
 from broker.simulation.runs import SimulatedRun, follow
@@ -32,6 +32,10 @@ def situation(*options: SpotOption, slack_min: float = 6 * HOUR, **changes: obje
     return replace(case, **changes)  # type: ignore[arg-type]
 
 
+def built(key: SpotPlanKey) -> SpotPlan:
+    return PLANS.get(key)
+
+
 def planned(case: SpotSituation) -> Outlook:
     made = outlook(case)
     assert made is not None
@@ -39,7 +43,7 @@ def planned(case: SpotSituation) -> Outlook:
 
 
 def test_costs_lie_between_spot_and_on_demand_throughout() -> None:
-    plan = plan_for(KEY)
+    plan = built(KEY)
     for slack in (0.0, 60.0, 300.0):
         left_h = (1200.0 - slack) / 60
         demand = plan.cost(SpotAction.DEMAND, 1200.0, slack, UP)
@@ -48,7 +52,7 @@ def test_costs_lie_between_spot_and_on_demand_throughout() -> None:
 
 
 def test_slack_saves_money_and_outages_cost_money() -> None:
-    plan = plan_for(KEY)
+    plan = built(KEY)
     by_slack = [plan.cost(SpotAction.DEMAND, 600.0 + slack, slack, UP) for slack in (0.0, 30.0, 120.0, 360.0)]
     assert by_slack == sorted(by_slack, reverse=True)
     by_age = [plan.cost(SpotAction.WAIT, 900.0, 300.0, CLASSES + age) for age in range(CLASSES)]
@@ -56,7 +60,7 @@ def test_slack_saves_money_and_outages_cost_money() -> None:
 
 
 def test_no_work_costs_nothing_and_no_slack_forbids_a_wait() -> None:
-    plan = plan_for(KEY)
+    plan = built(KEY)
     assert plan.cost(SpotAction.SPOT, 60.0, 60.0, UP) == 0
     assert plan.cost(SpotAction.DEMAND, 60.0, -1.0, UP) == inf
     assert plan.cost(SpotAction.WAIT, 600.0, 300.0, UP) == inf
@@ -65,7 +69,7 @@ def test_no_work_costs_nothing_and_no_slack_forbids_a_wait() -> None:
 
 
 def test_a_machine_that_is_lost_alone_costs_more() -> None:
-    plan, alone = plan_for(KEY), plan_for(replace(KEY, alone=0.1))
+    plan, alone = built(KEY), built(replace(KEY, alone=0.1))
     assert alone.cost(SpotAction.SPOT, 1200.0, 300.0, UP) > plan.cost(SpotAction.SPOT, 1200.0, 300.0, UP)
 
 
@@ -162,6 +166,20 @@ def test_mutants_of_the_guard_are_found(late_min: float, slack_min: float) -> No
             assert planned(case).action is SpotAction.WAIT
 
 
+def test_without_a_plan_a_job_uses_spot_and_waits_for_it_within_the_guard() -> None:
+    def unplanned(case: SpotSituation) -> SpotAction:
+        return planned(replace(case, plans=no_plan)).action
+
+    sold_out = situation(option(is_for_sale=False))
+    assert unplanned(situation(option())) is SpotAction.SPOT
+    assert unplanned(situation(option(), on_demand=True)) is SpotAction.SPOT
+    assert unplanned(sold_out) is SpotAction.WAIT
+    assert unplanned(replace(sold_out, on_demand=True)) is SpotAction.DEMAND
+    for case in (situation(option()), sold_out):
+        assert unplanned(replace(case, slack_min=11.9)) is SpotAction.DEMAND
+    assert unplanned(situation(option(0.85), time_min=HOUR, slack_min=30.0, changeover_min=10.0)) is SpotAction.SPOT
+
+
 def test_plans_are_shared_and_the_oldest_dropped_by_their_size() -> None:
     keys = [replace(KEY, fall=fall) for fall in range(4)]
     cells = SpotPlan(KEY).cells
@@ -173,3 +191,13 @@ def test_plans_are_shared_and_the_oldest_dropped_by_their_size() -> None:
     assert cache.get(keys[1]) is not second
     large = SpotPlanCache(most_cells=cells - 1)
     assert large.get(KEY) is large.get(KEY), "one plan is always kept"
+    large.add(SpotPlan(KEY))  # built twice, by two threads
+    assert large.get(KEY) is large.get(KEY)
+
+
+def test_a_plan_of_another_process_is_the_same() -> None:
+    plan, copy = built(KEY), SpotPlan(KEY, SpotPlan(KEY).packed())
+    for action in SpotAction:
+        for state in (UP, CLASSES, OLDEST_DOWN):
+            if state < CLASSES or action is not SpotAction.SPOT:
+                assert plan.cost(action, 700.0, 123.0, state) == copy.cost(action, 700.0, 123.0, state)
