@@ -23,6 +23,8 @@ class CallLimit:
     per_s: float
     longest_wait_s: float
     """A call that would wait longer is not sent: Throttled."""
+    penalty_s: float | None = None
+    """Pause in seconds after a refusal, which takes no turn; None: `per_s / calls`, and the refusal takes one."""
     source: str
 
 
@@ -77,7 +79,11 @@ class CallRates:
     def refused(self, kind: str, after_s: float) -> None:
         """Record a 429: the next call of this kind waits. Other programs may use the same account or address."""
         limit = self._limits[kind]
-        self._paused_until[kind] = self._clock.monotonic() + max(after_s, limit.per_s / limit.calls)
+        penalty_s = limit.per_s / limit.calls
+        if limit.penalty_s is not None:
+            penalty_s = limit.penalty_s
+            self._sent[kind].clear()  # a refused call takes no turn
+        self._paused_until[kind] = self._clock.monotonic() + max(after_s, penalty_s)
 
     async def call(self, kind: str, send: Callable[[], Awaitable[T]], *, tries: int = 1) -> T:
         """Return the answer of `send`, sent in its turn. A 429 pauses the kind, and is repeated up to `tries` calls."""

@@ -43,7 +43,11 @@ LIMITS = {
         calls=10, per_s=60.0, longest_wait_s=0.0, source="search_offers.yaml: 10 requests a minute and address"
     ),
     "listing": CallLimit(
-        calls=1, per_s=1.0, longest_wait_s=20.0, source="show_instances.yaml: threshold of 1 s between two requests"
+        calls=1,
+        per_s=2.0,
+        longest_wait_s=20.0,
+        penalty_s=1.0,
+        source="show_instances.yaml: 1 s between two requests, of which SkyPilot makes half",
     ),
     "destroy": CallLimit(
         calls=1, per_s=3.0, longest_wait_s=10.0, source="auto_delete_api_v0_instances_id.yaml: x-rateLimit 3"

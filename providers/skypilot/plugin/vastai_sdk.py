@@ -9,11 +9,14 @@ import random
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import requests
+
+from .call_turns import CallTurns
 
 TRIES = 3
 """Number of calls before a transient error is raised."""
@@ -29,14 +32,28 @@ TIMEOUT_S = 120.0
 """Timeout of one call in seconds."""
 MAX_RETRY_AFTER_S = 60.0
 """Longest Retry-After of a refusal that is waited for, in seconds."""
-INTERVALS_S = ((r"PUT v0/asks/", 12.0), (r"DELETE v0/instances/", 3.0), (r"GET v1/instances/", 1.0))
-"""Seconds before a refused call (429 without Retry-After) is repeated, by method and path.
 
-Vast accepts a create every 4.5 s, or 12 s after a refusal. It accepts a destroy every 3 s, and a page every second
-(vast-ai/docs api-reference/openapi/yaml, read 2026-11-28).
-"""
-PAGE_INTERVAL_S = 1.0
-"""Seconds between two pages of a listing."""
+
+@dataclass(frozen=True)
+class Pace:
+    """Rate of one kind of call that Vast accepts (vast-ai/docs api-reference/openapi/yaml, read 2026-11-28)."""
+
+    pattern: str
+    """Pattern of method and path."""
+    name: str
+    interval_s: float
+    """Seconds between two calls."""
+    penalty_s: float
+    """Seconds before a call is repeated that was refused by a 429 without Retry-After."""
+
+
+PACES = (
+    Pace(r"PUT v0/asks/", "create", interval_s=4.5, penalty_s=12.0),
+    Pace(r"DELETE v0/instances/", "destroy", interval_s=3.0, penalty_s=3.0),
+    Pace(r"GET v1/instances/", "page", interval_s=2.0, penalty_s=1.0),  # 1 s; the daemon lists with the same key
+)
+UNPACED_PENALTY_S = 1.0
+"""Shortest delay after a 429 of another call, in seconds."""
 PAGE = 25
 """Instances in one page of a listing."""
 _TRANSIENT = frozenset({429, 502, 503, 504})
@@ -106,7 +123,6 @@ class VastAI:
             if not page.get("next_token"):
                 return instances
             query["after_token"] = page["next_token"]
-            time.sleep(PAGE_INTERVAL_S)
 
     def show_instance(self, id: int) -> dict[str, Any] | None:
         """Return one instance, or None if it does not exist."""
@@ -136,14 +152,22 @@ class VastAI:
         """Return the answer's JSON. Raises requests.RequestException, after several calls if the error may pass."""
         headers = {"Authorization": f"Bearer {self.client.api_key}", "User-Agent": "gpubroker"}
         url, delay_s = f"{self.client.server_url}/api/{path}", RETRY_DELAY_S
+        pace = next((pace for pace in PACES if re.match(pace.pattern, f"{method} {path}")), None)
+        turns = CallTurns(_turns_folder() / pace.name, pace.interval_s) if pace else None
         for left in reversed(range(READ_TRIES if method == "GET" else TRIES)):
+            if turns:
+                turns.wait()
             try:
                 answer = requests.request(method, url, params=query, json=body, headers=headers, timeout=TIMEOUT_S)
             except (requests.ConnectionError, requests.Timeout):
                 if not left:
                     raise
             else:
-                pause_s = _retry_delay_s(answer, _refusal_delay_s(answer, f"{method} {path}", delay_s))
+                is_refused = answer.status_code == 429
+                penalty_s = pace.penalty_s if pace else max(delay_s, UNPACED_PENALTY_S)
+                pause_s = _retry_delay_s(answer, penalty_s if is_refused else delay_s)
+                if turns and is_refused:
+                    turns.postpone(pause_s or penalty_s)
                 if not left or pause_s is None:
                     _raise_for_status(answer)
                     return answer.json()
@@ -204,11 +228,9 @@ def _raise_for_status(answer: requests.Response) -> None:
         raise requests.HTTPError(f"{e}: {' '.join(answer.text.split())[:200]}", response=answer) from None
 
 
-def _refusal_delay_s(answer: requests.Response, call: str, default_s: float) -> float:
-    """Return the seconds after which a call that was refused for its rate is accepted again."""
-    if answer.status_code != 429:
-        return default_s
-    return next((seconds for pattern, seconds in INTERVALS_S if re.match(pattern, call)), max(default_s, 1.0))
+def _turns_folder() -> Path:
+    """Return the folder with the time slots of calls, which all processes of one home share."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpubroker-vast"
 
 
 def _account_key() -> str:

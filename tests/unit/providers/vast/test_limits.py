@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,22 @@ async def test_pages_of_a_listing_wait_for_their_turn(world: World, count: int) 
     cloud = world.cloud()
     for _ in range(3):
         assert await cloud.list() == []
+
+
+async def test_listings_leave_every_second_call_to_skypilot(world: World) -> None:
+    """SkyPilot lists with the same key. A daemon that lists at the account's rate leaves it no call."""
+    pages(world, 10)
+    answer, times = world.api.routes[INSTANCES], list[float]()
+
+    def record(body: Any, query: Any) -> Any:
+        times.append(world.clock.monotonic())
+        return answer(body, query)
+
+    world.api.routes[INSTANCES] = record
+    cloud = world.cloud()
+    for _ in range(10):
+        await cloud.list()
+    assert all(later - earlier >= 2.0 for earlier, later in pairwise(times))
 
 
 async def test_refused_page_is_repeated_and_not_the_listing(world: World) -> None:

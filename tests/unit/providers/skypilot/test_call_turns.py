@@ -1,0 +1,120 @@
+"""Turns of calls: processes that share an account keep the cloud's rate together."""
+
+import random
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from providers.skypilot.plugin.call_turns import MAX_AHEAD_S, CallTurns
+
+
+class Time:
+    """Monotonic clock that only sleeps move."""
+
+    def __init__(self, now: float = 1000.0, jitter: float = 0.0) -> None:
+        self.now, self.jitter = now, jitter
+
+    def turns(self, path: Path, interval_s: float = 2.0) -> CallTurns:
+        return CallTurns(path, interval_s, lambda: self.now, self.sleep, lambda: self.jitter)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_calls_of_several_processes_are_an_interval_apart(tmp_path: Path) -> None:
+    """Each process has a client of its own; all of them call at the same time."""
+    begun = []
+    for _ in range(6):
+        time = Time()
+        time.turns(tmp_path / "page").wait()
+        begun.append(time.now)
+    assert begun == [1000.0 + 2.0 * n for n in range(6)]
+
+
+def test_processes_that_run_at_once_get_different_slots(tmp_path: Path) -> None:
+    program = (
+        "import pathlib, sys\n"
+        "from providers.skypilot.plugin.call_turns import CallTurns\n"
+        "slots = []\n"
+        "turns = CallTurns(pathlib.Path(sys.argv[1]), 1.0, lambda: 1000.0, slots.append, lambda: 0.0)\n"
+        "for _ in range(20): turns.wait()\n"
+        "print(*[1000.0 + wait for wait in slots], *[1000.0] * (20 - len(slots)))\n"
+    )
+    running = [
+        subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "page")], stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    slots = sorted(float(slot) for process in running for slot in process.communicate(timeout=60)[0].split())
+    assert slots == [1000.0 + n for n in range(80)]
+
+
+def test_first_call_and_a_call_after_a_rest_wait_for_nothing(tmp_path: Path) -> None:
+    time = Time()
+    turns = time.turns(tmp_path / "new" / "page")
+    turns.wait()
+    assert time.now == 1000.0
+    time.now += 60
+    turns.wait()
+    assert time.now == 1060.0
+
+
+def test_no_call_begins_within_the_penalty_of_a_refusal(tmp_path: Path) -> None:
+    time = Time()
+    turns = time.turns(tmp_path / "create", 4.5)
+    turns.wait()
+    turns.postpone(12.0)
+    turns.wait()
+    assert time.now == 1012.0
+
+
+def test_refusal_behind_which_others_wait_takes_none_of_their_slots(tmp_path: Path) -> None:
+    time, other = Time(), Time()
+    turns = time.turns(tmp_path / "page")
+    turns.wait()
+    for _ in range(3):
+        other.turns(tmp_path / "page").wait()
+    turns.postpone(1.0)
+    turns.wait()
+    assert (other.now, time.now) == (1006.0, 1008.0)
+
+
+@pytest.mark.parametrize("phase", [0.0, 0.3, 0.6, 0.9])
+def test_program_with_a_rhythm_of_its_own_refuses_few_calls(tmp_path: Path, phase: float) -> None:
+    """The daemon lists every 2 s and Vast accepts one listing a second: no phase between the two lasts."""
+    time, shares = Time(), random.Random(0)
+    turns = CallTurns(tmp_path / "page", 2.0, lambda: time.now, time.sleep, shares.random)
+    in_a_row = []
+    for _ in range(200):
+        refused = 0
+        turns.wait()
+        while (time.now - phase) % 2.0 < 1.0:
+            refused += 1
+            turns.postpone(1.0)
+            turns.wait()
+        in_a_row.append(refused)
+    assert max(in_a_row) <= 4
+
+
+@pytest.mark.parametrize("content", ["", "no number", "nan", "inf", str(1000 + MAX_AHEAD_S + 1)])
+def test_slots_that_cannot_be_true_are_ignored(tmp_path: Path, content: str) -> None:
+    (tmp_path / "page").write_text(content)
+    time = Time()
+    turns = time.turns(tmp_path / "page")
+    begun = []
+    for _ in range(3):
+        turns.wait()
+        begun.append(time.now)
+    assert [later - earlier for earlier, later in pairwise([1000.0, *begun])] == [0.0, 2.0, 2.0]
+
+
+def test_call_is_made_without_a_writable_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    time = Time()
+    turns = time.turns(tmp_path / "file" / "page")
+    turns.wait()
+    turns.postpone(12.0)
+    turns.wait()
+    assert time.now == 1000.0
