@@ -1,8 +1,8 @@
 """Tiers of the tests: which are slow, and of which long parametrised tests a gate takes a sample.
 
 `make test` runs all tests but the slow ones, `make test-all` both, `make test-fast` the unit tests of broker and
-providers. With `--sample`, the commit chooses which parameters of the tests in SAMPLED run; one
-commit always runs the same ones. tests/conftest.py applies both tables.
+providers. With `--sample`, the commit chooses which parameters of the tests in SAMPLED run, and which files of the
+folders in ROTATED; one commit always runs the same ones. tests/conftest.py applies the tables.
 """
 
 import hashlib
@@ -87,6 +87,9 @@ SAMPLED = {
 }
 """Number of parameters of each of these tests that run with `--sample`."""
 
+ROTATED = {"tests/trainer/": 3, "tests/api/": 4, "tests/controllers/": 4}
+"""Folders of whose slow tests a commit runs one file in so many with `--sample`, and the other files' fast tests."""
+
 
 @cache
 def commit() -> str:
@@ -107,11 +110,24 @@ def drawn(ids: Sequence[str], count: int, seed: str) -> set[str]:
 
 
 def left_out(items: Sequence[pytest.Item], seed: str) -> list[pytest.Item]:
-    """Return the items of SAMPLED tests that the seed does not choose."""
-    by_test: dict[str, list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        by_test[item.nodeid.partition("[")[0]].append(item)
-    chosen: set[str] = set()
-    for test, count in SAMPLED.items():
-        chosen |= drawn([item.nodeid for item in by_test[test]], count, seed)
-    return [item for test in SAMPLED for item in by_test[test] if item.nodeid not in chosen]
+    """Return the items of SAMPLED tests and the slow items of ROTATED folders that the seed does not choose."""
+    names = [item.nodeid for item in items]
+    unchosen = unchosen_parameters(names, seed) | unchosen_files(names, seed)
+    return [item for item in items if item.nodeid in unchosen]
+
+
+def unchosen_parameters(tests: Sequence[str], seed: str) -> set[str]:
+    by_test: dict[str, list[str]] = defaultdict(list)
+    for test in tests:
+        by_test[test.partition("[")[0]].append(test)
+    return {name for test, count in SAMPLED.items() for name in set(by_test[test]) - drawn(by_test[test], count, seed)}
+
+
+def unchosen_files(tests: Sequence[str], seed: str) -> set[str]:
+    unchosen: set[str] = set()
+    for folder, turns in ROTATED.items():
+        slow = [test for test in tests if test.startswith(folder) and is_slow(test)]
+        files = {test.partition("::")[0] for test in slow}
+        chosen = drawn(sorted(files), -(-len(files) // turns), seed)
+        unchosen |= {test for test in slow if test.partition("::")[0] not in chosen}
+    return unchosen

@@ -9,7 +9,7 @@ from tests import tiers
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("entry", [*tiers.SLOW, *tiers.SAMPLED])
+@pytest.mark.parametrize("entry", [*tiers.SLOW, *tiers.SAMPLED, *tiers.ROTATED])
 def test_every_entry_names_what_exists(entry: str) -> None:
     path, _, test = entry.partition("::")
     assert (ROOT / path).exists()
@@ -38,3 +38,14 @@ def test_a_sample_is_the_same_for_a_commit_and_comes_round_to_all() -> None:
     assert len(first) == 3
     assert tiers.drawn(ids[::-1], 3, "one commit") == first
     assert set().union(*(tiers.drawn(ids, 3, str(commit)) for commit in range(100))) == set(ids)
+
+
+def test_a_commit_runs_some_slow_files_of_a_folder_and_every_fast_test() -> None:
+    files = [entry for entry in tiers.SLOW if entry.startswith("tests/trainer/") and entry.endswith(".py")]
+    slow = [f"{file}::test_{name}" for file in files for name in "ab"]
+    fast = ["tests/trainer/training/test_loss.py::test_a", "tests/crash/test_lives.py::test_a"]
+    run = set(slow) - tiers.unchosen_files([*slow, *fast], "one commit")
+    assert not tiers.unchosen_files(fast, "one commit")
+    assert len(run) == 2 * -(-len(files) // tiers.ROTATED["tests/trainer/"])
+    assert all({f"{test[:-1]}a", f"{test[:-1]}b"} <= run for test in run), "a file runs whole"
+    assert set().union(*(set(slow) - tiers.unchosen_files(slow, str(n)) for n in range(100))) == set(slow)
