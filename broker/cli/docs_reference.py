@@ -37,7 +37,8 @@ This page lists every command of `gpubroker` and its options. {GENERATED}
 
 `GPUBROKER_TOKEN` alone replaces the token of that source.
 
-- `JOB` is an id, its first 4 or more characters, a unique job name, or `last`: your newest job.
+- `JOB` is an id, its first 4 or more characters, `last` (your newest job), or a name: the live job of that name,
+  otherwise the newest.
 - Every command except `serve`, `ssh` and `exec` takes `--json`. It then writes one JSON document to stdout, all other
   text to stderr, and never asks. `events --follow` and `logs --follow` write one document per line. An error is
   `{{"error": {{"kind", "exit", "message", "problems": [{{"field", "message"}}]}}}}`.

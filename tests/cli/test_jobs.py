@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 
 import pytest
+import yaml
 
 from broker.cli.commands import secrets as admin
 from broker.cli.commands import tenancy
@@ -33,7 +34,7 @@ async def submitted(shell: Shell, text: str = GOOD) -> JobId:
 async def end(shell: Shell, job: JobId, state: JobState) -> None:
     """End a queued job as the placement controller would."""
     store = shell.api.service.store
-    claimed = await store.claim_jobs([JobState.QUEUED], owner="test", lease_s=60, limit=100)
+    claimed = await store.claim_jobs([JobState.QUEUED], owner="test", lease_s=0, limit=100)
     row = next(j for j in claimed if j.id == job)
     rests = None if state is JobState.CAPPED else datetime.now(UTC)
     after = replace(row, state=state, reason="because of a test", finished_at=rests)
@@ -63,6 +64,42 @@ async def test_a_job_is_found_by_id_start_name_and_last(shell: Shell) -> None:
     assert ran.code == Exit.BAD_INPUT
     assert job in ran.err
     assert again in ran.err
+
+
+async def test_a_name_means_the_live_job_and_otherwise_the_newest(shell: Shell) -> None:
+    old = await submitted(shell)
+    await end(shell, old, JobState.FAILED)
+    live = await submitted(shell)
+    last = await submitted(shell)
+    await end(shell, last, JobState.CAPPED)
+    assert (await to_thread(shell.run, "get", "cynic", "--json")).document["id"] == live
+    await end(shell, live, JobState.SUCCEEDED)
+    assert (await to_thread(shell.run, "get", "cynic", "--json")).document["id"] == last
+
+
+async def test_ls_shows_active_jobs_and_every_form(shell: Shell) -> None:
+    ended, live = await submitted(shell), await submitted(shell)
+    await end(shell, ended, JobState.FAILED)
+    ran = await to_thread(shell.run, "ls", "--active", "-o", "yaml")
+    assert [job["id"] for job in yaml.safe_load(ran.out)["items"]] == [live]
+    assert (await to_thread(shell.run, "ls", "-o", "json")).document["items"][1]["id"] == ended
+    wide = await to_thread(shell.run, "ls", "-o", "wide")
+    assert "attempts" in wide.out.splitlines()[0]
+    assert (await to_thread(shell.run, "ls", "--active", "--state", "failed")).code == Exit.BAD_INPUT
+    assert (await to_thread(shell.run, "ls", "-o", "csv")).code == Exit.BAD_INPUT
+
+
+async def test_ls_shows_gpu_and_cloud_of_the_latest_attempt(shell: Shell) -> None:
+    await submitted(shell)
+    store = shell.api.service.store
+    (row,) = await store.claim_jobs([JobState.QUEUED], owner="test", lease_s=60, limit=1)
+    assert await store.apply([admission(row)]) == [True]
+    ran = await to_thread(shell.run, "ls", "--json")
+    (job,) = ran.document["items"]
+    detail = (await to_thread(shell.run, "get", "last", "--json")).document
+    assert job["machine"] == detail["machine"]
+    assert job["machine"]["accelerator"] == detail["runs"][0]["offer"]["accelerator"]
+    assert job["machine"]["accelerator"] in (await to_thread(shell.run, "ls")).out
 
 
 async def test_nothing_and_a_letter_mean_no_job(shell: Shell) -> None:
@@ -110,6 +147,8 @@ async def test_explain_says_why_an_attempt_was_bought(shell: Shell) -> None:
     ran = await to_thread(shell.run, "explain", "last")
     assert "cheap" in ran.out
     assert "hourly_limit" in ran.out
+    ran = await to_thread(shell.run, "explain", job, "--limit", "1")
+    assert ("dear" in ran.out, "1 more offers; --limit 2 shows all" in ran.out) == (False, True)
     ran = await to_thread(shell.run, "explain", job, "--attempt", "1", "--json")
     assert [one["offer"] for one in ran.document["items"]] == ["cheap", "dear"]
 

@@ -172,6 +172,8 @@ async def test_status_lists_what_runs_and_one_job(desk: Desk) -> None:
     assert done.id not in answer
     assert done.id in await desk.command(f"status {done.id}")
     assert done.id in await desk.command(f"status {done.id[:6]}")
+    assert job.id in await desk.command("status tune")  # the live one of that name
+    await desk.job()
     assert "means 2 jobs" in await desk.command("status tune")
     assert "no job zzz" in await desk.command("status zzz")
 

@@ -15,7 +15,7 @@ from broker.api.service import views
 from broker.api.service.content import Content, LogPiece, Position
 from broker.api.service.job_feed import follow_events
 from broker.api.service.jobs import Service
-from broker.domain.job import Event, Job
+from broker.domain.job import Attempt, Event, Job
 from broker.domain.spec import JobSpec
 from broker.lifecycle.retention import KINDS
 
@@ -43,7 +43,8 @@ class JobServicer(stubs.JobServiceServicer):
     async def ListJobs(self, request: pb.ListJobsRequest, call: GrpcCall) -> pb.ListJobsResponse:
         query = parse(request, JobsQuery)
         page = await self._service.jobs(call.caller, views.job_filter(query), query.cursor)
-        return pb.ListJobsResponse(items=[_job(row) for row in page.jobs], next=page.next)
+        latest = await self._service.latest_attempts(page.jobs)
+        return pb.ListJobsResponse(items=[_job(row, latest.get(row.id)) for row in page.jobs], next=page.next)
 
     @scope("submit")
     async def CancelJob(self, request: pb.CancelJobRequest, call: GrpcCall) -> pb.CancelJobResponse:
@@ -137,8 +138,8 @@ def _log_chunks(piece: LogPiece, before: str) -> list[pb.LogChunk]:
     return chunks
 
 
-def _job(row: Job) -> job.Job:
-    return fill(job.Job(), views.job(row))
+def _job(row: Job, latest: Attempt | None = None) -> job.Job:
+    return fill(job.Job(), views.job(row, latest))
 
 
 def _end(row: Job) -> pb.JobEnd:

@@ -45,8 +45,10 @@ async def submit_job(call: Call, body: JobSpec) -> JobView:
 @api.op("GET", "/v1/jobs", scope="read")
 async def list_jobs(call: Call, query: JobsQuery) -> JobPage:
     """List jobs, newest first."""
-    page = await call.request.app[SERVICE].jobs(call.caller, views.job_filter(query), query.cursor)
-    return JobPage(items=tuple(views.job(j) for j in page.jobs), next=page.next)
+    service = call.request.app[SERVICE]
+    page = await service.jobs(call.caller, views.job_filter(query), query.cursor)
+    latest = await service.latest_attempts(page.jobs)
+    return JobPage(items=tuple(views.job(j, latest.get(j.id)) for j in page.jobs), next=page.next)
 
 
 @api.op("GET", "/v1/jobs/{job_id}", scope="read", errors=(404,))

@@ -23,6 +23,21 @@ class ForecastView(Wire):
     """True if the job will miss its deadline or its `max_duration`."""
 
 
+class JobMachineView(Wire):
+    """Machines of a job's latest attempt."""
+
+    accelerator: str
+    gpus: int
+    """GPUs of each machine."""
+    nodes: int
+    """Number of machines that were bought together."""
+    cloud: str
+    region: str
+    spot: bool
+    simulated: bool
+    """True: no real money, no real cloud."""
+
+
 class DeletedView(Wire):
     """A deleted kind of data."""
 

@@ -4,7 +4,7 @@ from datetime import datetime
 from decimal import Decimal
 
 from broker.api.schemas.base import Wire
-from broker.api.schemas.job_data import ForecastView
+from broker.api.schemas.job_data import ForecastView, JobMachineView
 from broker.domain.ids import JobId
 from broker.domain.job import JobState
 
@@ -30,6 +30,9 @@ class JobView(Wire):
     retry_of: JobId | None
     forecast: ForecastView | None = None
     """Forecast of a running job; null: not known yet."""
+    machine: JobMachineView | None = None
+    """Machines of the latest attempt, in lists and details; null: none was bought, or the answer is that of a change.
+    """
 
 
 class JobPage(Wire):

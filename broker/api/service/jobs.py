@@ -6,7 +6,7 @@ Other teams' rows are invisible: the caller gets the same answer as for a job th
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 
 from broker.api.core.auth import Caller
@@ -177,6 +177,11 @@ class Service:
 
     async def attempts(self, caller: Caller, job: Job) -> Sequence[Attempt]:
         return await self.rows(caller).attempts(job.id)
+
+    async def latest_attempts(self, jobs: Sequence[Job]) -> Mapping[JobId, Attempt]:
+        """Return the latest attempt of each job that has one, with one query. The jobs are the caller's own."""
+        ids = [attempt_id(job.id, job.attempts) for job in jobs if job.attempts]
+        return {a.job_id: a for a in (await self.store.attempts_by_id(ids)).values()} if ids else {}
 
     async def ledger(self, caller: Caller, job_id: JobId) -> Sequence[LedgerEntry]:
         job = await self.job(caller, job_id)

@@ -121,7 +121,8 @@ class SlackActions:
     async def _find_job(self, caller: Caller, text: str) -> Job:
         """Return the job with this id. With the scope `read`, `text` may also be a prefix of an id, or a name.
 
-        Prefixes and names are searched among the newest `SEARCHED_JOBS` jobs.
+        Prefixes and names are searched among the newest `SEARCHED_JOBS` jobs. A name means the live job of that name,
+        otherwise the newest.
 
         Raises NotFound, Forbidden; InvalidInput for an ambiguous text.
         """
@@ -129,7 +130,9 @@ class SlackActions:
             return await self._service.job(caller, JobId(text))
         require(caller, "read")
         jobs = (await self._service.jobs(caller, JobFilter(limit=SEARCHED_JOBS), None)).jobs
-        matches = [job for job in jobs if job.id.startswith(text)] or [job for job in jobs if job.spec.name == text]
+        named = [job for job in jobs if job.spec.name == text]
+        live = [job for job in named if job.state not in RESTING_JOB_STATES]
+        matches = [job for job in jobs if job.id.startswith(text)] or live or named[:1]
         if not matches:
             raise NotFound(f"no job {text} among the newest {SEARCHED_JOBS}; /gpubroker status lists what runs")
         if len(matches) > 1:

@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 from broker.api.schemas.files import UploadView
-from broker.api.schemas.job_data import DeletedView, ForecastView, StorageView
+from broker.api.schemas.job_data import DeletedView, ForecastView, JobMachineView, StorageView
 from broker.api.schemas.jobs import AttemptView, EventView, JobDetail, JobView
 from broker.api.schemas.offers import OfferView
 from broker.api.schemas.plans import ConsideredOffer, DecisionView
@@ -27,8 +27,24 @@ from broker.ports import JobFilter, Upload
 from broker.quote.prospects import prospects
 
 
-def job(row: Job) -> JobView:
-    return JobView.model_construct(**_job_fields(row))
+def job(row: Job, latest: Attempt | None = None) -> JobView:
+    """`latest`: the latest attempt, whose machines the view shows; None: they are not shown."""
+    return JobView.model_construct(**_job_fields(row), machine=_machine(latest))
+
+
+def _machine(latest: Attempt | None) -> JobMachineView | None:
+    if latest is None:
+        return None
+    offer = latest.line.offer
+    return JobMachineView(
+        accelerator=offer.accelerator,
+        gpus=offer.gpus,
+        nodes=latest.line.nodes,
+        cloud=offer.cloud,
+        region=offer.region,
+        spot=offer.spot,
+        simulated=offer.simulated,
+    )
 
 
 def _job_fields(row: Job) -> dict[str, Any]:
@@ -72,6 +88,7 @@ def job_detail(row: Job, attempts: Sequence[Attempt], usd_per_gib_month: Decimal
     held = sum((max(ZERO, a.reserved_usd - a.charged_usd) for a in attempts if a.live), ZERO)
     return JobDetail.model_construct(
         **_job_fields(row),
+        machine=_machine(attempts[-1] if attempts else None),
         spec=row.spec,
         reserved_usd=held,
         storage=storage(row, usd_per_gib_month),

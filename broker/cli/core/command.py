@@ -21,7 +21,7 @@ from broker.cli.core.exit_codes import (
     UnreachableExit,
     not_installed,
 )
-from broker.cli.core.output import Output
+from broker.cli.core.output import Output, OutputForm
 from broker.client.transport import errors
 from broker.domain.formatting import visible
 
@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 
 Parameters = ParamSpec("Parameters")
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout, all other text to stderr.")]
+Form = Annotated[
+    OutputForm | None,
+    typer.Option(
+        "--output", "-o", metavar="wide|yaml|json", help="Show every column, or write the document as YAML or JSON."
+    ),
+]
 JobArgument = Annotated[
     str,
     typer.Argument(metavar="JOB", help="Job id, its first 4 or more characters, a name, or `last`."),
@@ -50,7 +56,7 @@ def command(action: Action[Parameters]) -> Callable[Parameters, None]:
                 runner.run(action(*args, **kwargs))
         except (CliError, errors.ClientError, ModuleNotFoundError) as e:
             error = cli_error(e)
-            Output(as_json=bool(kwargs.get("as_json"))).error(error)
+            Output(as_json=bool(kwargs.get("as_json")) or kwargs.get("form") == "json").error(error)
             raise typer.Exit(int(error.code)) from None
         except (KeyboardInterrupt, typer.Abort):
             raise typer.Exit(int(Exit.INTERRUPTED)) from None

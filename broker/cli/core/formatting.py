@@ -64,5 +64,24 @@ def machine(attempt: "AttemptView") -> str:
     return f"{cloud(offer)} {offer.region} {gpu(offer, nodes)} {market(offer)} {price}/h"
 
 
+def short_duration(seconds: float) -> str:
+    """Return `45s`, `12m`, `3h05m` or `2d4h`, for narrow columns."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m"
+    if whole < 86_400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86_400}d{whole % 86_400 // 3600}h" if whole < 864_000 else f"{whole // 86_400}d"
+
+
+def short_age(then: datetime) -> str:
+    """Return the age of a time in one unit: `45s`, `12m`, `30h` or `3d`."""
+    whole = max(0, round((datetime.now(UTC) - then).total_seconds()))
+    units = ((172_800, 86_400, "d"), (5400, 3600, "h"), (90, 60, "m"), (0, 1, "s"))
+    return next(f"{whole // unit_s}{name}" for least_s, unit_s, name in units if whole >= least_s)
+
+
 def ago(then: datetime | None) -> str:
     return "–" if then is None else f"{duration((datetime.now(UTC) - then).total_seconds())} ago"

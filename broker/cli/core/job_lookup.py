@@ -4,6 +4,7 @@ import re
 
 from broker.cli.core.exit_codes import BadInput, NotFoundExit
 from broker.client.async_client import AsyncClient
+from broker.domain.job import RESTING_JOB_STATES
 
 FULL_ID = re.compile(r"[a-z2-7]{13}")
 SEARCHED_JOBS = 500
@@ -14,7 +15,8 @@ MIN_PREFIX = 4
 async def job_id(client: AsyncClient, name: str) -> str:
     """Return the id of the job that `name` means, searched among the newest jobs. A full id is returned unchecked.
 
-    Raises NotFoundExit, and BadInput when several jobs match.
+    A name means the live job of that name, otherwise the newest. Raises NotFoundExit, and BadInput when several live
+    jobs have the name or several ids begin with it.
     """
     if FULL_ID.fullmatch(name):
         return name
@@ -28,7 +30,8 @@ async def job_id(client: AsyncClient, name: str) -> str:
         raise BadInput("JOB is empty; give a job id, its first characters, a name, or last")
     jobs = (await client.jobs(limit=SEARCHED_JOBS)).items
     by_prefix = [j.id for j in jobs if j.id.startswith(name)] if len(name) >= MIN_PREFIX else []
-    matching = by_prefix or [j.id for j in jobs if j.name == name]
+    named = [j for j in jobs if j.name == name]
+    matching = by_prefix or [j.id for j in named if j.state not in RESTING_JOB_STATES] or [j.id for j in named[:1]]
     if not matching:
         short = f" (a prefix of an id has at least {MIN_PREFIX} characters)" if len(name) < MIN_PREFIX else ""
         raise NotFoundExit(f"no job {name!r} among the newest {SEARCHED_JOBS}{short}; `gpubroker ls` lists jobs")

@@ -4,7 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Literal, Union
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -15,7 +15,10 @@ from broker.domain.formatting import visible
 if TYPE_CHECKING:  # its import takes longer than the run of a command that reads no answer
     from pydantic import BaseModel
 
+OutputForm = Literal["wide", "yaml", "json"]
 Document = Union["BaseModel", dict[str, Any], list[Any]]
+WIDE = 1000
+"""Width in columns of an output that hides and wraps nothing."""
 PLAIN_WIDTH = 160
 """Width in columns of an output that is not a terminal: wide enough that no table is cut in a log."""
 
@@ -36,11 +39,14 @@ class VisibleConsole(Console):
 class Output:
     """The output of one command."""
 
-    def __init__(self, *, as_json: bool) -> None:
-        self.as_json = as_json
-        stream = sys.stderr if as_json else sys.stdout
-        self.console = VisibleConsole(file=stream, width=None if stream.isatty() else PLAIN_WIDTH, highlight=False)
-        """The console for text: stderr with `--json`, stdout without."""
+    def __init__(self, *, as_json: bool, form: OutputForm | None = None) -> None:
+        """`form`: value of `-o`; None: tables that fit the terminal, or a JSON document with `as_json`."""
+        self._form = "json" if as_json else form
+        self.as_json = self._form in ("json", "yaml")
+        stream = sys.stderr if self.as_json else sys.stdout
+        width = WIDE if form == "wide" else None if stream.isatty() else PLAIN_WIDTH
+        self.console = VisibleConsole(file=stream, width=width, highlight=False)
+        """The console for text: stderr if the command writes a document, stdout otherwise."""
 
     @property
     def live(self) -> bool:
@@ -64,8 +70,10 @@ class Output:
             self.say(label, secret)
 
     def document(self, document: Document) -> None:
-        """Write the single document of `--json`."""
-        if self.as_json:
+        """Write the single document of `--json`, or of `-o json` and `-o yaml`."""
+        if self._form == "yaml":
+            write_yaml(document)
+        elif self.as_json:
             write(document)
 
     def line(self, document: "BaseModel") -> None:
@@ -101,6 +109,15 @@ def write(document: Document) -> None:
     """Write a document to stdout as JSON."""
     data = document if isinstance(document, dict | list) else document.model_dump(mode="json")
     sys.stdout.write(json.dumps(data, indent=2, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def write_yaml(document: Document) -> None:
+    """Write a document to stdout as YAML."""
+    import yaml
+
+    data = document if isinstance(document, dict | list) else document.model_dump(mode="json")
+    yaml.safe_dump(data, sys.stdout, sort_keys=False, allow_unicode=False)
     sys.stdout.flush()
 
 

@@ -10,7 +10,7 @@ import typer
 
 from broker.api.schemas.jobs import EventList, JobDetail
 from broker.cli.core import formatting, plots
-from broker.cli.core.command import JobArgument, Json, client, command
+from broker.cli.core.command import Form, JobArgument, Json, client, command
 from broker.cli.core.exit_codes import BadInput, NotFoundExit
 from broker.cli.core.job_lookup import job_id
 from broker.cli.core.output import Output
@@ -18,7 +18,7 @@ from broker.cli.jobs import artifacts as results
 from broker.cli.jobs.watch import PATIENCE_S, raise_for_state, watch
 from broker.cli.views import jobs
 from broker.cli.views import summary as summary_view
-from broker.cli.views.offers import decision_table
+from broker.cli.views.offers import show_decision
 from broker.cli.views.progress import event_line
 from broker.cli.views.summary_data import PICTURE, Summary, summarise
 from broker.client.async_client import AsyncClient
@@ -34,9 +34,9 @@ Follow = Annotated[bool, typer.Option("--follow", "-f", help="Stream new output 
 
 
 @command
-async def get(job: JobArgument, wait: Wait = False, as_json: Json = False) -> None:
+async def get(job: JobArgument, wait: Wait = False, form: Form = None, as_json: Json = False) -> None:
     """Show a job: state, progress, attempts and cost."""
-    out = Output(as_json=as_json)
+    out = Output(as_json=as_json, form=form)
     async with client(patience_s=PATIENCE_S if wait else 0) as c:
         full_id = await job_id(c, job)
         if wait:
@@ -50,14 +50,16 @@ async def get(job: JobArgument, wait: Wait = False, as_json: Json = False) -> No
 async def explain(
     job: JobArgument,
     attempt: Annotated[int | None, typer.Option(min=1, help="Number of the attempt. Default: the newest.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Number of offers, the best ones first.")] = 20,
+    form: Form = None,
     as_json: Json = False,
 ) -> None:
     """Show why a job waited, moved or stayed, and every offer at a purchase, kept or dropped, with the reason."""
-    out = Output(as_json=as_json)
+    out = Output(as_json=as_json, form=form)
     async with client() as c:
         full_id = await job_id(c, job)
         number = attempt or (await c.job(full_id)).attempts
-        history = () if as_json else await _decisions(c, full_id)
+        history = () if out.as_json else await _decisions(c, full_id)
         for line in history:
             out.say(line)
         if not number:
@@ -68,7 +70,7 @@ async def explain(
             )
         decision = await c.decision(full_id, number)
     out.document(decision)
-    out.say(decision_table(decision))
+    show_decision(out, decision, limit)
 
 
 DECISIONS = frozenset({"job.waiting", "attempt.planned", "attempt.moves", "attempt.stays", "attempt.preempted"})

@@ -1,7 +1,5 @@
 """Tables of offers: the current offers with one line per provider, and the offers of a past decision."""
 
-from rich.table import Table
-
 from broker.api.schemas.offers import OfferList, OfferView, ProviderStatusView
 from broker.api.schemas.plans import DecisionView
 from broker.cli.core import formatting
@@ -73,12 +71,27 @@ def provider(status: ProviderStatusView) -> str:
     return text
 
 
-def decision_table(decision: DecisionView) -> Table:
-    """Return every offer of a purchase decision, ranked as it was then."""
-    table = Table(title="Offers at the time of purchase", title_justify="left")
-    for name, side in (("offer", "left"), ("$/h", "right"), ("$ to finish", "right"), ("", "left"), ("reason", "left")):
-        table.add_column(name, justify=side, overflow="fold")  # type: ignore[arg-type]
-    for line in decision.items:
-        price, to_finish = formatting.money(line.usd_per_hour), formatting.money(line.usd_p50)
-        table.add_row(line.offer, price, to_finish, line.drop or "kept", line.reason)
-    return table
+DECISION = (
+    Column(name="offer"),
+    Column(name="$/h", right=True, rank=3),
+    Column(name="$ to finish", right=True, rank=2),
+    Column(name="result"),
+    Column(name="reason", min_width=12, rank=1),
+)
+
+
+def show_decision(out: Output, decision: DecisionView, limit: int) -> None:
+    """Print the first `limit` offers of a purchase decision, ranked as they were then."""
+    rows = [
+        (
+            line.offer,
+            formatting.money(line.usd_per_hour),
+            formatting.money(line.usd_p50),
+            line.drop or "kept",
+            line.reason,
+        )
+        for line in decision.items[:limit]
+    ]
+    out.say(TerminalTable(DECISION, rows, title="Offers at the time of purchase", plain=True))
+    if (more := len(decision.items) - limit) > 0:
+        out.say(f"{more} more offers; --limit {len(decision.items)} shows all")

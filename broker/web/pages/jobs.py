@@ -12,7 +12,6 @@ from broker.api.core import problems
 from broker.api.schemas.queries import JobsQuery
 from broker.api.service import views
 from broker.domain.errors import InvalidInput
-from broker.domain.ids import AttemptId, attempt_id
 from broker.domain.job import Attempt, Job, JobState
 from broker.web import formats
 from broker.web.browser import Visit
@@ -78,12 +77,11 @@ def _by_field(error: InvalidInput) -> dict[str, str]:
 
 
 async def _rows(visit: Visit, jobs: Any) -> list[JobRow]:
-    """Return the rows with one query for all attempts. The jobs are the caller's own, so their attempts are too."""
-    ids: list[AttemptId] = [attempt_id(job.id, job.attempts) for job in jobs if job.attempts]
-    attempts = await visit.service.store.attempts_by_id(ids) if ids else {}
+    """Return the rows with one query for all attempts."""
+    attempts = await visit.service.latest_attempts(jobs)
     rows = []
     for job in jobs:
-        attempt = attempts.get(attempt_id(job.id, job.attempts)) if job.attempts else None
+        attempt = attempts.get(job.id)
         word, shape = formats.state(job, attempt)
         rows.append(JobRow(job=job, attempt=attempt, word=word, shape=shape))
     return rows

@@ -196,7 +196,7 @@ LEDGER_KIND_RELEASE: LedgerKind
 LEDGER_KIND_ADJUSTMENT: LedgerKind
 
 class Job(_message.Message):
-    __slots__ = ("id", "name", "owner", "state", "reason", "labels", "created_at", "finished_at", "cap_usd", "spent_usd", "attempts", "retries_used", "stop_requested", "retry_of", "team", "forecast")
+    __slots__ = ("id", "name", "owner", "state", "reason", "labels", "created_at", "finished_at", "cap_usd", "spent_usd", "attempts", "retries_used", "stop_requested", "retry_of", "team", "forecast", "machine")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -220,6 +220,7 @@ class Job(_message.Message):
     RETRY_OF_FIELD_NUMBER: _ClassVar[int]
     TEAM_FIELD_NUMBER: _ClassVar[int]
     FORECAST_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
     id: str
     name: str
     owner: str
@@ -236,10 +237,29 @@ class Job(_message.Message):
     retry_of: str
     team: str
     forecast: Forecast
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., owner: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cap_usd: _Optional[str] = ..., spent_usd: _Optional[str] = ..., attempts: _Optional[int] = ..., retries_used: _Optional[int] = ..., stop_requested: _Optional[bool] = ..., retry_of: _Optional[str] = ..., team: _Optional[str] = ..., forecast: _Optional[_Union[Forecast, _Mapping]] = ...) -> None: ...
+    machine: JobMachine
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., owner: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cap_usd: _Optional[str] = ..., spent_usd: _Optional[str] = ..., attempts: _Optional[int] = ..., retries_used: _Optional[int] = ..., stop_requested: _Optional[bool] = ..., retry_of: _Optional[str] = ..., team: _Optional[str] = ..., forecast: _Optional[_Union[Forecast, _Mapping]] = ..., machine: _Optional[_Union[JobMachine, _Mapping]] = ...) -> None: ...
+
+class JobMachine(_message.Message):
+    __slots__ = ("accelerator", "gpus", "nodes", "cloud", "region", "spot", "simulated")
+    ACCELERATOR_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    CLOUD_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    SPOT_FIELD_NUMBER: _ClassVar[int]
+    SIMULATED_FIELD_NUMBER: _ClassVar[int]
+    accelerator: str
+    gpus: int
+    nodes: int
+    cloud: str
+    region: str
+    spot: bool
+    simulated: bool
+    def __init__(self, accelerator: _Optional[str] = ..., gpus: _Optional[int] = ..., nodes: _Optional[int] = ..., cloud: _Optional[str] = ..., region: _Optional[str] = ..., spot: _Optional[bool] = ..., simulated: _Optional[bool] = ...) -> None: ...
 
 class JobDetail(_message.Message):
-    __slots__ = ("id", "name", "owner", "state", "reason", "labels", "created_at", "finished_at", "cap_usd", "spent_usd", "attempts", "retries_used", "stop_requested", "retry_of", "spec", "reserved_usd", "runs", "team", "forecast", "storage", "ran_out_of_memory")
+    __slots__ = ("id", "name", "owner", "state", "reason", "labels", "created_at", "finished_at", "cap_usd", "spent_usd", "attempts", "retries_used", "stop_requested", "retry_of", "spec", "reserved_usd", "runs", "team", "forecast", "storage", "ran_out_of_memory", "machine")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -268,6 +288,7 @@ class JobDetail(_message.Message):
     FORECAST_FIELD_NUMBER: _ClassVar[int]
     STORAGE_FIELD_NUMBER: _ClassVar[int]
     RAN_OUT_OF_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
     id: str
     name: str
     owner: str
@@ -289,7 +310,8 @@ class JobDetail(_message.Message):
     forecast: Forecast
     storage: Storage
     ran_out_of_memory: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., owner: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cap_usd: _Optional[str] = ..., spent_usd: _Optional[str] = ..., attempts: _Optional[int] = ..., retries_used: _Optional[int] = ..., stop_requested: _Optional[bool] = ..., retry_of: _Optional[str] = ..., spec: _Optional[_Union[_spec_pb2.JobSpec, _Mapping]] = ..., reserved_usd: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., team: _Optional[str] = ..., forecast: _Optional[_Union[Forecast, _Mapping]] = ..., storage: _Optional[_Union[Storage, _Mapping]] = ..., ran_out_of_memory: _Optional[_Iterable[str]] = ...) -> None: ...
+    machine: JobMachine
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., owner: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cap_usd: _Optional[str] = ..., spent_usd: _Optional[str] = ..., attempts: _Optional[int] = ..., retries_used: _Optional[int] = ..., stop_requested: _Optional[bool] = ..., retry_of: _Optional[str] = ..., spec: _Optional[_Union[_spec_pb2.JobSpec, _Mapping]] = ..., reserved_usd: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., team: _Optional[str] = ..., forecast: _Optional[_Union[Forecast, _Mapping]] = ..., storage: _Optional[_Union[Storage, _Mapping]] = ..., ran_out_of_memory: _Optional[_Iterable[str]] = ..., machine: _Optional[_Union[JobMachine, _Mapping]] = ...) -> None: ...
 
 class Forecast(_message.Message):
     __slots__ = ("usd", "finish_at", "step_s", "over_cap", "late")
