@@ -1,8 +1,8 @@
 """Tiers of the tests: which are slow, and of which long parametrised tests a gate takes a sample.
 
 `make test` runs all tests but the slow ones, `make test-all` both, `make test-fast` the unit tests of broker and
-providers. With `--sample`, the commit chooses which parameters of the tests in SAMPLED run, and which files of the
-folders in ROTATED; one commit always runs the same ones. tests/conftest.py applies the tables.
+providers. With `--sample`, the commit chooses which parameters of the tests in SAMPLED run, and which files of
+ROTATED; one commit always runs the same ones. tests/conftest.py applies the tables.
 """
 
 import hashlib
@@ -87,8 +87,8 @@ SAMPLED = {
 }
 """Number of parameters of each of these tests that run with `--sample`."""
 
-ROTATED = {"tests/trainer/": 3, "tests/api/": 4, "tests/controllers/": 4}
-"""Folders of whose slow tests a commit runs one file in so many with `--sample`, and the other files' fast tests."""
+ROTATED = {"tests/trainer/": 3, "tests/clouds/test_": 2, "tests/api/": 4, "tests/controllers/": 4}
+"""Beginnings of paths: with `--sample` a commit runs the slow tests of one file in so many, and all fast tests."""
 
 
 @cache
@@ -110,7 +110,7 @@ def drawn(ids: Sequence[str], count: int, seed: str) -> set[str]:
 
 
 def left_out(items: Sequence[pytest.Item], seed: str) -> list[pytest.Item]:
-    """Return the items of SAMPLED tests and the slow items of ROTATED folders that the seed does not choose."""
+    """Return the items of SAMPLED tests and the slow items of ROTATED files that the seed does not choose."""
     names = [item.nodeid for item in items]
     unchosen = unchosen_parameters(names, seed) | unchosen_files(names, seed)
     return [item for item in items if item.nodeid in unchosen]
@@ -125,8 +125,8 @@ def unchosen_parameters(tests: Sequence[str], seed: str) -> set[str]:
 
 def unchosen_files(tests: Sequence[str], seed: str) -> set[str]:
     unchosen: set[str] = set()
-    for folder, turns in ROTATED.items():
-        slow = [test for test in tests if test.startswith(folder) and is_slow(test)]
+    for beginning, turns in ROTATED.items():
+        slow = [test for test in tests if test.startswith(beginning) and is_slow(test)]
         files = {test.partition("::")[0] for test in slow}
         chosen = drawn(sorted(files), -(-len(files) // turns), seed)
         unchosen |= {test for test in slow if test.partition("::")[0] not in chosen}

@@ -9,11 +9,16 @@ from tests import tiers
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("entry", [*tiers.SLOW, *tiers.SAMPLED, *tiers.ROTATED])
+@pytest.mark.parametrize("entry", [*tiers.SLOW, *tiers.SAMPLED])
 def test_every_entry_names_what_exists(entry: str) -> None:
     path, _, test = entry.partition("::")
     assert (ROOT / path).exists()
     assert not test or f"def {test.partition('[')[0]}(" in (ROOT / path).read_text()
+
+
+@pytest.mark.parametrize("beginning", tiers.ROTATED)
+def test_every_rotation_is_of_several_files(beginning: str) -> None:
+    assert len(list(ROOT.glob(f"{beginning}*"))) > 1
 
 
 @pytest.mark.parametrize(
