@@ -30,6 +30,7 @@ from broker.controllers.provisioning.store_grants import Granting, Grants
 from broker.controllers.termination.destroy_queue import Destroys
 from broker.controllers.termination.orphan_sweep import Sweep
 from broker.controllers.termination.termination import Termination
+from broker.domain.instance import OrphanMachine
 from broker.domain.offer import Offer
 from broker.estimator.planning.corrections import LearnedCorrections
 from broker.ports import Notifier
@@ -48,6 +49,10 @@ class Fleet:
     destroys: Destroys
     outbox: Outbox
     learned: LearnedCorrections
+
+    def orphans(self) -> Sequence[OrphanMachine]:
+        """Return the orphans of each cloud's latest listing by this broker."""
+        return [orphan for c in self.controllers if isinstance(c, Sweep) for orphan in c.orphans()]
 
     @classmethod
     def build(

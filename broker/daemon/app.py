@@ -44,7 +44,6 @@ from broker.domain.ids import Installation
 from broker.domain.job import Handle
 from broker.domain.offer import CredentialCheck
 from broker.domain.spec import Retention
-from broker.estimator.planning.corrections import LearnedCorrections
 from broker.notify.log import LogNotifier
 from broker.notify.slack.socket_mode import SlackSockets
 from broker.notify.webhook.notifier import WebhookNotifier
@@ -184,7 +183,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[DaemonComponents]:
             report_only=report_only, troubles=market.troubles, keep=keep_of(config),
             digest=DigestPlan(**config.notify.digest.model_dump()), market=market,
         )  # fmt: skip
-        service = _service(config, context, market, box, notifiers, clock=clock, learned=fleet.learned)
+        service = _service(config, context, market, box, notifiers, clock=clock, fleet=fleet)
         incoming, sockets = await stack.enter_async_context(slacks.serving(service))
         authenticator = Authenticator(context.store, context.clock, TokenBucketRate(**config.rate_limit.model_dump()))
         limits = StreamLimits(**config.streams.model_dump())
@@ -308,7 +307,7 @@ def keep_of(config: DaemonConfig) -> OutboxRetention:
 
 def _service(
     config: DaemonConfig, context: ControllerContext, market: MarketPoller, box: SecretBox,
-    notifiers: Sequence[Notifier], *, clock: DatabaseClock, learned: LearnedCorrections,
+    notifiers: Sequence[Notifier], *, clock: DatabaseClock, fleet: Fleet,
 ) -> Service:  # fmt: skip
     settings = Settings(
         spool=config.home / SPOOL,
@@ -324,7 +323,7 @@ def _service(
         store=context.store, blobs=context.blobs,
         quotes=QuoteService(
             context.store, context.blobs, market, preflight, context.clock, settings,
-            entropy=os.urandom, learned=learned, host_access=context.host_admission, plans=context.plans,
+            entropy=os.urandom, learned=fleet.learned, host_access=context.host_admission, plans=context.plans,
         ),
         box=box, clock=context.clock, entropy=os.urandom, notifiers=notifiers, settings=settings,
         hooks=DaemonHooks(
@@ -333,6 +332,7 @@ def _service(
             skew=lambda: clock.skew_s,
             clock_step=lambda: clock.step_s,
             claim_fault=context.claim_watch.fault,
+            orphans=fleet.orphans,
         ),
     )  # fmt: skip
 

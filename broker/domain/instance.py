@@ -24,6 +24,22 @@ class InstanceState(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OrphanMachine:
+    """A machine with the installation's name prefix that belongs to no live attempt."""
+
+    provider: str
+    id: str
+    """Id of the machine at its cloud."""
+    name: str
+    why: str
+    """Why it is an orphan, in one line."""
+    since: datetime | None
+    """Creation time by the cloud's clock; None: the cloud does not report it."""
+    usd_per_hour: Decimal | None
+    """Price that the cloud reports; None: it reports none."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Observed:
     """One machine with our name prefix, from the cloud's own listing."""
 

@@ -106,8 +106,11 @@ def test_unknown_machine_is_destroyed_after_the_list_lag(tmp_path: Path) -> None
         sweep = yard.sweep()
         await sweep.step()
         assert await yard.standing() == [name]
+        assert [(orphan.provider, orphan.name) for orphan in sweep.orphans()] == [("one", name)]
         await yard.sweeps(sweep, 2 * yard.context.intervals.sweep_s + LAG_S)
         assert await yard.standing() == []
+        await yard.sweeps(sweep, 2 * yard.context.intervals.sweep_s + LAG_S)
+        assert list(sweep.orphans()) == []
 
     run_in_virtual_time(story())
 

@@ -30,6 +30,14 @@ class ProblemView(Wire):
     errors: tuple[FieldProblem, ...] = ()
 
 
+PART_FIXES = {
+    "database": "see the daemon's log; GPUBROKER_DATABASE_URL names another server",
+    "blobs": "check the store's credentials with `gpubroker blobs init URL`",
+    "broker": "restart `gpubroker serve` and see its log",
+}
+"""Fix of each part that the daemon's readiness check reports."""
+
+
 class Health(Wire):
     """Readiness by part. A failing part makes the answer a 503 problem instead, except for `clock`.
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from broker.billing.drain import DrainBudget
 from broker.domain.errors import Rejected
-from broker.domain.instance import Caps
+from broker.domain.instance import Caps, OrphanMachine
 from broker.domain.job import Handle
 from broker.domain.money import ZERO
 from broker.domain.offer import CredentialCheck, Offer, ProviderStatus
@@ -121,3 +121,5 @@ class DaemonHooks:
     """() -> seconds by which the database's clock was set ahead (negative: back); 0: it is right."""
     claim_fault: Callable[[], str] = lambda: ""
     """() -> why the controllers cannot claim jobs or attempts, in one line; empty: they can."""
+    orphans: Callable[[], Sequence[OrphanMachine]] = tuple
+    """() -> orphans of each cloud's latest listing by this broker."""

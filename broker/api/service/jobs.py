@@ -66,6 +66,7 @@ class Service:
         self.skew, self.clock_step, self.claim_fault = hooks.skew, hooks.clock_step, hooks.claim_fault
         self.reach = hooks.reach
         self.check_providers = hooks.check_providers
+        self.orphans = hooks.orphans
         self.tenancy = Tenancy(store, clock, entropy)
         self.spending = SpendingService(store, clock)
         self.policies = quotes.policies

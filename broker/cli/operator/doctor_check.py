@@ -3,14 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from broker.api.schemas.base import Health
-
-PARTS = {
-    "database": "see the daemon's log; GPUBROKER_DATABASE_URL names another server",
-    "blobs": "check the store's credentials with `gpubroker blobs init URL`",
-    "broker": "restart `gpubroker serve` and see its log",
-}
-"""Fix of each part that the daemon's readiness check reports."""
+from broker.api.schemas.base import PART_FIXES, Health
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +29,6 @@ def line(check: DoctorCheck) -> str:
 def parts_of(health: Health) -> list[DoctorCheck]:
     """Return one check for each part of the daemon's readiness."""
     return [
-        DoctorCheck(name=part, ok=status == "ok", detail=status, fix=PARTS.get(part, ""))
+        DoctorCheck(name=part, ok=status == "ok", detail=status, fix=PART_FIXES.get(part, ""))
         for part, status in health.checks.items()
     ]

@@ -7,7 +7,7 @@ Facts: listings, attempts, the time since an orphan was first listed, specs in t
 """
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 
 from broker.controllers.base.batch import decide_batch
 from broker.controllers.base.context import ControllerContext
@@ -17,6 +17,7 @@ from broker.controllers.termination.orphan_alerts import OrphanNews
 from broker.controllers.termination.orphan_charges import OrphanCharges
 from broker.controllers.termination.orphan_facts import ListedOrphan, OrphanFactsReader
 from broker.domain.errors import Gone, ProviderError, StoreError
+from broker.domain.instance import OrphanMachine
 from broker.lifecycle.decisions.orphan_decision import (
     OrphanDecision,
     OrphanStep,
@@ -46,6 +47,7 @@ class Sweep:
         self._news, self._charges = OrphanNews(context), OrphanCharges(context, inventory)
         self._due = dict.fromkeys(context.providers, float("-inf"))
         self.report_only = report_only
+        self._listed: dict[str, tuple[ListedOrphan, ...]] = {}
 
     @property
     def every_s(self) -> float:
@@ -84,7 +86,12 @@ class Sweep:
                 self._sooner(provider, self._again_s)
             known = {row.key for row in rows} | {f"{provider}/{machine}" for machine in watch.first_listed}
             self._news.keep(f"{provider}/", known)
+        self._listed[provider] = tuple(rows)
         return tuple(rows)
+
+    def orphans(self) -> Sequence[OrphanMachine]:
+        """Return the orphans of each cloud's latest listing, destroyed ones included until the next listing."""
+        return [_machine(row) for rows in self._listed.values() for row in rows]
 
     async def _deal_with(self, row: ListedOrphan) -> None:
         """Gather, decide and apply for one orphan."""
@@ -140,3 +147,11 @@ class Sweep:
 
     def _sooner(self, provider: str, in_s: float) -> None:
         self._due[provider] = min(self._due[provider], self._context.clock.monotonic() + in_s)
+
+
+def _machine(row: ListedOrphan) -> OrphanMachine:
+    observed = row.orphan.observed
+    return OrphanMachine(
+        provider=row.provider, id=row.machine, name=observed.handle.name, why=row.orphan.why, since=row.orphan.born,
+        usd_per_hour=observed.usd_per_hour,
+    )  # fmt: skip

@@ -1,0 +1,74 @@
+"""The installation, for operators: readiness, providers, orphans, launchers, brokers and versions."""
+
+import platform
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import version
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from broker.api.core.readiness import OK
+from broker.api.http.context import READINESS
+from broker.api.schemas.base import PART_FIXES
+from broker.api.service import offers
+from broker.domain.errors import GpubrokerError
+from broker.domain.offer import CredentialCheck
+from broker.web.browser import Visit
+from broker.web.routes import Routes
+from trainer.contract import object_keys
+from trainer.contract.documents import Lease
+
+routes = Routes()
+PACKAGES = ("gpubroker", "aiohttp", "asyncpg")
+SHOWN = 200
+"""Most orphans and launchers on the page."""
+NOT_CHECKED: Mapping[str, CredentialCheck] = {}
+
+
+@routes.get("/ui/system", scope="admin")
+async def system(visit: Visit) -> web.Response:
+    """Show the state of the installation, from memory and the database."""
+    return await _page(visit, NOT_CHECKED)
+
+
+@routes.post("/ui/system/check", scope="admin")
+async def check(visit: Visit) -> web.Response:
+    """Check the credentials of every provider, as `gpubroker doctor` does."""
+    return await _page(visit, await visit.service.check_providers(), has_checked=True)
+
+
+async def _page(visit: Visit, checks: Mapping[str, CredentialCheck], *, has_checked: bool = False) -> web.Response:
+    parts = await visit.request.app[READINESS].check()
+    database_answers = parts["database"] == OK
+    launches = await visit.service.store.unproven_launches() if database_answers else ()
+    counts = await visit.service.store.counts() if database_answers else {}
+    orphans = visit.service.orphans()
+    return visit.page(
+        "system.html",
+        parts=parts,
+        fixes=PART_FIXES,
+        providers=offers.providers(visit.service.quotes.market, checks).items,
+        has_checked=has_checked,
+        orphans=orphans[:SHOWN],
+        orphan_count=len(orphans),
+        launches=launches[:SHOWN],
+        launch_count=len(launches),
+        counts=counts,
+        lease=await _lease(visit),
+        versions=_versions(),
+    )
+
+
+async def _lease(visit: Visit) -> Lease | None:
+    """Return the lease of the broker that renewed it last; None: there is none, or it cannot be read."""
+    try:
+        raw = await visit.service.blobs.get(object_keys.BROKER_LEASE)
+        return None if raw is None else Lease.model_validate_json(raw)
+    except (GpubrokerError, ValidationError):
+        return None
+
+
+@cache
+def _versions() -> Mapping[str, str]:
+    return {"Python": platform.python_version()} | {name: version(name) for name in PACKAGES}
