@@ -11,6 +11,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from trainer.contract.suggestions import close_matches
+
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
@@ -58,3 +60,13 @@ def find(hub_id: str) -> Published | None:
 def names() -> tuple[str, ...]:
     """Return the Hub ids of all models in the catalogue."""
     return tuple(_entries())
+
+
+def resembling(name: str, most: int = 3) -> tuple[str, ...]:
+    """Return models of the catalogue with this name and any owner, otherwise those with similar names."""
+    word = name.rsplit("/", 1)[-1].lower()
+    ends = {hub_id: hub_id.rsplit("/", 1)[-1].lower() for hub_id in names()}
+    same = [hub_id for hub_id, end in ends.items() if end == word]
+    holding = [hub_id for hub_id, end in ends.items() if len(word) > 3 and word in end]
+    near = close_matches(word, ends.values(), n=most, cutoff=0.7)
+    return tuple(same or holding or [hub_id for hub_id, end in ends.items() if end in near])[:most]

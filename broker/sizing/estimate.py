@@ -30,6 +30,8 @@ from broker.model_catalog.config_validation import check_kind
 from broker.model_catalog.decoder_shape import headed_shape, shape_of, text_of, written_shape
 from broker.model_catalog.task_shape import built_for, task_shape
 from broker.sizing import traced_run, traced_tables
+from broker.sizing.estimate_result import EstimateResult
+from broker.sizing.fitting import would_fit
 from broker.sizing.hf_aliases import optimizer_of, stack_of, unquantised
 from trainer.contract.data_config import TaskName
 
@@ -63,7 +65,9 @@ def config_of(model: str | None, config: str | Path | Mapping[str, Any] | None) 
         if published is not None:
             return str(model), published.config
         if not Path(str(model)).is_dir():
-            raise EstimateError(f"{model}: not in the bundled catalogue, and not a folder; give --config CONFIG.json")
+            near = catalog.resembling(str(model))
+            fix = f"did you mean {' or '.join(near)}? Otherwise give" if near else "give"
+            raise EstimateError(f"{model}: not in the bundled catalogue, and not a folder; {fix} --config CONFIG.json")
         config = Path(str(model))
     inline = isinstance(config, str) and config.lstrip().startswith("{")
     where, text = ("--config", str(config)) if inline else (str(config), _read(Path(config)))
@@ -158,8 +162,8 @@ def estimate(
     gradient_checkpointing: bool = False, lora_r: int = 16, lora_targets: str = "all-linear",
     lora_dropout: float = 0.05, trainable_parameters: int | None = None, attention: str = "sdpa",
     norms: str = "float32", stack: str | None = None, exact: bool = False, gpu: str | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """Return the peak memory of one GPU by category and tokens/s of all GPUs.
+) -> EstimateResult:  # fmt: skip
+    """Return the peak memory of one GPU by category and tokens/s of all GPUs, as a dict that prints in GiB.
 
     Raise EstimateError.
 
@@ -236,7 +240,7 @@ class EstimateRequest(BaseModel):
         )  # fmt: skip
 
 
-def answer(request: EstimateRequest) -> dict[str, Any]:
+def answer(request: EstimateRequest) -> EstimateResult:
     """Return the document of the estimate. Raise EstimateError."""
     name, config_json = config_of(request.model, request.config)
     config_json, config_notes = unquantised(config_json, request.method)
@@ -248,7 +252,7 @@ def answer(request: EstimateRequest) -> dict[str, Any]:
     except InvalidEstimate as e:
         raise EstimateError(str(e)) from None
     document["notes"] += [*config_notes, *optimizer_notes, *stack_notes, *_variant_notes(request.gpu)]
-    return document
+    return EstimateResult(document)
 
 
 def targets_of(text: str) -> tuple[str, ...] | str:
@@ -290,7 +294,10 @@ def _answer(
     notes = *result.notes, *by_class, *_config_notes(config_json, shape), *_task_notes(task, ask.rows), *links_note
     result, step_speed = replace(result, notes=notes), _speed(shape, ask, hardware, task)
     trace = traced_run.trace(config_json, shape, ask, task) if request.exact else None
-    return _document(name, shape.family, result, hardware, step_speed, trace)
+    document = _document(name, shape.family, result, hardware, step_speed, trace)
+    if hardware is not None and document["fits"] is False:
+        document["would_fit"] = would_fit(shape, ask, hardware)
+    return document
 
 
 def links(hardware: Hardware, each: int) -> str:
@@ -366,4 +373,5 @@ def _document(
         "gpu_memory_bytes": hardware.memory_bytes if hardware else None,
         # under memory pressure the allocator returns its cached memory, so that does not count
         "fits": peak * (1 + margin) + CONTEXT <= hardware.memory_bytes if hardware else None,
+        "would_fit": None,
     }

@@ -5,14 +5,12 @@ from inspect import Parameter, Signature, signature
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from broker.cli.core.command import Json, command
 from broker.cli.core.exit_codes import BadInput
 from broker.cli.core.output import Output
 from broker.cli.views import what_if as what_if_view
 from broker.cli.views.what_if import PlotFile, WhatIf
-from broker.domain.offer import GIB
 from broker.estimator.memory.estimate import (
     ATTENTIONS,
     METHODS,
@@ -24,6 +22,7 @@ from broker.estimator.memory.estimate import (
 )
 from broker.sizing.estimate import TASKS, EstimateError, targets_of
 from broker.sizing.estimate import estimate as run_estimate
+from broker.sizing.estimate_result import EstimateResult
 from broker.sizing.hf_aliases import optimizer_of
 from broker.sizing.what_if import what_if as scaling_table
 
@@ -181,31 +180,8 @@ _estimate.__annotations__ = {name: parameter.annotation for name, parameter in _
 estimate = command(_estimate)
 
 
-def _show(out: Output, found: dict[str, Any]) -> None:
-    for note in found["notes"]:
+def _show(out: Output, result: EstimateResult) -> None:
+    for note in result["notes"]:
         out.say(f"note: {note}")
-    if out.as_json:
-        return
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for category, size in found["by_category"].items():
-        if size:
-            words = "CUDA context and fragmentation" if category == "context" else category
-            table.add_row(words, f"{size / GIB:.2f} GiB")
-    table.add_row("peak allocated", f"{found['peak_allocated_bytes'] / GIB:.2f} GiB")
-    table.add_row("in nvidia-smi", f"{found['device_used_bytes'] / GIB:.2f} GiB")
-    sizes = f"{found['parameters'] / 1e6:,.0f} M parameters, {found['trainable_parameters'] / 1e6:,.1f} M trained"
-    out.say(f"{found['model']}: {found['family']}, {sizes}")
-    out.say(table)
-    device = f"{found['device_margin_pct']:g} % of the figure in nvidia-smi"
-    out.say(f"peak in: {found['segment']}; margin {found['margin_pct']:g} % of the peak, {device}")
-    out.say(f"evidence: {found['evidence']} ({found['evidence_detail']})")
-    if found["gpu"]:
-        fits = "fits" if found["fits"] else "does not fit"
-        out.say(f"{found['gpu']}: {fits} with that margin, of {found['gpu_memory_bytes'] / GIB:.1f} GiB")
-    rate, interval = found["tokens_per_s"], found["tokens_per_s_interval"]
-    if rate is None:
-        return out.say(f"tokens/s: unknown: {found['tokens_per_s_basis']}")
-    text = f"{rate:,.0f} ({interval[0]:,.0f} – {interval[1]:,.0f})"
-    out.say(f"tokens/s: {text}: {found['tokens_per_s_evidence']} ({found['tokens_per_s_basis']})")
+    if not out.as_json:
+        out.say(result.heading, *result.sizes, *result.remarks)

@@ -25,8 +25,8 @@ WhatIf = Annotated[
     str | None,
     typer.Option(
         "--what-if",
-        metavar="gpus=1,2,…,512",
-        help="Compare GPU counts: throughput, hours and dollars, e.g. gpus=1,2,4,8.",
+        metavar="1,2,…,512",
+        help="Compare GPU counts: throughput, hours and dollars, e.g. 1,2,4,8.",
     ),
 ]
 PlotFile = Annotated[
@@ -52,7 +52,7 @@ def check_unused(**given: object) -> None:
     """Raise BadInput for the first given option, because all of them require --what-if."""
     for name, value in given.items():
         if value is not None:
-            raise BadInput(f"--{name.replace('_', '-')} requires --what-if, for example --what-if gpus=1,2,4,8")
+            raise BadInput(f"--{name.replace('_', '-')} requires --what-if, for example --what-if 1,2,4,8")
 
 
 def _draw(scaling: dict[str, Any], plot: Path) -> None:

@@ -209,10 +209,13 @@ class _Scale:
 
 
 def counts_of(text: str) -> tuple[int, ...]:
-    """Parse `gpus=1,2,4,…,512`; `…` or `...` continues by the last factor. Raise ValueError with one line."""
-    name, _, listed = text.partition("=")
-    if name.strip() != "gpus" or not listed:
-        raise ValueError(f"--what-if {text}: write gpus=1,2,4,8 or gpus=1,2,...,512")
+    """Parse `1,2,4,…,512`, with or without `gpus=`; `…` or `...` continues by the last factor.
+
+    Raise ValueError with one line.
+    """
+    name, _, listed = text.partition("=") if "=" in text else ("gpus", "=", text)
+    if name.strip() != "gpus" or not listed.strip():
+        raise ValueError(f"--what-if {text}: write 1,2,4,8 or 1,2,...,512")
     counts: list[int] = []
     is_continuing = False
     for word in listed.replace("...", "…").split(","):

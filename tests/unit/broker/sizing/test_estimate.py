@@ -1,6 +1,7 @@
 """`broker.estimate()` and `gpubroker estimate`: from a config to one document, offline."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -323,3 +324,58 @@ def test_a_decoder_with_classes_makes_no_vocabularys_logits(method: str, accumul
 def test_a_model_type_that_is_no_text_is_refused_in_one_line(config: dict[str, Any]) -> None:
     with pytest.raises(EstimateError, match="which is not a word"):
         estimate(config=config)
+
+
+@pytest.mark.parametrize(
+    ("name", "suggested"),
+    [
+        ("Llama-3.1-8B", "did you mean meta-llama/Llama-3.1-8B? Otherwise give --config"),
+        ("unsloth/llama-3.1-8b", "did you mean meta-llama/Llama-3.1-8B?"),
+        ("Mistral-7B", "did you mean mistralai/Mistral-7B-"),
+        ("meta-llama/Llama-3.1-8", "did you mean meta-llama/Llama-3.1-8B"),
+        ("no/such-thing-at-all", "not a folder; give --config CONFIG.json"),
+    ],
+)
+def test_an_unknown_model_is_answered_with_names_of_the_catalogue(name: str, suggested: str) -> None:
+    with pytest.raises(EstimateError, match=re.escape(suggested)):
+        estimate(name)
+
+
+def test_what_does_not_fit_names_fsdp_and_the_gpus_that_would_do() -> None:
+    words = (MISTRAL, "--method", "full", "--gpu", "A100-80GB")
+    ran = run(*words, "--gpus", "8")
+    assert "does not fit" in ran.stdout
+    assert "tokens/s" not in ran.stdout
+    (hint,) = (line for line in ran.stdout.splitlines() if line.startswith("would fit: "))
+    options = hint.removeprefix("would fit: ").partition(" (")[0].split()
+    assert options[:4] == ["--gpus", "8", "--sharding", "fsdp"]
+    assert "a100-80gb-sxm: fits" in run(*words, *options).stdout
+    smaller = estimate(MISTRAL, method="full", gpu="A100-80GB")
+    assert smaller["would_fit"]["gpus"] < 8
+    assert (smaller.fits, smaller.tokens_per_s) == (False, None)
+
+
+def test_recomputation_is_proposed_before_more_gpus() -> None:
+    found = estimate(MISTRAL, gpu="A100-80GB", seq=8192, micro_batch=4)
+    assert found["would_fit"] | {"device_used_bytes": 0} == {
+        "gpus": 1, "nodes": 1, "sharding": "none", "gradient_checkpointing": True, "device_used_bytes": 0,
+    }  # fmt: skip
+    assert "would fit: --gradient-checkpointing (" in str(found)
+
+
+def test_where_nothing_would_fit_other_ways_are_named() -> None:
+    found = estimate("meta-llama/Llama-3.1-405B", method="qlora", gpu="L40S")
+    assert found["would_fit"] is None
+    assert "would fit: nothing found up to 64 GPUs" in str(found)
+
+
+def test_the_result_prints_with_units_and_stays_a_document() -> None:
+    found = estimate(MISTRAL, gpu="A100-80GB")
+    assert json.loads(json.dumps(found)) == dict(found)
+    assert found.peak_gib == pytest.approx(found["peak_allocated_bytes"] / GIB)
+    assert found.device_gib == pytest.approx(found["device_used_bytes"] / GIB)
+    assert (found.fits, found.tokens_per_s) == (True, found["tokens_per_s"])
+    text = repr(found)
+    assert text == str(found)
+    assert re.search(rf"^in nvidia-smi +{found.device_gib:.2f} GiB$", text, re.MULTILINE)
+    assert text.splitlines() == run(MISTRAL, "--gpu", "A100-80GB").stdout.splitlines()

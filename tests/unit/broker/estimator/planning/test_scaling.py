@@ -119,6 +119,8 @@ def test_a_mixture_of_experts_scales_within_a_wide_interval() -> None:
     ("said", "counts"),
     [
         ("gpus=1", (1,)),
+        ("1,2,4,8", (1, 2, 4, 8)),
+        ("8, ..., 32", (8, 16, 32)),
         ("gpus=1,2,4,8,…,512", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)),
         ("gpus=1, 3,...,27", (1, 3, 9, 27)),
         ("gpus=8,…,48", (8, 16, 32, 48)),
@@ -130,7 +132,20 @@ def test_gpu_counts_are_parsed_from_text(said: str, counts: tuple[int, ...]) -> 
 
 @pytest.mark.parametrize(
     "said",
-    ["gpus", "nodes=1,2", "gpus=", "gpus=0", "gpus=a", "gpus=2,1", "gpus=1,1", "gpus=1,…", "gpus=1,,2", "gpus=99999"],
+    [
+        "gpus",
+        "nodes=1,2",
+        "gpus=",
+        "gpus=0",
+        "gpus=a",
+        "gpus=2,1",
+        "gpus=1,1",
+        "gpus=1,…",
+        "gpus=1,,2",
+        "gpus=99999",
+        "",
+        "1;2",
+    ],
 )
 def test_counts_that_make_no_sense_are_named(said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"--what-if {said}: ")):
