@@ -124,6 +124,20 @@ async def test_a_drained_job_waits_and_continues_when_the_budget_allows_it(build
     assert sorted(actions) == ["drain", "notify"]  # once each, though two brokers looked
 
 
+async def test_wrong_clock_of_the_database_delays_no_drain(build_rig: RigBuilder, store: Store) -> None:
+    rig = build_rig(virtual={"run_s": 3600, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02, "steps": 100})
+
+    async def is_clock_right() -> bool:
+        return False
+
+    async with rig.running():
+        job = await rig.submit(cap_usd="5")
+        await rig.until(job, lambda found: found.spent_usd > 0)
+    await store.put_policy(policy(budgets=day("0.0001", ("0.0001", "drain"))))
+    await Budgets(replace(rig.fleet("another").context, is_clock_right=is_clock_right)).step()
+    assert (await rig.attempts(job))[0].signal is Signal.BUDGET
+
+
 @pytest.mark.parametrize(
     ("signal", "reason", "then"),
     [(Signal.BUDGET, Reason.BUDGET, JobState.RECOVERING), (Signal.OUT_OF_TIME, Reason.OUT_OF_TIME, JobState.FAILED)],

@@ -1,7 +1,7 @@
 """Budgets: reports reached thresholds once a window, and signals the attempts of a budget that drains.
 
 Steps: read all policies with their spending, post a notice for each reached threshold, signal the live attempts of
-policies that drain. Nothing drains while the database's clock is wrong, because that clock gives the window.
+policies that drain. The windows are of trusted time, so a wrong clock of the database delays no drain.
 Facts: policies with their spending, live attempts.
 Decisions: a notice, signal BUDGET or nothing; see `broker.policy.budgets.reached` and `drains`.
 """
@@ -35,7 +35,7 @@ class Budgets:
         draining = [
             (policy, threshold) for policy in applied if (threshold := drains(policy.policy, policy.usage)) is not None
         ]
-        if draining and await self._context.is_clock_right():
+        if draining:
             await self._drain(draining)
         return False
 
