@@ -116,6 +116,10 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
             "POST", "/v1/quotes", quotes_schemas.QuoteView, json=_full_form(spec), params=plain({"limit": limit})
         )
 
+    async def what_if(self, request: Mapping[str, Any]) -> quotes_schemas.WhatIfView:
+        """Estimate memory and scaling without a data set: `{"model": …, "gpu": "l40s", "gpus": [1, 8]}`."""
+        return await self._call("POST", "/v1/what-if", quotes_schemas.WhatIfView, json=dict(request))
+
     async def offers(
         self, *, provider: str | None = None, accelerators: Sequence[str] = (), limit: int = 500
     ) -> offers_schemas.OfferList:

@@ -95,6 +95,7 @@ class Client:
         return self._open().run(work)
 
     quote = _call(AsyncClient.quote)
+    what_if = _call(AsyncClient.what_if)
     offers = _call(AsyncClient.offers)
     offer_history = _call(AsyncClient.offer_history)
     providers = _call(AsyncClient.providers)

@@ -10,7 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from broker.api.schemas.quotes import WhatIfRequest, WhatIfView
 from broker.api.service.interfaces import Checked
+from broker.daemon.what_if_adapter import answer_what_if
 from broker.domain.errors import InvalidInput
 from broker.domain.spec import JobSpec
 from broker.ports import Clock
@@ -69,6 +71,9 @@ class Checks:
 
     def permit(self, spec: JobSpec) -> JobSpec:
         return spec.model_copy(update={"train": code.check(spec.train, self._remote_code)})
+
+    def what_if(self, request: WhatIfRequest) -> WhatIfView:
+        return answer_what_if(request)
 
     async def check(self, spec: JobSpec, summary: Mapping[str, Any] | None, run: RunCpu = run_inline) -> Checked:
         if spec.train is not None:

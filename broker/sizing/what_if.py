@@ -140,6 +140,7 @@ def table(
     return {
         "model": name,
         "gpu": hardware.name,
+        "gpu_memory_bytes": hardware.memory_bytes,
         "method": ask.method,
         "global_batch": load.global_batch,
         "tokens_per_row": load.tokens_per_row + load.target_tokens_per_row,
@@ -155,7 +156,12 @@ def table(
 
 
 def _row(point: Point, *, timed: bool) -> dict[str, Any]:
-    row: dict[str, Any] = {"gpus": point.gpus, "nodes": point.nodes, "need_bytes": point.need_bytes}
+    row: dict[str, Any] = {
+        "gpus": point.gpus,
+        "nodes": point.nodes,
+        "need_bytes": point.need_bytes,
+        "memory_bytes": {name: size for name, size in point.memory.items() if size},
+    }
     if point.plan is None or point.speed is None:
         unknown = dict.fromkeys(("plan", "step_s", "mfu", "hours", "usd"))
         return {**row, **unknown, **spoken("does not fit")}

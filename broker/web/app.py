@@ -7,7 +7,7 @@ from aiohttp import web
 
 from broker.web import browser, static_files
 from broker.web.anonymous_forms import ANONYMOUS_FORMS, AnonymousForms
-from broker.web.pages import compare, jobs, market, new_job, run, run_actions, sign_in, system
+from broker.web.pages import compare, estimate, jobs, market, new_job, run, run_actions, sign_in, system
 from broker.web.pages.team import approvals, audit, channels, policies, secrets, tokens
 from broker.web.routes import Routes
 
@@ -16,7 +16,7 @@ JOBS = (jobs.routes, new_job.routes, compare.routes, run.routes, run_actions.rou
 ADMINISTRATION = (
     tokens.routes, secrets.routes, channels.routes, policies.routes, approvals.routes, audit.routes, system.routes,
 )  # fmt: skip
-PAGES: tuple[Routes, ...] = (*JOBS, market.routes, *ADMINISTRATION)
+PAGES: tuple[Routes, ...] = (*JOBS, market.routes, estimate.routes, *ADMINISTRATION)
 Serve = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 

@@ -31,7 +31,7 @@ HEADERS = {
 }
 NAVIGATION = (
     ("/ui/jobs", "Jobs"), ("/ui/new", "New job"), ("/ui/compare", "Compare"), ("/ui/offers", "Offers"),
-    ("/ui/spend", "Spend"), ("/ui/team", "Team"),
+    ("/ui/estimate", "Estimate"), ("/ui/spend", "Spend"), ("/ui/team", "Team"),
 )  # fmt: skip
 """Links of every page."""
 THEMES = ("auto", "light", "dark")

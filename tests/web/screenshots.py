@@ -29,6 +29,7 @@ def pages(jobs: Mapping[str, str], data: str) -> dict[str, str]:
         "run": f"/ui/jobs/{jobs['live']}",
         "receipt": f"/ui/jobs/{jobs['over']}",
         "compare": f"/ui/compare?jobs={jobs['over']},{jobs['live']}",
+        "estimate": "/ui/estimate?model=mistralai/Mistral-7B-v0.1&method=full&rows=100000&usd_per_gpu_hour=2.10",
         "decision": f"/ui/jobs/{jobs['live']}/decision",
     }
 
@@ -68,7 +69,7 @@ async def draw(folder: Path, only: str = "") -> None:
                         await page.goto(api.url + path)
                         if name == "new":
                             await page.locator(".sentence").wait_for()
-                        if name in ("run", "receipt", "compare"):
+                        if name in ("run", "receipt", "compare", "estimate"):
                             await page.locator("canvas").first.wait_for()
                         (folder / f"web-{name}-{width}-{theme}.png").write_bytes(small(await page.screenshot()))
                         assert urlsplit(page.url).path == urlsplit(path).path

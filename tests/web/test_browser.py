@@ -75,6 +75,7 @@ async def test_the_theme_is_kept_and_no_page_is_wider_than_a_phone(api: Running,
         "/ui/team/secrets",
         "/ui/team/policies",
         "/ui/team/approvals",
+        "/ui/estimate?model=mistralai/Mistral-7B-v0.1&rows=1000&usd_per_gpu_hour=2",
         f"/ui/compare?jobs={jobs['live']},{jobs['over']}",
         f"/ui/jobs/{jobs['live']}",
         f"/ui/jobs/{jobs['over']}/decision",
@@ -98,3 +99,11 @@ async def test_ticked_runs_stay_ticked_and_are_compared(api: Running, page: Any)
     await page.get_by_role("button", name="Compare the ticked runs").click()
     await page.locator("canvas").nth(2).wait_for()
     assert await page.locator(".u-legend .u-label").filter(has_text="devils-dictionary").count() == 6
+
+
+async def test_an_estimate_is_made_and_drawn_from_the_form(api: Running, page: Any) -> None:
+    await page.get_by_role("link", name="Estimate", exact=True).click()
+    await page.locator("#f-model").fill(MODEL)
+    await page.locator("#f-model").press("Enter")
+    await page.locator("canvas").first.wait_for()
+    assert await page.locator("svg.memory").count() == 10

@@ -15,7 +15,7 @@ from broker.api.schemas.queries import (
     QuoteQuery,
     RetryQuery,
 )
-from broker.api.schemas.quotes import QuoteSpec, QuoteView
+from broker.api.schemas.quotes import QuoteSpec, QuoteView, WhatIfRequest, WhatIfView
 from broker.api.service import offers, views
 from broker.domain.job import Job
 from broker.domain.spec import JobSpec
@@ -29,6 +29,12 @@ async def quote(call: Call, query: QuoteQuery, body: QuoteSpec) -> QuoteView:
     """Check a spec and price every offer against it; nothing is created."""
     result = await call.request.app[SERVICE].quotes.quote(call.caller, body)
     return views.quote(*result, query.limit)
+
+
+@api.op("POST", "/v1/what-if", scope="read")
+async def what_if(call: Call, body: WhatIfRequest) -> WhatIfView:
+    """Estimate the memory by category, speed and cost of a fine-tune for each number of GPUs, without a data set."""
+    return await call.request.app[SERVICE].quotes.what_if(call.caller, body)
 
 
 @api.op("POST", "/v1/jobs", scope="submit", status=202, errors=(409,), headers=("Idempotency-Key",))

@@ -2,7 +2,9 @@
 
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from broker.api.schemas.base import Wire
 from broker.api.schemas.offers import OfferView
@@ -11,6 +13,7 @@ from broker.api.schemas.policies import HoldView
 from broker.domain.offer import DropReason, OfferVerdict
 from broker.domain.spec import JobSpec, Usd
 from broker.domain.workload import SpeedTier
+from trainer.contract.base import Config
 
 NO_CAP = Decimal(1_000_000)
 """Cap of a quoted spec that names none, in dollars: the highest that a spec allows."""
@@ -100,3 +103,70 @@ class QuoteView(Wire):
     """Effect of policies on the job now, with its cap or the proposed one; null: none."""
     made_at: datetime
     expires_at: datetime
+
+
+GpuCount = Annotated[int, Field(ge=1, le=512)]
+WhatIfMethod = Literal["full", "lora", "qlora", "lora8"]
+
+
+class WhatIfRequest(Config):
+    """A fine-tune without a data set, whose memory and scaling are estimated."""
+
+    model: Annotated[str, Field(min_length=1, max_length=200)]
+    """Hub id of a model of the bundled catalogue."""
+    gpu: Annotated[str, Field(min_length=1, max_length=100)] = "h100-sxm"
+    """Kind of GPU: `l40s`, or the name in nvidia-smi."""
+    method: WhatIfMethod = "lora"
+    gpus: Annotated[tuple[GpuCount, ...], Field(min_length=1, max_length=16)] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+    """Numbers of GPUs to compare, ascending."""
+    max_length: Annotated[int, Field(ge=1, le=1_000_000)] = 2048
+    """Tokens of a row."""
+    global_batch: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Rows of a step; null: as many as the largest number of GPUs."""
+    lora_r: Annotated[int, Field(ge=1, le=4096)] = 16
+    """Rank of the adapter."""
+    rows: Annotated[int, Field(ge=1, le=10**12)] | None = None
+    """Rows of the data set, for the hours and dollars of one epoch; null: neither is estimated."""
+    usd_per_gpu_hour: Annotated[Decimal, Field(ge=0, le=1_000_000)] | None = None
+    """Price of one GPU in dollars an hour; null: no dollars are estimated."""
+
+
+class WhatIfPoint(Wire):
+    """Best plan for one number of GPUs. Without a plan that fits, `plan` and the figures of speed are null."""
+
+    gpus: int
+    nodes: int
+    """Machines, of eight GPUs each."""
+    need_bytes: int
+    """Bytes that one GPU needs, with margin."""
+    memory_bytes: dict[str, int]
+    """Parts of `need_bytes`: weights, gradients, optimizer, activations, logits, temporary, communication, context,
+    and the margin of the estimate.
+    """
+    plan: PlanView | None
+    step_s: float | None
+    tokens_per_s: float | None
+    """Tokens a second of all GPUs."""
+    tokens_per_s_interval: tuple[float, float] | None
+    tokens_per_s_evidence: str | None
+    tokens_per_s_basis: str
+    mfu: float | None
+    """Model FLOP utilisation, 0 to 1."""
+    hours: float | None
+    usd: Decimal | None
+
+
+class WhatIfView(Wire):
+    """Memory and scaling of a fine-tune over numbers of GPUs."""
+
+    model: str
+    gpu: str
+    gpu_memory_bytes: int
+    method: str
+    global_batch: int
+    tokens_per_row: float
+    steps: int
+    """Optimizer steps of one epoch; 0: `rows` was not given."""
+    usd_per_gpu_hour: Decimal | None
+    points: tuple[WhatIfPoint, ...]
+    assumptions: tuple[str, ...]

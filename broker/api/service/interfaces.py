@@ -6,6 +6,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Protocol
 
+from broker.api.schemas.quotes import WhatIfRequest, WhatIfView
 from broker.billing.drain import DrainBudget
 from broker.domain.errors import Rejected
 from broker.domain.instance import Caps, OrphanMachine
@@ -64,6 +65,10 @@ class Preflight(Protocol):
 
     async def check(self, spec: JobSpec, summary: Mapping[str, Any] | None, run: RunCpu) -> Checked:
         """Check columns, templates and model by `run`. Raises InvalidInput with every fault, Busy."""
+        ...
+
+    def what_if(self, request: WhatIfRequest) -> WhatIfView:
+        """Estimate memory and scaling without a data set; up to a second of CPU. Raises InvalidInput."""
         ...
 
 

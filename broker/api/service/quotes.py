@@ -7,6 +7,7 @@ from decimal import Decimal
 from functools import partial
 
 from broker.api.core.auth import Caller, Forbidden
+from broker.api.schemas.quotes import WhatIfRequest, WhatIfView
 from broker.api.service.interfaces import Checked, MarketReader, Preflight, Settings
 from broker.api.service.job_data import check_time
 from broker.api.service.policies import Policies
@@ -105,6 +106,10 @@ class QuoteService:
             job = replace(job, cap_usd=ranking.proposed_cap_usd or ZERO)
         foreseen = await self.policies.foresee(job, ranking, self.market.caps(), self.settings.drain_budget)
         return checked, ranking, foreseen
+
+    async def what_if(self, caller: Caller, request: WhatIfRequest) -> WhatIfView:
+        """Estimate memory and scaling in a thread. Raises InvalidInput, Busy."""
+        return await self.threads.of_team(caller.team)(partial(self.preflight.what_if, request))
 
     async def check(self, caller: Caller, spec: JobSpec) -> tuple[JobSpec, Upload, Checked]:
         """Return the spec with its data format and batch resolved, its upload, and the checks' report.

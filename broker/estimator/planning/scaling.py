@@ -4,8 +4,8 @@ Uses the rules of `plan_search`, on machines with eight GPUs.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal
 
@@ -51,6 +51,8 @@ class Point:
     """Machines that the plan's GPUs are on."""
     need_bytes: int
     """Bytes of one GPU, with margin and context. If nothing fits, those of the plan that needs least."""
+    memory: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of `need_bytes` by category; `margin` is the uncertainty of the estimate."""
     plan: Plan | None = None
     speed: Speed | None = None
     """Speed of the plan."""
@@ -143,7 +145,9 @@ class _Scale:
             if any(fits for _, fits in candidates):
                 break
         else:
-            return Point(gpus=gpus, nodes=nodes, need_bytes=min(self._of(plan, nodes) for plan, _ in candidates))
+            least = min((plan for plan, _ in candidates), key=lambda plan: self._of(plan, nodes))
+            memory = self._memory(least, nodes)
+            return Point(gpus=gpus, nodes=nodes, need_bytes=sum(memory.values()), memory=memory)
         fitting = [plan for plan, fits in candidates if fits]
         times = {plan: self._step_s(plan, nodes) for plan in fitting}
         quickest = min(times.values())
@@ -166,6 +170,10 @@ class _Scale:
 
     def _of(self, plan: Plan, nodes: int) -> int:
         """Return the bytes that one GPU needs."""
+        return sum(self._memory(plan, nodes).values())
+
+    def _memory(self, plan: Plan, nodes: int) -> Mapping[str, int]:
+        """Return the bytes that one GPU needs, by category."""
         # DDP needs the same memory on any number of devices from 2. Only hybrid sharding depends on the machines.
         devices = {"single": 1, "ddp": 2}.get(plan.parallelism, plan.devices)
         machines = nodes if plan.parallelism == "hybrid" else 1
@@ -176,13 +184,14 @@ class _Scale:
 
     def _needed(
         self, rows: int, accumulated: bool, checkpointing: bool, way: Sharding, devices: int, machines: int
-    ) -> int:
+    ) -> Mapping[str, int]:
         options = replace(
             self._ask, rows=rows, accumulated=accumulated, checkpointing=checkpointing, gpus=devices, nodes=machines,
             sharding="none" if devices == 1 else way,
         )  # fmt: skip
         memory = estimate.estimate(self._shape, options)
-        return int(memory.peak_allocated * (1 + memory.margin)) + CONTEXT
+        margin = int(memory.peak_allocated * (1 + memory.margin)) - memory.peak_allocated
+        return {**memory.by_category, "context": CONTEXT, "margin": margin}
 
     def _step_s(self, plan: Plan, nodes: int) -> float:
         return step_seconds(self._run(plan, nodes), self._hardware)
@@ -200,6 +209,7 @@ class _Scale:
             gpus=gpus,
             nodes=nodes,
             need_bytes=self._of(plan, nodes),
+            memory=self._memory(plan, nodes),
             plan=plan,
             speed=at,
             mfu=utilisation(run, self._hardware, at.tokens_per_s),

@@ -23,6 +23,8 @@ def test_the_document_has_a_row_for_each_count_and_its_assumptions() -> None:
     one, eight = json.loads(json.dumps(found))["points"]
     assert (one["gpus"], eight["gpus"], found["global_batch"], found["steps"]) == (1, 8, 8, 1000)
     assert one["plan"]["parallelism"] == "single"
+    assert all(sum(row["memory_bytes"].values()) == row["need_bytes"] for row in (one, eight))
+    assert found["gpu_memory_bytes"] == hardware_of("h100-sxm").memory_bytes  # type: ignore[union-attr]
     low, high = eight["tokens_per_s_interval"]
     assert low < eight["tokens_per_s"] < high
     assert eight["usd"] == pytest.approx(eight["hours"] * 16)
