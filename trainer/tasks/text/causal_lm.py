@@ -12,6 +12,7 @@ from trainer.contract.train import TrainConfig
 from trainer.core.errors import UserFault
 from trainer.dataset import cells
 from trainer.dataset.prompts import render
+from trainer.models import auxiliary_losses
 from trainer.tasks.common import answer_spans, chat_template, packing
 from trainer.tasks.common.example_reader import Row
 from trainer.tasks.common.generation import ContinuationSamples
@@ -104,7 +105,7 @@ class CausalLmData(TaskData[Example | Pack]):
 
 
 class CausalLmModel(TaskModel[CausalLmData]):
-    """Decoder. The loss of a token is its cross-entropy in nats."""
+    """Decoder. The loss of a token is its cross-entropy in nats, and the auxiliary losses that the model adds."""
 
     architecture = "AutoModelForCausalLM"
     peft_type = "CAUSAL_LM"
@@ -114,11 +115,12 @@ class CausalLmModel(TaskModel[CausalLmData]):
             packing.check(model, device)
 
     def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
-        logits = model(**{n: t for n, t in batch.items() if n != "wanted"}).logits
+        outputs = model(**{n: t for n, t in batch.items() if n != "wanted"})
         wanted = batch["wanted"]
         has_loss = wanted != IGNORED
-        logits = logits[:, : wanted.shape[1]]
-        return functional.cross_entropy(logits[has_loss].float(), wanted[has_loss], reduction="sum")
+        logits = outputs.logits[:, : wanted.shape[1]]
+        loss = functional.cross_entropy(logits[has_loss].float(), wanted[has_loss], reduction="sum")
+        return loss + auxiliary_losses.auxiliary_sum(model, outputs, has_loss.sum())
 
 
 class CausalLmSamples(ContinuationSamples[CausalLmData]):

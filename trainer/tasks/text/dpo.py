@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from trainer.batching.examples import IGNORED
 from trainer.contract.train import TrainConfig
+from trainer.models import auxiliary_losses
 from trainer.tasks.common.generation import ContinuationSamples
 from trainer.tasks.common.task import Task
 from trainer.tasks.common.task_data import Batch
@@ -23,6 +24,10 @@ class DpoModel(TaskModel[PreferenceData]):
 
     architecture = "AutoModelForCausalLM"
     peft_type = "CAUSAL_LM"
+
+    def check_kind(self) -> None:
+        super().check_kind()
+        auxiliary_losses.check_none(self.config)
 
     def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
         return self._loss_sum(_margins(model, batch))

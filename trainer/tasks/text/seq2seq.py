@@ -11,7 +11,7 @@ from trainer.batching.examples import IGNORED, padded
 from trainer.contract.train import TrainConfig
 from trainer.core.errors import UserFault
 from trainer.dataset.prompts import render
-from trainer.models import max_positions
+from trainer.models import auxiliary_losses, max_positions
 from trainer.tasks.common.example_reader import Row
 from trainer.tasks.common.generation import empty_prompt_message
 from trainer.tasks.common.label_metrics import rouge_l
@@ -81,13 +81,15 @@ class Seq2SeqData(TaskData[Pair]):
 
 
 class Seq2SeqModel(TaskModel[Seq2SeqData]):
-    """Encoder-decoder. The loss of a target token is its cross-entropy in nats."""
+    """Encoder-decoder. The loss of a target token is its cross-entropy in nats, and the router's losses."""
 
     architecture = "AutoModelForSeq2SeqLM"
     peft_type = "SEQ_2_SEQ_LM"
 
     _rouge_rows: frozenset[int]
     """Numbers of the held-out rows for ROUGE."""
+    _has_router_loss = False
+    """True if the model adds the router's losses to its own. Set by `_configure`."""
 
     def _configure(self, model: Any) -> None:
         start = model.config.decoder_start_token_id
@@ -96,11 +98,16 @@ class Seq2SeqModel(TaskModel[Seq2SeqData]):
                 "train.model: its config.json has no decoder_start_token_id; add the one it was trained with"
             )
         self._data.decoder_start = int(start)
+        self._has_router_loss = auxiliary_losses.asks_for_router_loss(model.config)
 
     def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
         inputs = {n: batch[n] for n in ("input_ids", "attention_mask", "decoder_input_ids")}
-        logits = model(**inputs, use_cache=False).logits
         has_loss = batch["labels"] != IGNORED
+        if self._has_router_loss:  # The model adds them to its own loss, the mean over the targets.
+            options = {"use_cache": False, auxiliary_losses.ROUTER_LOGITS: True}  # Switch Transformers reads no config.
+            loss: torch.Tensor = model(**inputs, labels=batch["labels"], **options).loss
+            return loss.float() * has_loss.sum()
+        logits = model(**inputs, use_cache=False).logits
         return functional.cross_entropy(logits[has_loss].float(), batch["labels"][has_loss], reduction="sum")
 
     def choose_judged(self, held_out: Sequence[Pair]) -> None:
