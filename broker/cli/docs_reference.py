@@ -11,7 +11,7 @@ from pydantic_core import PydanticUndefined
 from typer.main import get_command
 
 from broker.cli.core.exit_codes import MEANINGS
-from broker.cli.main import app
+from broker.cli.main import AREAS, app
 from broker.cli.spec import schema
 from broker.cli.spec.allowed_values import allowed_values
 from broker.cli.spec.schema_file import json_schema
@@ -50,17 +50,6 @@ This page lists every command of `gpubroker` and its options. {GENERATED}
 - Ctrl-C ends the command, never the job. Completion: `gpubroker --install-completion`.
 - [Exit codes](exit-codes.md) are stable.
 """
-AREAS: dict[str, tuple[str, ...]] = {
-    "Quote and estimate": ("init", "schema", "quote", "estimate", "simulate", "offers", "models", "gpus"),
-    "Submit and follow": (
-        *("submit", "ls", "get", "explain", "watch", "logs", "metrics", "compare", "events", "ssh", "exec", "web"),
-    ),
-    "Change a job": ("cancel", "cap", "retry", "approve", "refuse", "artifacts", "rm"),
-    "Money and policies": ("budget", "policy", "spend", "reconcile"),
-    "Teams, tokens and secrets": ("login", "team", "token", "secret", "audit"),
-    "Channels and Slack": ("channel", "notify", "slack"),
-    "Run the daemon": ("serve", "doctor", "sweep", "clouds", "launcher", "blobs", "key"),
-}
 EXIT_HEAD = f"""\
 # Exit codes
 

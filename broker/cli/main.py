@@ -79,6 +79,7 @@ COMMANDS: Mapping[str, Entry] = {
         "jobs.delete_data:rm",
         "Delete a job's results, checkpoints, logs and data set copy. Shows their cost and asks first.",
     ),
+    "clone": Entry("jobs.clone:clone", "Write the spec of a job to a file, to change it and submit it again."),
     "approve": Entry("commands.policies:approve", "Approve a job that awaits approval, or a higher cap for it."),
     "refuse": Entry("commands.policies:refuse", "Refuse and cancel a job that awaits approval."),
     "budget": Entry(
@@ -162,7 +163,30 @@ COMMANDS: Mapping[str, Entry] = {
         "Launchers: the processes that create machines. Report a lost one.",
     ),
 }
-"""Commands in the order of `gpubroker --help`. A group names the function of each member."""
+"""Commands by name. A group names the function of each member."""
+AREAS: Mapping[str, tuple[str, ...]] = {
+    "Quote and estimate": ("init", "schema", "quote", "estimate", "simulate", "offers", "models", "gpus"),
+    "Submit and follow": (
+        *("submit", "ls", "get", "explain", "watch", "logs", "metrics", "compare", "events", "ssh", "exec", "web"),
+    ),
+    "Change a job": ("cancel", "cap", "retry", "clone", "approve", "refuse", "artifacts", "rm"),
+    "Money and policies": ("budget", "policy", "spend", "reconcile"),
+    "Teams, tokens and secrets": ("login", "team", "token", "secret", "audit"),
+    "Channels and Slack": ("channel", "notify", "slack"),
+    "Run the daemon": ("serve", "doctor", "sweep", "clouds", "launcher", "blobs", "key"),
+}
+"""Commands by area, in the order of `gpubroker --help` and of the reference."""
+SYNONYMS: Mapping[str, str] = {
+    **dict.fromkeys(("status", "jobs", "ps", "list", "queue"), "gpubroker ls` or `gpubroker get JOB"),
+    **dict.fromkeys(("stop", "down", "kill"), "gpubroker cancel JOB"),
+    **dict.fromkeys(("delete", "remove"), "gpubroker rm JOB --data` for its data, or `gpubroker cancel JOB"),
+    **dict.fromkeys(("run", "launch", "start", "apply"), "gpubroker submit SPEC.yaml"),
+    **dict.fromkeys(("show", "describe"), "gpubroker get JOB"),
+    "version": "gpubroker --version",
+    "price": "gpubroker offers",
+    "cost": "gpubroker spend",
+}
+"""Commands of similar programs, with what to use here."""
 CODES = "; ".join(f"{int(code)}: {text}" for code, text in MEANINGS.items())
 
 
@@ -171,6 +195,8 @@ class Commands(LazyGroup):
 
     package = "broker.cli"
     entries = COMMANDS
+    areas = AREAS
+    synonyms = SYNONYMS
 
 
 app = typer.Typer(

@@ -8,6 +8,8 @@ _SIZES: Mapping[str, tuple[int, ...]] = {
     "a6000": (48,), "a10g": (22, 24), "l4": (22, 23, 24),
 }  # fmt: skip
 """Memory sizes in GB under which each model is sold, or which its driver reports."""
+_NOMINAL = ("b200", 192)
+"""Memory of the chips, of which clouds sell 180 GB."""
 _ALIASES = {"4090": "rtx4090", "rtx4090": "rtx4090", "rtxa6000": "a6000"}
 _NOISE = frozenset({
     "nvidia", "geforce", "rtx", "gpu", "tensor", "core", "hbm2", "hbm2e", "hbm3", "hbm3e", "gddr6", "gddr6x",
@@ -29,6 +31,22 @@ def gpu_name(name: str) -> str:
     text = re.sub(r"\bpci-?e(-?xpress)?\b", "pcie", text)
     text = re.sub(r"\b(\d+)-?g(i?b)?\b", r"\1gb", text)
     return _canonical(text.split("-")) or text
+
+
+def marketed_gb(name: str, memory_bytes: int) -> int:
+    """Return the size in GB by which a GPU is sold; its driver reports a little less, in GiB."""
+    gib, gb = memory_bytes / 1024**3, memory_bytes / 1000**3
+    named = [int(word.removesuffix("gb")) for word in name.split("-") if re.fullmatch(r"\d{1,4}gb", word)]
+    model = name.partition("-")[0]
+    sizes = [*named, *(size for size in _SIZES.get(model, ()) if (model, size) != _NOMINAL)]
+    sold = [size for size in sizes if 0.98 * gib <= size <= 1.12 * gib]
+    return max(sold, default=_round_size(gib, gb))
+
+
+def _round_size(gib: float, gb: float) -> int:
+    """Return the multiple of 8 that the driver's size falls short of, if there is one; otherwise the size in GB."""
+    above = -(-gib // 8) * 8
+    return int(above) if above - gib <= 0.07 * above else round(gb)
 
 
 def _canonical(words: list[str]) -> str | None:

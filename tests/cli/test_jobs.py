@@ -13,13 +13,14 @@ from broker.cli.commands import secrets as admin
 from broker.cli.commands import tenancy
 from broker.cli.core.exit_codes import Exit
 from broker.cli.jobs import jobs, submit
+from broker.cli.main import AREAS
 from broker.cli.operator import daemon
 from broker.client.transport import connection
 from broker.domain.ids import JobId
 from broker.domain.job import Event, JobState
 from broker.ports import Change
 from broker.quote.decision_record import packed
-from tests.cli.conftest import GOOD, Shell
+from tests.cli.conftest import GOOD, Shell, invoke
 from tests.conformance.samples import admission
 from tests.support.machines import offer, quoted
 from trainer.contract import object_keys
@@ -244,6 +245,44 @@ async def test_retry_makes_a_linked_job(shell: Shell) -> None:
     await end(shell, job, JobState.FAILED)
     ran = await to_thread(shell.run, "retry", job, "--json")
     assert ran.document["retry_of"] == job
+
+
+async def test_an_ended_job_cannot_be_refused(shell: Shell) -> None:
+    job = await submitted(shell)
+    await end(shell, job, JobState.CANCELLED)
+    ran = await to_thread(shell.run, "refuse", job)
+    assert (ran.code, f"job {job} is cancelled; there is nothing to refuse" in ran.err) == (Exit.BAD_INPUT, True)
+
+
+async def test_clone_writes_a_spec_that_can_be_submitted(shell: Shell) -> None:
+    job = await submitted(shell, GOOD + "labels: {team: red}\n")
+    target = shell.folder / "again.yaml"
+    ran = await to_thread(shell.run, "clone", job, str(target))
+    assert ran.code == 0, ran.err
+    assert (await to_thread(shell.run, "clone", job, str(target))).code == Exit.BAD_INPUT
+    again = await to_thread(shell.run, "submit", str(target), "-y", "-d", "--json")
+    assert again.code == 0, again.err
+    specs = [(await to_thread(shell.run, "get", one, "--json")).document["spec"] for one in (job, again.document["id"])]
+    assert specs[0] == specs[1]
+    shown = await to_thread(shell.run, "clone", job)
+    assert yaml.safe_load(shown.out) == yaml.safe_load(target.read_text())
+
+
+@pytest.mark.parametrize(
+    ("word", "use"),
+    [("status", "gpubroker ls`"), ("stop", "gpubroker cancel JOB`"), ("down", "gpubroker cancel JOB`"),
+     ("delete", "gpubroker rm JOB --data`"), ("version", "gpubroker --version`"), ("jobs", "gpubroker ls`")],
+)  # fmt: skip
+def test_words_of_other_programs_name_the_command(word: str, use: str) -> None:
+    ran = invoke(word)
+    assert (ran.code, use in " ".join(ran.err.replace("│", " ").split())) == (Exit.BAD_INPUT, True)
+
+
+def test_help_is_grouped_and_names_no_type_of_a_flag() -> None:
+    shown = invoke("--help").out
+    places = [shown.index(area) for area in AREAS]
+    assert places == sorted(places)
+    assert "<bool>" not in shown + invoke("logs", "--help").out + invoke("policy", "--help").out
 
 
 async def test_secrets_are_never_shown(shell: Shell) -> None:

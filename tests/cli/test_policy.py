@@ -70,7 +70,10 @@ async def test_a_policy_from_its_file_to_its_end(shell: Shell) -> None:
         (("at: 0.1", "at: 80"), "policy.yaml:8: budgets.0.thresholds.0.at"),
         (("Europe/Berlin", "Europe/Berln"), "policy.yaml:3: timezone"),
         (("max_gpus", "max_gpu"), "policy.yaml:9: max_gpu"),
-        (("team: default", "team: nowhere"), "policy.yaml:2: team: no team nowhere"),
+        (
+            ("team: default", "team: nowhere"),
+            "policy.yaml:2: team: no team nowhere; create it with `gpubroker team new nowhere`",
+        ),
         (("name: limits", "name: limits\nname: more"), "policy.yaml:2: name: the key is given twice"),
         (("budgets:", "budgets: ["), "policy.yaml:"),
     ],

@@ -53,7 +53,7 @@ class Policies:
         if policy.team is not None and all(
             team.name != policy.team for team in await self._store.as_tenant(caller.tenant).teams()
         ):
-            raise InvalidInput(Problem(field="team", message=f"no team {policy.team}; `gpubroker team ls` lists them"))
+            raise InvalidInput(Problem(field="team", message=_no_team_message(policy.team)))
 
     async def delete(self, caller: Caller, name: str, team: str | None) -> None:
         """Delete the policy with this name. Raises NotFound.
@@ -116,7 +116,9 @@ class Policies:
     async def refuse(self, caller: Caller, wanted: JobId) -> Job:
         """Cancel a job that awaits approval. Raises NotFound, Conflict."""
         job = await self._job(caller, wanted)
-        if job.stop_requested or job.state is JobState.CANCELLED:
+        if job.state in TERMINAL_JOB_STATES:
+            raise Conflict(f"job {wanted} is {job.state}; there is nothing to refuse")
+        if job.stop_requested:
             return job
         if job.state is not JobState.AWAITING_APPROVAL:
             raise Conflict(f"job {wanted} is {job.state} and awaits no approval; cancel it instead")
@@ -130,6 +132,10 @@ class Policies:
         if job is None:
             raise NotFound(f"no job {wanted}; `gpubroker ls` lists yours")
         return job
+
+
+def _no_team_message(team: str) -> str:
+    return f"no team {team}; create it with `gpubroker team new {team}`, or name one of `gpubroker team ls`"
 
 
 def _candidates(caller: Caller, team: str | None) -> Sequence[str | None]:

@@ -10,8 +10,7 @@ from rich.table import Table
 from broker.cli.core.command import Json, command
 from broker.cli.core.exit_codes import NotFoundExit
 from broker.cli.core.output import Output
-from broker.domain.gpu_names import gpu_name
-from broker.domain.offer import GIB
+from broker.domain.gpu_names import gpu_name, marketed_gb
 from broker.estimator.speed.hardware import TABLE, matches
 from broker.model_catalog import catalog
 
@@ -46,7 +45,7 @@ async def _gpus(words: Words = None, *, as_json: Json = False) -> None:
     for row in rows:
         table.add_row(
             row["name"],
-            f"{row['memory_bytes'] / GIB:.0f} GiB",
+            f"{marketed_gb(row['name'], row['memory_bytes'])} GB",
             *(f"{row[name] / 1e12:,.0f} TFLOP/s" for name in ("bf16_flops", "matmul_flops", "fp32_flops")),
             *(f"{row[name] / 1e9:,.0f} GB/s" for name in ("bandwidth", "link")),
         )

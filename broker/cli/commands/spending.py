@@ -97,7 +97,7 @@ def _bar(value: Decimal, highest: Decimal) -> str:
 def _cells(row: SpendRowView) -> tuple[str, ...]:
     return (
         formatting.money(row.usd),
-        f"{row.gpu_hours:,.1f}",
+        formatting.hours_count(row.gpu_hours),
         formatting.money(row.lost_usd),
         formatting.money(row.saved_on_demand_usd) if row.on_demand_of_usd else "–",
         formatting.money(row.saved_dearest_usd) if row.dearest_of_usd else "–",

@@ -5,6 +5,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from broker.domain.formatting import duration as duration
+from broker.domain.gpu_names import marketed_gb
 from broker.domain.money import show
 
 if TYPE_CHECKING:
@@ -31,6 +32,13 @@ def span(p50: Decimal | None, p90: Decimal | None) -> str:
     return money(p50) if p90 is None else f"{money(p50)} – {money(p90)}"
 
 
+def hours_count(hours: float) -> str:
+    """Return hours with at least two significant digits: `0.0042`, `0.31`, `12.5`, `1,234.5`."""
+    if not 0 < hours < 1:
+        return f"{hours:,.1f}"
+    return f"{hours:.2f}" if hours >= 0.095 else f"{hours:.4f}"
+
+
 def size(count: float) -> str:
     """Return a number of bytes in binary units."""
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -41,10 +49,10 @@ def size(count: float) -> str:
 
 
 def gpu(offer: "OfferView", nodes: int = 1) -> str:
-    """Return `2× l40s 48 GiB`, or for several machines `3 nodes of 2× l40s 48 GiB`."""
+    """Return `2× l40s 48 GB`, or for several machines `3 nodes of 2× l40s 48 GB`: the size by which it is sold."""
     machines = f"{nodes} nodes of " if nodes > 1 else ""
     count = f"{offer.gpus}× " if offer.gpus > 1 else ""
-    memory = f" {offer.gpu_memory_bytes / GIB:.0f} GiB" if offer.gpu_memory_bytes else ""
+    memory = f" {marketed_gb(offer.accelerator, offer.gpu_memory_bytes)} GB" if offer.gpu_memory_bytes else ""
     return f"{machines}{count}{offer.accelerator}{memory}"
 
 

@@ -29,17 +29,44 @@ class Entry:
     """Help text. It equals the docstring of the command's function, which a test checks."""
 
 
-class LazyGroup(TyperGroup):
+class PlainCommand(TyperCommand):
+    """A command whose help shows no type for options without a value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_flag_types(super().get_params(ctx))
+
+
+class PlainGroup(TyperGroup):
+    """A group whose help shows no type for options without a value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_flag_types(super().get_params(ctx))
+
+
+def _without_flag_types(params: list[Any]) -> list[Any]:
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
+class LazyGroup(PlainGroup):
     """The group of all commands. Typer itself prints a usage error to stderr and exits with 2."""
 
     package: ClassVar[str] = ""
     entries: ClassVar[Mapping[str, Entry]] = {}
+    areas: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Commands by the area under which help lists them."""
+    synonyms: ClassVar[Mapping[str, str]] = {}
+    """Command lines to use in place of an unknown command, by its name."""
     arguments: Sequence[str] = ()
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
-        for name, entry in self.entries.items():
-            self.add_command(TyperCommand(name, help=entry.summary), name)
+        for area, names in self.areas.items():
+            for name in names:
+                summary = self.entries[name].summary
+                self.add_command(TyperCommand(name, help=summary, rich_help_panel=area), name)
 
     def make_context(self, info_name: str | None, args: list[str], *more: Any, **extra: Any) -> Any:
         self.arguments = tuple(args)
@@ -51,6 +78,8 @@ class LazyGroup(TyperGroup):
             return super().invoke(ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        if args and args[0] in self.synonyms and args[0] not in self.entries:
+            ctx.fail(f"No such command {args[0]!r}; use `{self.synonyms[args[0]]}`")
         name, command, rest = super().resolve_command(ctx, args)
         try:
             return name, command if name is None else self.load(name), rest
@@ -61,11 +90,11 @@ class LazyGroup(TyperGroup):
         """Import a command or a group and return it. Raises ModuleNotFoundError."""
         entry, parent = self.entries[name], typer.Typer()
         if isinstance(entry.target, str):
-            parent.command(name)(self._function(entry.target))
+            parent.command(name, cls=PlainCommand)(self._function(entry.target))
         else:
-            group = typer.Typer(help=entry.summary, no_args_is_help="" not in entry.target)
+            group = typer.Typer(cls=PlainGroup, help=entry.summary, no_args_is_help="" not in entry.target)
             for member, target in entry.target.items():
-                add = group.command(member) if member else group.callback(invoke_without_command=True)
+                add = group.command(member, cls=PlainCommand) if member else group.callback(invoke_without_command=True)
                 add(self._function(target))
             parent.add_typer(group, name=name)
         return get_group(parent).commands[name]
