@@ -124,6 +124,11 @@ def test_templates_hold_no_inline_code_style_or_raw_text(template: Path) -> None
     assert FORBIDDEN.findall(template.read_text()) == []
 
 
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
+def test_the_keyboard_reaches_what_scrolls(template: Path) -> None:
+    assert re.findall(r'<\w+ class="(?:scroll|log)"(?![^>]*tabindex)', template.read_text()) == []
+
+
 @pytest.mark.parametrize(
     "text",
     [
