@@ -71,7 +71,7 @@ class Fleet:
     ) -> "Fleet":
         context = replace(context, timeouts=replace(context.timeouts, beat_s=context.limits.heartbeat_s))
         inventory, launchers, destroys = Inventory(context), CreatesInFlight(context), Destroys(context)
-        beats, observed_runs = HeartbeatReader(context), ObservedRuns(context)
+        beats, observed_runs = HeartbeatReader(context), ObservedRuns(context, offers)
         outbox = Outbox(context, notifiers, jitter=random.random, keep=keep)
         boot = Boot(context=context, box=box, trainer=trainer, learned=observed_runs)
         launch = Launch(context, inventory, launchers, boot, beats, offers)

@@ -32,11 +32,16 @@ HALF_LIFE_MIN: Final = 5 * 24 * 60.0
 FACTOR_STEP: Final = 1.5
 """Ratio of neighbouring values of a rounded frailty."""
 MAX_FACTOR_STEPS: Final = 5
+UNKNOWN_AGE_MIN: Final = 40.0
+"""Age of the state of a market that was not observed before."""
 
 Market = tuple[str, str, str, str, int, int]
 """(provider, cloud, region, accelerator, GPUs of a machine, machines of the job)."""
-Timeline = tuple[tuple[float, bool], ...]
-"""Times in minutes at which a market was found to have changed, with its state from then on, oldest first."""
+Timeline = tuple[tuple[float, bool | None], ...]
+"""Times in minutes at which a market was found to have changed, with its state from then on, oldest first.
+
+None: not observed.
+"""
 
 
 def market(offer: Offer, nodes: int) -> Market:
@@ -48,7 +53,8 @@ def market(offer: Offer, nodes: int) -> Market:
 class MarketHistory:
     """Weighted events and exposure of one market, and its current state."""
 
-    is_up: bool = True
+    is_up: bool | None = True
+    """None: the market is not observed."""
     age_min: float = 0.0
     """Minutes since the market entered its state; a lower limit if its begin was not observed."""
     falls: float = 0.0
@@ -68,18 +74,21 @@ class MarketHistory:
         """Return the expected ratio of the market's hazard of a rise to the prior."""
         return (STRENGTH + self.rises) / (STRENGTH + self.expected_rises)
 
-    def after(self, minutes: float, *, is_up: bool) -> "MarketHistory":
-        """Return the history after `minutes` more, at the end of which the market was found up or down."""
+    def after(self, minutes: float, *, is_up: bool | None) -> "MarketHistory":
+        """Return the history after `minutes` more, at the end of which the market was found up, down or unobserved.
+
+        Unobserved time is neither an exposure nor an event.
+        """
         keep = 0.5 ** (minutes / HALF_LIFE_MIN)
         exposed = expected_events(PRIOR_FALL if self.is_up else PRIOR_RISE, self.age_min, minutes)
-        changed = is_up is not self.is_up
+        age_min = UNKNOWN_AGE_MIN if self.is_up is None else 0.0
         return MarketHistory(
             is_up=is_up,
-            age_min=0.0 if changed else self.age_min + minutes,
-            falls=self.falls * keep + (changed and self.is_up),
+            age_min=self.age_min + minutes if is_up is self.is_up else age_min,
+            falls=self.falls * keep + (self.is_up is True and is_up is False),
             expected_falls=self.expected_falls * keep + (exposed if self.is_up else 0.0),
-            rises=self.rises * keep + (changed and not self.is_up),
-            expected_rises=self.expected_rises * keep + (0.0 if self.is_up else exposed),
+            rises=self.rises * keep + (self.is_up is False and is_up is True),
+            expected_rises=self.expected_rises * keep + (exposed if self.is_up is False else 0.0),
         )
 
 
@@ -116,26 +125,32 @@ def rounded_factor(factor: float) -> int:
     return max(-MAX_FACTOR_STEPS, min(MAX_FACTOR_STEPS, round(log(factor) / log(FACTOR_STEP))))
 
 
-@lru_cache(maxsize=4096)
 def market_history(timeline: Timeline, now_min: float) -> MarketHistory:
     """Return the history of a market that was observed from its timeline's first time until now."""
+    history = _until_last_change(timeline)
+    return history.after(max(0.0, now_min - timeline[-1][0]), is_up=history.is_up)
+
+
+@lru_cache(maxsize=4096)
+def _until_last_change(timeline: Timeline) -> MarketHistory:
     (begin, is_up), *changes = timeline
     history = MarketHistory(is_up=is_up)
     for at_min, is_up in changes:
         history, begin = history.after(at_min - begin, is_up=is_up), at_min
-    return history.after(max(0.0, now_min - begin), is_up=history.is_up)
+    return history
 
 
 @lru_cache(maxsize=1024)
 def union(timelines: tuple[Timeline, ...]) -> Timeline:
-    """Return the timeline of a market that is up while any of several markets is up."""
+    """Return the timeline of a market that is up while any of several markets is up, and down while all are down."""
     if len(timelines) == 1:
         return timelines[0]
-    states, changes = [False] * len(timelines), list[tuple[float, bool]]()
+    states, changes = list[bool | None]([None] * len(timelines)), list[tuple[float, bool | None]]()
     for at_min, number, is_up in merge(*([(at, n, up) for at, up in line] for n, line in enumerate(timelines))):
         states[number] = is_up
         if changes and changes[-1][0] == at_min:
             changes.pop()
-        if not changes or changes[-1][1] is not any(states):
-            changes.append((at_min, any(states)))
+        state = any(states) or (None if None in states else False)
+        if not changes or changes[-1][1] is not state:
+            changes.append((at_min, state))
     return tuple(changes)

@@ -1,9 +1,11 @@
 """Store operations on the history of prices and availability."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from datetime import datetime
 from typing import Protocol
 
 from broker.domain.market.offer_history import HistoryQuery, MarketGroup, OfferSample, RecordedHistory
+from broker.domain.market.spot_evidence import SpotEvidence
 
 
 class TenantOfferHistory(Protocol):
@@ -27,6 +29,10 @@ class OfferHistoryStore(Protocol):
 
     async def record_refusal(self, group: MarketGroup, bucket: int) -> None:
         """Record that a cloud refused a create for lack of capacity; a repetition within the bucket changes nothing."""
+        ...
+
+    async def spot_evidence(self, accelerators: Collection[str], *, since: datetime) -> SpotEvidence:
+        """Return the spot offers and refused creates of some accelerators, and all own spot machines, since a time."""
         ...
 
     async def merge_offer_history(self, *, before: int) -> int:

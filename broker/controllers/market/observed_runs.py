@@ -1,22 +1,30 @@
 """Corrections of the estimator from the observed runs of all teams: speed, memory and preemptions.
 
-Steps: read spot machines and observed runs, assess each new run once, compute the corrections.
-Facts: hours and preemptions of spot machines, measurements of ended attempts.
+Steps: read spot machines, spot markets and observed runs, assess each new run once, compute the corrections.
+Facts: hours and preemptions of spot machines, what spot markets have shown, measurements of ended attempts.
 Decisions: the corrections that quotes use from now, by `broker.estimator.planning.corrections`.
 """
 
 import asyncio
 from dataclasses import replace
+from datetime import timedelta
 
 from broker.controllers.base.context import ControllerContext
+from broker.controllers.market.offers_by_id import Offers
 from broker.domain.ids import AttemptId
 from broker.estimator.planning.corrections import NO_CORRECTIONS, ComparedRun, Corrections, assess, learn
 from broker.estimator.preemption_rate import place_of
+from broker.estimator.spot_hazards import Market, Timeline
+from broker.estimator.spot_timelines import bounded, timelines
 
 EACH = 16
 """Number of latest runs that are read for each GPU, method and family."""
 SPOTS_WITHIN_S = 30 * 86_400.0
 """Age limit of spot machines: older ones belong to another market."""
+MARKETS_WITHIN = timedelta(days=14)
+"""Age limit of what spot markets have shown; by then it weighs a seventh."""
+AT_ONCE = 10
+"""Timelines that are computed before other tasks get their turn."""
 SPOTS_EVERY = 20
 """Steps between two reads of spot machines. A read scans all attempts, and a changed result invalidates all quotes."""
 
@@ -26,8 +34,9 @@ class ObservedRuns:
 
     name = "observed_runs"
 
-    def __init__(self, context: ControllerContext) -> None:
+    def __init__(self, context: ControllerContext, offers: Offers = tuple) -> None:
         self._context = context
+        self._offers = offers
         self._assessed: dict[AttemptId, ComparedRun | None] = {}
         self._corrections = NO_CORRECTIONS
         self._steps = 0
@@ -38,10 +47,7 @@ class ObservedRuns:
 
     async def step(self) -> bool:
         if self._steps % SPOTS_EVERY == 0:
-            spot_hours = await self._context.store.spot_hours(within_s=SPOTS_WITHIN_S)
-            spots = {place_of(run): run for run in spot_hours}
-            if spots != self._corrections.spots:
-                self._corrections = replace(self._corrections, spots=spots)
+            await self._read_spots()
         self._steps += 1
         observed = await self._context.store.observations(each=EACH)
         if {run.attempt_id for run in observed} == self._assessed.keys():
@@ -56,5 +62,22 @@ class ObservedRuns:
         for hardware in experience.speeds:
             experience.prepare(hardware)
             await asyncio.sleep(0)
-        self._assessed, self._corrections = assessed, replace(experience, spots=self._corrections.spots)
+        spots, markets = self._corrections.spots, self._corrections.markets
+        self._assessed, self._corrections = assessed, replace(experience, spots=spots, markets=markets)
         return False
+
+    async def _read_spots(self) -> None:
+        """Read own spot machines and the history of spot markets. Both stay the same objects if nothing is new."""
+        store, now = self._context.store, self._context.clock.now()
+        spots = {place_of(run): run for run in await store.spot_hours(within_s=SPOTS_WITHIN_S)}
+        accelerators = {offer.accelerator for offer in self._offers() if offer.spot}
+        evidence = await store.spot_evidence(accelerators, since=now - MARKETS_WITHIN)
+        lines = dict[Market, Timeline]()
+        for number, (market, line) in enumerate(timelines(evidence, now.timestamp() / 60)):
+            lines[market] = line
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
+        markets = bounded(lines)
+        known = self._corrections
+        if spots != known.spots or markets != known.markets:
+            self._corrections = replace(known, spots=spots, markets=markets)

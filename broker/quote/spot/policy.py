@@ -13,6 +13,7 @@ from typing import Final
 from broker.estimator.spot_hazards import (
     PRIOR_FALL,
     TICK_MIN,
+    UNKNOWN_AGE_MIN,
     Market,
     MarketHistory,
     Timeline,
@@ -38,8 +39,6 @@ DEARER: Final = 1.25
 PRICE_STEP: Final = 1.15
 DECISION_MIN: Final = 10.0
 """Maximum minutes between two decisions about a waiting job."""
-UNKNOWN_AGE_MIN: Final = 40.0
-"""Age of the state of a market that was never observed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,11 @@
 """`ports.offer_history` in memory, without the document rows that PostgreSQL uses."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from typing import cast
 
+from broker.domain.job import Reason
 from broker.domain.market.offer_history import (
     DAY_BUCKETS,
     HistoryQuery,
@@ -12,6 +15,7 @@ from broker.domain.market.offer_history import (
     RecordedHistory,
     bucket_of,
 )
+from broker.domain.market.spot_evidence import OwnSpotRun, SpotEvidence
 from broker.reporting.offer_history import joined
 from tests.support.memory_store.state import MemoryPart
 
@@ -53,6 +57,19 @@ class MemoryOfferHistory(MemoryPart):
 
     async def record_refusal(self, group: MarketGroup, bucket: int) -> None:
         self._state.market.refusals[group].add(bucket)
+
+    async def spot_evidence(self, accelerators: Collection[str], *, since: datetime) -> SpotEvidence:
+        query = HistoryQuery(accelerators=accelerators, since=since, until=self._state.clock.now(), spot=True)
+        recorded = await MemoryTenantOfferHistory.offer_history(cast(MemoryTenantOfferHistory, self), query)
+        runs = []
+        for attempt in (row.value for row in self._state.attempts.values()):
+            sent, offer, preempted = attempt.create_sent_at, attempt.line.offer, attempt.reason is Reason.PREEMPTED
+            if offer.spot and sent is not None and sent > since and (attempt.running_at or preempted):
+                begin, end = attempt.running_at or sent, attempt.terminating_since or attempt.ended_at
+                end = end or self._state.clock.now()
+                group = MarketGroup.of(offer)
+                runs.append(OwnSpotRun(group, attempt.line.nodes, begin.timestamp(), end.timestamp(), preempted))
+        return SpotEvidence(recorded=recorded, runs=runs)
 
     async def merge_offer_history(self, *, before: int) -> int:
         market = self._state.market

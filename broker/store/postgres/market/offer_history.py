@@ -6,7 +6,8 @@ clouds takes less than 200 MB.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
 
 from broker.domain.market.offer_history import (
     HistoryQuery,
@@ -16,6 +17,7 @@ from broker.domain.market.offer_history import (
     RecordedHistory,
     bucket_of,
 )
+from broker.domain.market.spot_evidence import OwnSpotRun, SpotEvidence
 from broker.reporting.offer_history import joined
 from broker.store.postgres import row_codec
 from broker.store.postgres.base import PostgresPart
@@ -53,6 +55,13 @@ class PostgresOfferHistory(PostgresPart):
     async def record_refusal(self, group: MarketGroup, bucket: int) -> None:
         await self._pool.read("record_refusal", *group, bucket)
 
+    async def spot_evidence(self, accelerators: Collection[str], *, since: datetime) -> SpotEvidence:
+        """Read all kinds of observations at once; unpack in a thread, since it takes long."""
+        names = sorted(accelerators)
+        query = HistoryQuery(accelerators=names, since=since, until=since, spot=True)
+        rows = await self._pool.read("spot_evidence", [LISTED, *names], bucket_of(since))
+        return await asyncio.to_thread(_evidence, rows, query)
+
     async def merge_offer_history(self, *, before: int) -> int:
         async with self._pool.transaction("merge_offer_history") as connection:
             if not await connection.fetchval(QUERIES["lock_offer_history"]):
@@ -79,6 +88,24 @@ def _packed(samples: Sequence[OfferSample]) -> list[HistoryDocument]:
 
 def _document(row: row_codec.Record) -> HistoryDocument:
     return HistoryDocument(row["accelerator"], row["provider"], row["bucket"], row["document"])
+
+
+def _evidence(rows: Sequence[row_codec.Record], query: HistoryQuery) -> SpotEvidence:
+    documents, refused = list[tuple[bool, HistoryDocument]](), defaultdict[MarketGroup, set[int]](set)
+    runs = list[OwnSpotRun]()
+    for row in rows:
+        group = MarketGroup(row["provider"], row["cloud"], row["region"], row["accelerator"], row["gpus"], True)
+        if row["kind"] == "listed":
+            bucket = int(row["since"])
+            document = HistoryDocument(row["accelerator"], row["provider"], bucket, row["document"])
+            documents.append((not row["is_flagged"], document))
+        elif row["kind"] == "refused":
+            refused[group].add(int(row["since"]))
+        else:
+            runs.append(OwnSpotRun(group, row["nodes"], row["since"], row["until"], row["is_flagged"]))
+    documents.sort(key=lambda entry: (entry[0], entry[1].bucket))  # of two figures of a bucket the merged one counts
+    recorded = _selected([document for _, document in documents], refused, query)
+    return SpotEvidence(recorded=recorded, runs=runs)
 
 
 def _selected(

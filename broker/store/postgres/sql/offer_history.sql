@@ -31,6 +31,23 @@ ORDER BY merged DESC, bucket;
 SELECT provider, cloud, region, accelerator, gpus, spot, bucket FROM offer_refusals
 WHERE accelerator = ANY ($1::text[]) AND bucket BETWEEN $2 AND $3;
 
+-- name: spot_evidence
+-- Every broker reads the last two weeks every 10 minutes: each part by an index, all in one snapshot.
+SELECT 'listed' AS kind, provider, '' AS cloud, '' AS region, accelerator, 0::bigint AS gpus, 0::bigint AS nodes,
+    bucket::double precision AS since, 0::double precision AS until, merged AS is_flagged, document
+FROM offer_history WHERE accelerator = ANY ($1::text[]) AND bucket > $2::bigint - 288
+UNION ALL
+SELECT 'refused', provider, cloud, region, accelerator, gpus, 1, bucket, 0, false, NULL
+FROM offer_refusals WHERE accelerator = ANY ($1::text[]) AND bucket >= $2 AND spot
+UNION ALL
+SELECT 'own', line -> 'offer' ->> 'provider', line -> 'offer' ->> 'cloud', line -> 'offer' ->> 'region',
+    line -> 'offer' ->> 'accelerator', (line -> 'offer' ->> 'gpus')::bigint, (line ->> 'nodes')::bigint,
+    extract(epoch FROM coalesce(running_at, create_sent_at)),
+    extract(epoch FROM coalesce(terminating_since, ended_at, clock_timestamp())), reason IS NOT DISTINCT FROM 'preempted', NULL
+FROM attempts
+WHERE create_sent_at > to_timestamp($2 * 300.0) AND (line -> 'offer' ->> 'spot')::boolean
+    AND (running_at IS NOT NULL OR reason = 'preempted');
+
 -- name: recorded_accelerators
 -- One step of the index for each name, instead of a scan of all rows.
 WITH RECURSIVE names AS (
