@@ -7,6 +7,7 @@
 | `commands` | login, init, policies, channels, tokens, spending, catalogs, estimates |
 | `operator` | serve, doctor, sweep and the repair of an installation |
 | `spec` | reading, overriding and checking a spec file |
+| `convert` | task files of SkyPilot and dstack as specs |
 | `views` | tables and summaries for the terminal |
 | `core` | output, exit codes and error handling of all commands |
 """

@@ -19,6 +19,10 @@ COMMANDS: Mapping[str, Entry] = {
     ),
     "init": Entry("commands.setup:init", "Write a short spec to start from; `-` writes it to stdout."),
     "schema": Entry("commands.setup:schema", "Print the JSON Schema of a job's spec, for editors and other programs."),
+    "convert": Entry(
+        "commands.convert:convert",
+        "Convert a SkyPilot or dstack task into a spec, and list on stderr what has no counterpart.",
+    ),
     "quote": Entry(
         "jobs.submit:quote",
         "Check a spec and its data, and price the job on every offer. Nothing is created or bought.",
@@ -165,7 +169,7 @@ COMMANDS: Mapping[str, Entry] = {
 }
 """Commands by name. A group names the function of each member."""
 AREAS: Mapping[str, tuple[str, ...]] = {
-    "Quote and estimate": ("init", "schema", "quote", "estimate", "simulate", "offers", "models", "gpus"),
+    "Quote and estimate": ("init", "schema", "convert", "quote", "estimate", "simulate", "offers", "models", "gpus"),
     "Submit and follow": (
         *("submit", "ls", "get", "explain", "watch", "logs", "metrics", "compare", "events", "ssh", "exec", "web"),
     ),

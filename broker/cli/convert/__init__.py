@@ -1,0 +1,1 @@
+"""Task files of other tools as specs: SkyPilot's task YAML and dstack's `.dstack.yml`."""

@@ -1,0 +1,118 @@
+"""A conversion: reads settings of the other tool's file, and notes those without a counterpart."""
+
+import re
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker.cli.core.exit_codes import BadInput
+from broker.client.spec_shorthand import SHELL
+from trainer.contract.yaml_document import YamlDocument
+
+PROVIDERS = {"aws": "aws", "lambda": "lambda", "runpod": "runpod", "vast": "vast", "vastai": "vast"}
+"""The broker's name of each cloud that it can use."""
+NAME_CHARACTERS = 63
+SHELL_WORDS = frozenset({"cd", "export", "source", ".", "set", "if", "for", "while", "eval", "ulimit"})
+"""First words of a line that only a shell understands."""
+
+
+@dataclass
+class Conversion:
+    """The spec so far, and the remarks about it. `taken` settings of the other file need no remark."""
+
+    document: YamlDocument
+    spec: dict[str, Any] = field(default_factory=dict)
+    lost: list[tuple[str, str]] = field(default_factory=list)
+    """Settings without a counterpart: field and reason."""
+    hints: list[tuple[str, str]] = field(default_factory=list)
+    """Steps that are left to the user: field and text."""
+
+    def lose(self, *path: str, why: str = "has no counterpart") -> None:
+        self.lost.append((".".join(path), why))
+
+    def hint(self, *path: str, text: str) -> None:
+        self.hints.append((".".join(path), text))
+
+    def lose_rest(self, settings: dict[str, Any], *above: str) -> None:
+        """Note all settings that are left. Empty ones mean nothing."""
+        for name, value in settings.items():
+            if value not in (None, {}, [], False):
+                self.lose(*above, str(name))
+
+    def lines(self, remarks: Iterable[tuple[str, str]]) -> list[str]:
+        """Return remarks as `file:line: field: text`."""
+        return [f"{self.document.place(tuple(where.split('.')))}: {where}: {text}" for where, text in remarks]
+
+    def group(self, name: str) -> dict[str, Any]:
+        """Return a group of settings of the spec, made by its first use."""
+        inner: dict[str, Any] = self.spec.setdefault(name, {})
+        return inner
+
+    def refuse(self, field: str, message: str) -> BadInput:
+        return BadInput("\n".join(self.lines([(field, message)])), problems=((field, message),))
+
+    def name(self, written: Any, default: str) -> None:
+        """Set the job's name in the broker's characters."""
+        name = re.sub(r"[^a-z0-9]+", "-", str(written or default).lower()).strip("-")[:NAME_CHARACTERS].strip("-")
+        self.spec["name"] = name or "job"
+
+    def providers(self, names: Iterable[Any], *path: str) -> None:
+        """Set the clouds; those that the broker cannot use are lost."""
+        for name in names:
+            provider = PROVIDERS.get(str(name).lower())
+            if provider is None:
+                self.lose(*path, why=f"{name} is not one of the broker's clouds ({', '.join(sorted(PROVIDERS))})")
+            else:
+                self.add("providers", provider)
+
+    def add(self, setting: str, value: str) -> None:
+        """Add a value to a list of `resources`, once."""
+        values: list[str] = self.group("resources").setdefault(setting, [])
+        if value not in values:
+            values.append(value)
+
+    def environment(self, values: dict[str, Any], *path: str) -> None:
+        """Set variables as text. Those without a value must be given."""
+        for name, value in values.items():
+            if value is None:
+                self.lose(*path, name, why=f"has no value; give it in the spec, or with --set env.{name}=VALUE")
+            else:
+                key = (*path, name)
+                text = value if isinstance(value, str) else self.document.texts.get(key, str(value))
+                self.group("env")[name] = text
+
+    def secrets(self, names: Iterable[str], *path: str) -> None:
+        """Set names of secrets. Their values are never copied."""
+        for name in names:
+            self.spec.setdefault("secrets", []).append(name)
+            self.hint(*path, name, text=f"store it with `gpubroker secret set {name}`; the spec names it only")
+
+    def command(self, lines: str, *, setup: str = "") -> None:
+        """Set the command: the words of one simple line, otherwise a script for bash."""
+        lines, setup = lines.strip(), setup.strip()
+        self.group("script")["command"] = _words(lines) if not setup else None
+        if self.spec["script"]["command"] is None:
+            before = f"(\n{setup}\n) || exit $?\n" if setup else ""
+            self.spec["script"]["command"] = ["bash", "-c", before + lines + "\n"]
+        if setup:
+            self.hint("setup", text="runs at every start of the job, also after a preemption")
+
+    def closing_hints(self) -> None:
+        """Add the hints of every converted job."""
+        if "cap_usd" not in self.spec:
+            self.hint("cap_usd", text="the other file has no limit; set the dollars that the job never exceeds")
+        self.hint("script.checkpoints", text="save to $GPUBROKER_CHECKPOINT_DIR, or set script.checkpoints: false")
+
+
+def _words(line: str) -> list[str] | None:
+    """Return the words of a line that needs no shell, otherwise None."""
+    if "\n" in line or any(character in line for character in "$`*?~#") or line.split(" ", 1)[0] in SHELL_WORDS:
+        return None
+    reader = shlex.shlex(line, posix=True, punctuation_chars=True)
+    try:
+        needs_shell = any(set(word) <= SHELL for word in reader)
+        words = None if needs_shell else shlex.split(line)
+    except ValueError:
+        return None
+    return words if words and not re.fullmatch(r"\w+=.*", words[0]) else None

@@ -1,0 +1,144 @@
+"""dstack's task configuration as a spec (dstack.ai, `.dstack.yml` reference of tasks, read in November 2026)."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from broker.cli.convert.conversion import Conversion
+
+SPOT = {"spot": "only", "on-demand": "never", "auto": "allowed"}
+CAUSES = {"no-capacity": ["no_capacity"], "interruption": ["preempted", "lost"], "error": ["infrastructure"]}
+SECRET = re.compile(r"\$\{\{\s*secrets\.(\w+)\s*\}\}")
+
+
+def convert_dstack(conversion: Conversion) -> None:
+    """Convert the document. Raises BadInput for other types than tasks."""
+    task = dict(conversion.document.data)
+    if (kind := task.pop("type", None)) != "task":
+        raise conversion.refuse("type", f"{kind} has no counterpart; only a task ends")
+    commands = task.pop("commands", None)
+    if not commands:
+        raise conversion.refuse("commands", "is missing; a job is a program that ends")
+    stem = Path(conversion.document.name).name.removesuffix(".yml").removesuffix(".dstack").strip(".")
+    conversion.name(task.pop("name", None), stem or "job")
+    _code(conversion, task.pop("repos", None))
+    lines = [str(line) for line in ([commands] if isinstance(commands, str) else commands)]
+    conversion.command("\n".join(["set -e", *lines]) if len(lines) > 1 else lines[0])
+    if "DSTACK_" in "\n".join(lines):
+        conversion.lose("commands", why="uses variables DSTACK_…, which are not set")
+    _environment(conversion, task.pop("env", None))
+    _limits(conversion, task)
+    _resources(conversion, task.pop("resources", None) or {})
+    _retry(conversion, task.pop("retry", None))
+    _utilisation(conversion, task.pop("utilization_policy", None))
+    conversion.lose_rest(task)
+    conversion.closing_hints()
+
+
+def _code(conversion: Conversion, repos: Any) -> None:
+    """Set the code folder: the first local repository, otherwise the folder of the spec."""
+    code = "."
+    for number, repo in enumerate(repos or []):
+        local = repo.get("local_path") if isinstance(repo, dict) else str(repo).partition(":")[0]
+        if number == 0 and local and not re.match(r"git@|https?$|ssh$", local):
+            code = local
+        else:
+            conversion.lose("repos", str(number), why="has no counterpart; check it out into the code folder")
+    conversion.group("script")["code"] = code
+
+
+def _environment(conversion: Conversion, env: Any) -> None:
+    """Convert `NAME=VALUE` items or a mapping. A name alone, and a reference to a secret, become secrets."""
+    pairs = env.items() if isinstance(env, dict) else [_pair(str(item)) for item in env or []]
+    for name, value in pairs:
+        reference = SECRET.fullmatch(value) if isinstance(value, str) else None
+        if value is None or (reference and reference[1] == name):
+            conversion.secrets([name], "env")
+        elif isinstance(value, str) and "${{" in value:
+            conversion.lose("env", name, why="a reference within a value has no counterpart")
+        else:
+            conversion.environment({name: value}, "env")
+
+
+def _pair(item: str) -> tuple[str, str | None]:
+    name, equals, value = item.partition("=")
+    return name, value if equals else None
+
+
+def _limits(conversion: Conversion, task: dict[str, Any]) -> None:
+    """Convert clouds, regions, prices and times."""
+    resources = conversion.group("resources")
+    conversion.providers(task.pop("backends", None) or [], "backends")
+    for region in task.pop("regions", None) or []:
+        conversion.add("regions", str(region))
+    resources["spot"] = SPOT.get(str(task.pop("spot_policy", None) or "on-demand"), "allowed")
+    if (nodes := task.pop("nodes", None)) not in (None, 1):
+        resources["nodes"] = nodes
+    if (price := task.pop("max_price", None)) is not None:
+        resources["max_usd_per_hour"] = price
+    if (duration := task.pop("max_duration", None)) not in (None, "off", False, True):
+        conversion.spec["max_duration"] = duration
+    if priority := task.pop("priority", None):
+        conversion.spec["priority"] = priority
+    for name, value in dict(task.pop("tags", None) or {}).items():
+        conversion.spec.setdefault("labels", {})[name] = str(value)
+    for needless in ("creation_policy", "idle_duration"):  # machines are bought for one job, and end with it
+        task.pop(needless, None)
+
+
+def _resources(conversion: Conversion, resources: dict[str, Any]) -> None:
+    rest = dict(resources)
+    gpu = rest.pop("gpu", None)
+    parts = dict(gpu) if isinstance(gpu, dict) else _gpu(str(gpu)) if gpu is not None else {}
+    names = parts.pop("name", None) or []
+    for name in [names] if isinstance(names, str) else names:
+        conversion.add("accelerators", str(name))
+    least, dots, most = str(parts.pop("count", None) or 1).replace(" ", "").partition("..")
+    if gpu is not None:
+        conversion.group("resources")["gpus"] = int(least) if least.isdecimal() else 1
+    if dots and most != least:
+        conversion.lose("resources", "gpu", "count", why=f"a range has no counterpart; {least or 1} is asked for")
+    if str(parts.get("vendor", "")).lower() == "nvidia":
+        del parts["vendor"]
+    conversion.lose_rest(parts, "resources", "gpu")
+    conversion.lose_rest(rest, "resources")
+
+
+def _gpu(text: str) -> dict[str, Any]:
+    """Return the parts of a short form such as `nvidia:A100,H100:80GB:2..4`, in any order."""
+    parts: dict[str, Any] = {}
+    for token in text.replace(" ", "").split(":"):
+        if token.lower() in ("nvidia", "amd", "google", "tpu", "intel", "tenstorrent"):
+            parts["vendor"] = token
+        elif token[:1].isalpha():
+            parts["name"] = token.split(",")
+        elif any(character.isalpha() for character in token):
+            parts["memory"] = token
+        else:
+            parts["count"] = token
+    return parts
+
+
+def _retry(conversion: Conversion, retry: Any) -> None:
+    if retry is False:
+        conversion.spec["retry"] = {"max": 0}
+    if not isinstance(retry, dict):
+        return
+    events = retry.get("on_events") or []
+    causes = [cause for event in events for cause in CAUSES.get(str(event), [])]
+    conversion.spec["retry"] = {"on": causes}
+    if "error" in events:
+        conversion.lose(
+            "retry", "on_events", why="an error of the program itself is not repeated, only one of a machine"
+        )
+    conversion.lose_rest({"duration": retry.get("duration")}, "retry")
+
+
+def _utilisation(conversion: Conversion, policy: Any) -> None:
+    """Convert the end of a run whose GPUs are idle."""
+    if isinstance(policy, dict):
+        conversion.spec["idle"] = {
+            "action": "end",
+            "gpu_below": int(policy.get("min_gpu_utilization", 0)) / 100,
+            "window_s": policy.get("time_window", 900),
+        }
