@@ -16,6 +16,7 @@ from broker.domain.instance import Caps
 from broker.domain.offer import GIB, DropReason, Offer, ProviderStatus, Quote, QuoteLine
 from broker.domain.spec import JobSpec, Resources
 from broker.domain.workload import Workload
+from broker.estimator.planning.corrections import NO_CORRECTIONS, Corrections
 from broker.estimator.speed.hardware import TABLE, matches
 from broker.quote.engine import quote
 from broker.quote.spot.plan import no_plan
@@ -55,6 +56,8 @@ class ServableMarket:
     now: datetime
     local_files: bool
     scoped_store: bool
+    learned: Corrections = NO_CORRECTIONS
+    """Corrections of the estimator, as quotes use them: otherwise both would disagree about memory."""
 
 
 def may_be_served(quoted: Quote) -> bool:
@@ -133,7 +136,7 @@ def _judged(spec: JobSpec, workload: Workload, market: ServableMarket, offers: S
     return quote(
         spec, workload, offers, now=market.now, local_files=market.local_files, scoped_store=market.scoped_store,
         spent=Decimal(0), cap_left=spec.cap_usd, excluded={}, caps=market.caps,
-        plans=no_plan,
+        learned=market.learned, plans=no_plan,
     )  # fmt: skip
 
 

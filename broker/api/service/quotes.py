@@ -224,6 +224,7 @@ class QuoteService:
             now=self._clock.now(),
             local_files=self._blobs.local or checked.local_model,
             scoped_store=self._blobs.scopes,
+            learned=self.learned(),
         )
         return await self.threads.of_team(team)(partial(unserved, spec, checked.workload, market))
 

@@ -11,6 +11,7 @@ from broker.domain.instance import Caps
 from broker.domain.offer import GIB, DropReason, Offer, ProviderStatus
 from broker.domain.spec import JobSpec
 from broker.domain.workload import Workload
+from broker.estimator.planning.corrections import Corrections, model_key
 from broker.quote.servability import PASSING, RULES, ServableMarket, may_be_served, unserved
 from tests.support.machines import NOW, SCRIPT, WORK, offer, quoted, spec
 
@@ -55,6 +56,19 @@ def test_a_disk_that_is_full_for_now_is_no_reason() -> None:
     """A job that waits for the running one to end needs the disk only then."""
     full = replace(HERE, disk_bytes=GIB, available=False)
     assert refusal(spec(), market({"mine": MINE}, [full], local_files=True)) is None
+
+
+@pytest.mark.parametrize(
+    ("learned", "is_served"),
+    [(Corrections(shortfalls={model_key(WORK): 3.0}), False), (Corrections(), True)],
+    ids=["ran out of memory", "nothing observed"],
+)
+def test_memory_is_judged_as_own_runs_have_shown(learned: Corrections, is_served: bool) -> None:
+    """A job that quotes drop everywhere for its memory must not wait for ever."""
+    where = market({"mine": MINE}, [HERE], local_files=True, learned=learned)
+    refused = refusal(spec(), where)
+    assert (refused is None) is is_served
+    assert is_served or "needs 60.8 GiB per GPU, has 24.0" in str(refused)
 
 
 @pytest.mark.parametrize(
