@@ -6,6 +6,7 @@ A job on the daemon's host writes below its own prefixes. One file with such a n
 import os
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 from broker.ports import BlobInfo
@@ -37,7 +38,8 @@ def _objects(folder: Path, prefix: str) -> Iterator[BlobInfo]:
             except FileNotFoundError:
                 continue
             etag = f'"{status.st_ino:x}-{status.st_mtime_ns // 1000:x}-{status.st_size:x}"'
-            yield BlobInfo(key=prefix + entry.name, bytes=status.st_size, etag=etag)
+            written_at = datetime.fromtimestamp(status.st_mtime, UTC)
+            yield BlobInfo(key=prefix + entry.name, bytes=status.st_size, etag=etag, written_at=written_at)
 
 
 def _is_usable(name: str) -> bool:

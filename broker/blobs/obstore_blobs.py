@@ -193,7 +193,8 @@ class ObstoreBlobs:
         async for batch in obstore.list(self._store, prefix=self._prefix + prefix, chunk_size=1000):
             for meta in batch:
                 key = meta["path"].removeprefix(self._prefix)
-                listing.append(BlobInfo(key=key, bytes=meta["size"], etag=meta["e_tag"] or ""))
+                etag, written_at = meta["e_tag"] or "", meta["last_modified"]
+                listing.append(BlobInfo(key=key, bytes=meta["size"], etag=etag, written_at=written_at))
         return listing
 
     async def _ask(self, verb: str, key: str, call: Awaitable[T], within_s: float = CALL_S) -> T:

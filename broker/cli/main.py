@@ -61,7 +61,7 @@ COMMANDS: Mapping[str, Entry] = {
         "Follow a job until it ends: events, progress, then a summary. Ctrl-C leaves the job running.",
     ),
     "logs": Entry(
-        "jobs.jobs:logs",
+        "jobs.logs:logs",
         "Show the log of a job, escaped on a terminal; --follow --json writes one document per line.",
     ),
     "metrics": Entry(

@@ -222,9 +222,21 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         async for message in self._feed(f"{await self._job(job)}/logs", "", attempt=attempt):
             yield LogChunk.model_validate_json(message.data)
 
-    async def log_now(self, job: str, *, attempt: int | None = None) -> str:
-        """Return the log of an attempt, by default of the latest, up to now."""
-        params = plain({"attempt": attempt, "follow": 0})
+    async def log_now(
+        self,
+        job: str,
+        *,
+        attempt: int | None = None,
+        tail: int | None = None,
+        since: str | None = None,
+        timestamps: bool = False,
+    ) -> str:
+        """Return the log of an attempt, by default of the latest, up to now.
+
+        `tail`: number of last lines; `since`: ISO 8601; `timestamps`: begin each line with the time of its upload.
+        """
+        choice = {"tail": tail, "since": since, "timestamps": int(timestamps)}
+        params = plain({"attempt": attempt, "follow": 0, **choice})
         return (await self._http.read("GET", f"{await self._job(job)}/logs", params=params)).decode("utf-8", "replace")
 
     async def _feed(self, path: str, last: str, **parameters: Any) -> AsyncIterator[sse.ReceivedEvent]:

@@ -17,6 +17,8 @@ class BlobInfo:
     bytes: int
     etag: str
     """Changes with every write; compare it, never parse it."""
+    written_at: datetime | None = field(default=None, compare=False)
+    """Time of the latest write by the store's clock; None: the store does not report it."""
 
 
 DOCUMENT_BYTES = 1 << 20

@@ -3,7 +3,7 @@
 import json
 from asyncio import to_thread
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 import pytest
@@ -16,7 +16,7 @@ from broker.cli.jobs import jobs, submit
 from broker.cli.main import AREAS
 from broker.cli.operator import daemon
 from broker.client.transport import connection
-from broker.domain.ids import JobId
+from broker.domain.ids import JobId, attempt_id
 from broker.domain.job import Event, JobState
 from broker.ports import Change
 from broker.quote.decision_record import packed
@@ -227,6 +227,26 @@ async def test_events_and_logs(shell: Shell) -> None:
     assert [json.loads(line)["seq"] for line in ran.out.splitlines()] == [1, 2]
     ran = await to_thread(shell.run, "logs", job, "--json")
     assert ran.document["text"] == ""
+    ran = await to_thread(shell.run, "logs", job)
+    assert (ran.out, f"job {job} never ran, so it has no log; its state is failed" in ran.err) == ("", True)
+    assert (await to_thread(shell.run, "logs", job, "--follow", "--tail", "1")).code == Exit.BAD_INPUT
+
+
+async def test_the_end_of_a_log_with_times(shell: Shell) -> None:
+    job = await submitted(shell)
+    store = shell.api.service.store
+    (row,) = await store.claim_jobs([JobState.QUEUED], owner="test", lease_s=60, limit=1)
+    change = admission(row)
+    assert await store.apply([change]) == [True]
+    assert "has uploaded no log yet" in (await to_thread(shell.run, "logs", job)).err
+    attempt = attempt_id(row.id, 1)
+    await shell.api.service.blobs.put(object_keys.log_chunk(attempt, 0, "boot", 0), b"a\nb\nc\n")
+    assert (await to_thread(shell.run, "logs", job, "--tail", "2")).out == "b\nc\n"
+    lines = (await to_thread(shell.run, "logs", job, "--timestamps", "--since", "1h")).out.splitlines()
+    assert [line.partition(" ")[2] for line in lines] == ["a", "b", "c"]
+    assert abs(datetime.now(UTC) - datetime.fromisoformat(lines[0].partition(" ")[0])) < timedelta(hours=1)
+    ran = await to_thread(shell.run, "logs", job, "--since", "2999-01-01")
+    assert (ran.out, "uploaded nothing in that time" in ran.err) == ("", True)
 
 
 async def test_raising_the_cap(shell: Shell) -> None:

@@ -18,6 +18,7 @@ from broker.api.service.job_feed import BATCH, follow_events
 from broker.api.service.jobs import Service
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.job import Event, Job
+from broker.reporting.log_lines import LogPart
 
 api = Api()
 
@@ -75,7 +76,8 @@ async def job_logs(call: Call, job_id: JobRef, query: LogsQuery) -> web.StreamRe
     service, content = call.request.app[SERVICE], call.request.app[CONTENT]
     job = await service.job(call.caller, job_id)
     if query.follow == "0":
-        text = await content.log(call.caller, job, query.attempt)
+        part = LogPart(tail=query.tail, since=query.since, timestamps=query.timestamps == "1")
+        text = await content.log(call.caller, job, query.attempt, part)
         return web.Response(body=text, content_type="text/plain", charset="utf-8")
     position = Position.parse(call.request.headers.get("Last-Event-ID", ""))
     if query.attempt is not None:

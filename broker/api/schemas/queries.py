@@ -118,6 +118,12 @@ class LogsQuery(Config):
     """Number of the attempt. Absent: the latest, and when following also the attempts after it."""
     follow: Literal["0", "1"] = "1"
     """0: the text up to now; 1: a stream until the job, or the chosen attempt, has ended."""
+    tail: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Number of last lines to return; needs `follow=0`. Absent: all."""
+    since: Instant | None = None
+    """Earliest upload time of the text; needs `follow=0`. Absent: any."""
+    timestamps: Literal["0", "1"] = "0"
+    """1: each line begins with the time at which it was uploaded, in UTC; needs `follow=0`."""
 
 
 # ------------------------------------------------------------------------------------------------------ gRPC requests

@@ -8,6 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import RESTING_JOB_STATES, Attempt, Job
 from broker.lifecycle.retention import last_checkpoint
 from broker.ports import Upload
+from broker.reporting.log_lines import WHOLE_LOG, LogPart
 from trainer.contract import object_keys
 from trainer.contract.documents import Manifest, ManifestFile
 from trainer.dataset.prompts import DataError
@@ -209,20 +211,24 @@ class Content:
             return attempts[-1] if attempts else None
         return _numbered(job, attempts, number)
 
-    async def log(self, caller: Caller, job: Job, number: int | None) -> bytes:
+    async def log(self, caller: Caller, job: Job, number: int | None, part: LogPart = WHOLE_LOG) -> bytes:
         """Return the log of an attempt (by default the latest) up to now. Raises NotFound."""
         check_kept(job, "logs")
         attempt = await self.attempt(caller, job, number)
-        chunks = await self._chunks(attempt.id) if attempt else []
-        texts: list[bytes] = []
-        size = 0
+        chunks = [c for c in await self._chunks(attempt.id) if part.includes(c.written_at)] if attempt else []
+        texts: list[tuple[datetime | None, bytes]] = []
+        size = lines = 0
         for chunk in reversed(chunks):
-            texts.append(await self._text(chunk) or b"")
-            size += len(texts[-1])
-            if size > LOG_BYTES:
-                texts.append(f"(only the last {size} bytes of this log are shown)\n".encode())
+            texts.append((chunk.written_at, await self._text(chunk) or b""))
+            size += len(texts[-1][1])
+            lines += texts[-1][1].count(b"\n")
+            if part.tail is not None and lines > part.tail:
                 break
-        return b"".join(reversed(texts))
+            if size > LOG_BYTES:
+                texts.append((None, f"(only the last {size} bytes of this log are shown)\n".encode()))
+                break
+        texts.reverse()
+        return part.of(texts)
 
     async def _text(self, chunk: "Chunk") -> bytes | None:
         """Return the text of a chunk, or None if it is absent. A chunk that is too large is replaced by a line."""
@@ -269,7 +275,8 @@ class Content:
         for info in await self._blobs.list(prefix):
             match = CHUNK_KEY.fullmatch(info.key.removeprefix(prefix))
             if match is not None:
-                chunks.append(Chunk(key=info.key, node=int(match[1]), boot=match[2], number=int(match[3])))
+                node, boot, number = int(match[1]), match[2], int(match[3])
+                chunks.append(Chunk(key=info.key, node=node, boot=boot, number=number, written_at=info.written_at))
         return sorted(chunks, key=lambda c: (c.node, c.boot, c.number))
 
 
@@ -308,6 +315,7 @@ class Chunk:
     node: int
     boot: str
     number: int
+    written_at: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

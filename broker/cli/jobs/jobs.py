@@ -1,4 +1,4 @@
-"""Commands on one job: get, explain, watch, logs, events, cancel, cap, retry, artifacts."""
+"""Commands on one job: get, explain, watch, events, cancel, cap, retry, artifacts."""
 
 import asyncio
 import secrets
@@ -141,30 +141,6 @@ async def all_events(c: AsyncClient, job: str) -> EventList:
     while more := (await c.events_now(job, after=events[-1].seq)).items if events else ():
         events.extend(more)
     return EventList(items=tuple(events))
-
-
-@command
-async def logs(
-    job: JobArgument,
-    follow_to_end: Follow = False,
-    attempt: Annotated[int | None, typer.Option(min=1, help="Number of the attempt. Default: the newest.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Show the log of a job, escaped on a terminal; --follow --json writes one document per line."""
-    out = Output(as_json=as_json)
-    async with client(patience_s=PATIENCE_S if follow_to_end else 0) as c:
-        full_id = await job_id(c, job)
-        if not follow_to_end:
-            text = await c.log_now(full_id, attempt=attempt)
-            out.document({"job": full_id, "text": text})
-            if not as_json:
-                out.log(text if text.endswith("\n") else f"{text}\n")
-            return
-        async for piece in c.logs(full_id, attempt=attempt):
-            if as_json:
-                out.line(piece)
-            else:
-                out.log(piece.text)
 
 
 @command

@@ -1,0 +1,41 @@
+"""The end of a log, and logs with times."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from broker.reporting.log_lines import UNKNOWN_TIME, WHOLE_LOG, LogPart, last_lines, with_times
+
+AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("log", "count", "end"),
+    [
+        (b"", 2, b""),
+        (b"a\nb\nc\n", 2, b"b\nc\n"),
+        (b"a\nb\nc", 1, b"c"),
+        (b"a\nb\n", 9, b"a\nb\n"),
+        (b"a\n\n", 1, b"\n"),
+    ],
+)
+def test_the_last_lines_of_a_log(log: bytes, count: int, end: bytes) -> None:
+    assert last_lines(log, count) == end
+
+
+def test_a_part_chooses_chunks_and_form() -> None:
+    chunks = [(AT, b"a\nb\n")]
+    part = LogPart(since=AT, timestamps=True, tail=1)
+    assert [part.includes(at) for at in (AT, None, AT.replace(hour=11))] == [True, True, False]
+    assert part.of(chunks) == b"2026-01-31T12:00:00Z b\n"
+    assert (WHOLE_LOG.includes(AT), WHOLE_LOG.of(chunks)) == (True, b"a\nb\n")
+
+
+def test_lines_have_the_time_of_their_chunk_and_stay_whole() -> None:
+    shown = with_times([(AT, b"a\nbe"), (AT.replace(hour=13), b"gin\nc\n"), (None, b"d\n")]).decode()
+    assert shown.splitlines() == [
+        "2026-01-31T12:00:00Z a",
+        "2026-01-31T12:00:00Z begin",
+        "2026-01-31T13:00:00Z c",
+        f"{UNKNOWN_TIME} d",
+    ]
