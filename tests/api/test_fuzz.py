@@ -13,7 +13,7 @@ from tests.api.fuzz import calls, http
 from tests.api.fuzz.world import World, world
 
 OPERATIONS = {
-    "money-first": r"/v1/(quotes|offers.*|providers.*)$",
+    "money-first": r"/v1/(quotes|what-if|offers.*|providers.*)$",
     "bytes": r"/v1/(uploads|secrets.*)$",
     "jobs": r"/v1/jobs$",
     "a job": r"/v1/jobs/{job_id}(/(cancel|retry|ledger|approve|refuse|data))?$",

@@ -144,7 +144,7 @@ async def test_scaling_table_skips_unknown_hardware(shell: Shell) -> None:
     [
         (("--what-if", "gpus=0"), "0 is not a number of GPUs"),
         (("--what-if", "gpus=abc"), "abc is not a number of GPUs"),
-        (("--what-if", "gpus="), "write gpus=1,2,4,8"),
+        (("--what-if", "gpus="), "write 1,2,4,8"),
         (("--what-if", "gpus=4,2"), "ascending"),
         ((*WHAT_IF, "--gpu", "abacus"), "--gpu abacus: not known"),
         ((*WHAT_IF, "--gpu", ""), "--gpu"),
