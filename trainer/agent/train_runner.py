@@ -84,6 +84,7 @@ class TrainRunner:
             data=str(data),
             data_format=file.format,
             data_sha256=file.sha256,
+            date=spec.date,
             job=spec.job,
             number=spec.number,
             cost=spec.cost,

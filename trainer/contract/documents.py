@@ -172,6 +172,8 @@ class AttemptSpec(Document):
     """Memory use is unknown: the longest rows are tried once after the first step, before the long run."""
     resume_from: tuple[ObjectPath, ...] = ()
     """Keys of committed manifests, newest first; the first that verifies is used."""
+    date: Name = ""
+    """Date of the job, as YYYY-MM-DD, which chat templates render as today's; empty: the machine's date."""
     token_cache_bytes: Count = 0
     """Largest token cache in bytes that is stored for later attempts; 0: never stored."""
     losses_per_hour: Annotated[float, Field(ge=0, le=1e6)] = 0.0

@@ -27,6 +27,8 @@ class WorkerJob(Document):
     """Path of the verified data file."""
     data_format: str
     data_sha256: str = ""
+    date: str = ""
+    """Date of the job, see `AttemptSpec.date`."""
     job: str = ""
     """Id of the job."""
     number: int

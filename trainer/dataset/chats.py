@@ -27,6 +27,7 @@ RESERVED = frozenset({
     "self", "conversation", "conversations", "messages", "tools", "documents", "chat_template", "tokenize",
     "add_generation_prompt", "continue_final_message", "sanitize_control_tokens", "padding", "truncation", "max_length",
     "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "kwargs",
+    "strftime_now",
 })  # fmt: skip
 """Arguments of transformers' `apply_chat_template`, which are no variables of a template."""
 

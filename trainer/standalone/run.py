@@ -7,6 +7,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -116,23 +117,23 @@ async def _run(
     store = output / STORE
     objects = Objects(connect(store.as_uri(), {}), STANDALONE)
     before = [k for k in await objects.keys("attempts/") if k.endswith("/spec.json")]
-    number = len(before) + 1
     await _commit_pending(objects, before, output / "work", store)
     candidates = await _candidates(objects)
     began = await _began(objects, before, candidates)
     data = await _put_data(objects, train, config_folder, store, began if candidates else None)
-    origin = Origin(job=STANDALONE, attempt=f"{STANDALONE}-{number:04d}", kind="train")
+    origin = Origin(job=STANDALONE, attempt=f"{STANDALONE}-{len(before) + 1:04d}", kind="train")
     await _tidy(objects, origin, saving, train, data)  # a previous run that was killed did not tidy
     train = await _sized(await _batched(began, train, store / STANDALONE / data.key, data), parallelism)
     spec = AttemptSpec(
         installation=STANDALONE,
         job=STANDALONE,
         attempt=origin.attempt,
-        number=number,
+        number=len(before) + 1,
         run=await _run_name(objects),
         train=train,
         data=data,
         checkpoint=saving,
+        date=(began and began.date) or datetime.now(UTC).date().isoformat(),
         resume_from=await _candidates(objects),
         world=World(gpus_per_node=gpus(), parallelism=parallelism),
         limits=Limits(deadman_s=0),

@@ -69,6 +69,7 @@ def build(job: WorkerJob, run: RunFolder) -> TrainingSetup:
     config = job.train
     arrangement, precision, report = _join(job, run)
     task = tasks.build_task(config)
+    task.data.date = job.date
     with barrier.long_barrier("rows"):
         examples, dropped = task.examples(Path(job.data), job.data_format, cache=run.root, data_sha256=job.data_sha256)
     train_rows, heldout_rows = mmap_dataset.train_eval_split(

@@ -173,6 +173,7 @@ def attempt_spec(attempt: Attempt, job: Job, context: ControllerContext, sizes: 
         data=data,
         code=code,
         checkpoint=spec.checkpoint,
+        date=job.created_at.date().isoformat(),
         probe=probed(job.workload, attempt.line.plan),
         resume_from=attempt.resume_from,
         token_cache_bytes=attempt.line.rows_bytes if train is not None else 0,

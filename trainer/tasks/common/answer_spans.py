@@ -12,6 +12,7 @@ import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from trainer.dataset.chats import Chat
+from trainer.tasks.common import template_date
 
 REFUSALS = (
     jinja2.TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError,
@@ -37,6 +38,7 @@ def render(tokenizer: Any, chat: Chat, *, ask: bool) -> str:
         documents=chat.documents,
         tokenize=False,
         add_generation_prompt=ask,
+        chat_template=template_date.fixed_template(tokenizer, chat.tools),
         **chat.options,
     )
     return text
@@ -106,7 +108,7 @@ def reads_parts(tokenizer: Any, chat: Chat) -> bool:
 
 def _marked(tokenizer: Any, chat: Chat) -> tuple[str, list[Span]]:
     """Return the rendered chat, and the spans that the template itself marks by `{% generation %}`."""
-    template = tokenizer.get_chat_template(tools=chat.tools)
+    template = template_date.fixed_template(tokenizer, chat.tools) or tokenizer.get_chat_template(tools=chat.tools)
     if not GENERATION.search(template):
         return render(tokenizer, chat, ask=False), []
     rendered: Any = render_jinja_template(

@@ -16,6 +16,7 @@ from trainer.core.ipc import rows_note
 from trainer.dataset.prompts import DataError, bad_share_message, check_columns, dataset_name, digest
 from trainer.dataset.readers import FileRow, each_row
 from trainer.models.loading import tokenizer_fingerprint
+from trainer.tasks.common import template_date
 
 _log = logging.getLogger(__name__)
 NAMED_FAULTS = 20
@@ -123,7 +124,7 @@ class ExampleReader:
         parts = (
             mmap_dataset.VERSION, data_sha256, data_format, config.task, config.max_length,
             config.data.model_dump_json(exclude={"path", "eval_share", "bad_share"}),
-            tokenizer_fingerprint(tokenizer),
+            tokenizer_fingerprint(tokenizer), template_date.rendered_date(tokenizer),
         )  # fmt: skip
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 

@@ -18,6 +18,7 @@ from trainer.contract.train import TrainConfig
 from trainer.core.errors import DataFault, UserFault
 from trainer.dataset.prompts import DataError, dataset_name
 from trainer.models import loading, max_positions
+from trainer.tasks.common import template_date
 from trainer.tasks.common.example_reader import ExampleReader, Row, RowObserver
 
 E = TypeVar("E")
@@ -41,6 +42,8 @@ class TaskData(ABC, Generic[E]):
         """Tokenizer of the model, or its image processor; None before `read`."""
         self.encoding_state: Any = None
         """Truncation and padding of the tokenizer as published; see `loading.encoding_state`."""
+        self.date = ""
+        """Date that chat templates render, as YYYY-MM-DD; empty: the machine's date. To be set before `read`."""
         self.pad = 0
         """Token id of padding."""
         self.where = dataset_name(config.data.path)
@@ -108,6 +111,7 @@ class TaskData(ABC, Generic[E]):
     def _prepare(self) -> None:
         """Load the tokenizer, before the rows are read. Raises UserFault."""
         self.tokenizer = self._load_tokenizer()
+        template_date.fix(self.tokenizer, self.date)
         self.encoding_state = loading.encoding_state(self.tokenizer)
         count = loading.embeddings(self.config)
         self._embeddings = count if count is not None and loading.highest_token(self.tokenizer) >= count else None
