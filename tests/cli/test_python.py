@@ -87,13 +87,17 @@ async def test_a_client_needs_no_with_and_takes_names(shell: Shell) -> None:
         client = Client()
         kept = client.upload(CSV.encode(), name="words.csv")
         train = {"model": MODEL, "data": {"path": kept.ref, "completion": "{definition}"}}
-        first, second = (client.submit({"name": "cynic", "cap_usd": "5", "train": train}, key=k) for k in "ab")
-        assert [job.id for job in client.jobs().items] == [second.id, first.id]
-        assert client.job("cynic").id == second.id
-        client.cancel(second.id)
+        spec = {"name": "cynic", "cap_usd": "5", "train": train}
+        first = client.submit(spec, key="a")
+        assert client.job("cynic").id == first.id
+        client.cancel("cynic")
         assert client.events_now("cynic").items[0].kind == "job.submitted"
         with pytest.raises(ApiError, match="no job"):
             client.job("cynical")
+        second = client.submit(spec, key="b")
+        assert [job.id for job in client.jobs().items] == [second.id, first.id]
+        with pytest.raises(ApiError, match="'cynic' matches 2 live jobs"):
+            client.cancel("cynic")
         client.close()
         client.close()
         with pytest.raises(RuntimeError, match="is closed"):
@@ -105,7 +109,7 @@ async def test_a_client_needs_no_with_and_takes_names(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("states", "expected"),
     [
-        (("succeeded", "queued", "active"), 1),
+        (("succeeded", "queued", "capped"), 1),
         (("failed", "succeeded"), 0),
     ],
 )

@@ -212,10 +212,12 @@ STREAMS = {
     "cli/core/output.py": "the sink",
     "cli/jobs/ssh.py": "the bytes of a program on a machine, as ssh",
     "cli/commands/spending.py": "csv_cell",
+    "cli/jobs/logs.py": "visible",
     "client/fit.py": "visible",
     "daemon/healthcheck.py": "visible",
     "daemon/log_setup.py": "the handler",
     "preflight/parse_worker.py": "the pipe to the daemon",
+    "runtime/spot_plan_process.py": "the pipe to the daemon",
 }
 """Modules that write to a stream themselves, and why that is safe."""
 
