@@ -2,7 +2,6 @@
 
 from decimal import Decimal
 
-from broker.api.schemas.offers import OfferView
 from broker.web.pages.market import grouped
 from tests.api.harness import Running
 from tests.support.machines import offer
@@ -28,7 +27,7 @@ def test_the_price_of_a_group_is_of_one_gpu() -> None:
         offer(id="a", usd_per_hour=Decimal("3.00")),
         offer(id="b", usd_per_hour=Decimal("8.00"), gpus=8, spot=True, cloud="Other"),
     ]
-    (group,) = grouped(OfferView.model_validate(one) for one in sold)
+    (group,) = grouped(sold)
     assert (group.spot, group.on_demand, group.clouds) == (Decimal(1), Decimal(3), ("Cloud", "Other"))
 
 

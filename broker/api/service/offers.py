@@ -19,7 +19,7 @@ from broker.api.schemas.offers import (
 from broker.api.schemas.queries import MAX_POINTS, OfferHistoryQuery
 from broker.api.service.interfaces import MarketReader
 from broker.domain.market.offer_history import BUCKET_S, HistoryQuery, OfferSeries, RecordedHistory
-from broker.domain.offer import CredentialCheck
+from broker.domain.offer import CredentialCheck, Offer
 from broker.estimator.speed.hardware import matches
 from broker.ports import Clock, Store
 from broker.reporting.offer_history import series
@@ -33,6 +33,14 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 def for_sale(market: MarketReader, *, provider: str | None, accelerators: Collection[str], limit: int) -> OfferList:
     """List offers, cheapest first. An empty filter accepts every offer."""
+    matching = matching_offers(market, provider=provider, accelerators=accelerators)
+    shown = tuple(OfferView.model_validate(o) for o in matching[:limit])
+    sources = tuple(ProviderStatusView.model_validate(s) for s in market.status())
+    return OfferList(items=shown, total=len(matching), providers=sources)
+
+
+def matching_offers(market: MarketReader, *, provider: str | None, accelerators: Collection[str]) -> list[Offer]:
+    """Return the offers, cheapest first. An empty filter accepts every offer."""
     matching = [
         o
         for o in market.offers()
@@ -40,9 +48,7 @@ def for_sale(market: MarketReader, *, provider: str | None, accelerators: Collec
         and (not accelerators or any(matches(name, o.accelerator) for name in accelerators))
     ]
     matching.sort(key=lambda o: (o.usd_per_hour, o.id))
-    shown = tuple(OfferView.model_validate(o) for o in matching[:limit])
-    sources = tuple(ProviderStatusView.model_validate(s) for s in market.status())
-    return OfferList(items=shown, total=len(matching), providers=sources)
+    return matching
 
 
 def providers(market: MarketReader, checks: Mapping[str, CredentialCheck]) -> ProviderList:

@@ -9,19 +9,18 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from broker.api.core import problems
-from broker.api.schemas.offers import OfferView
 from broker.api.schemas.queries import OffersQuery, SpendParameters
 from broker.api.service import offers as listing
 from broker.api.service import views
 from broker.api.service.spending import SpendQuery
 from broker.domain.errors import InvalidInput
+from broker.domain.offer import Offer
 from broker.domain.spending import SpendBy
 from broker.web.browser import Visit
 from broker.web.routes import Routes
 
 routes = Routes()
 OFFERS = 200
-ALL = 5000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +36,16 @@ class GpuGroup:
     on_demand: Decimal | None
 
 
-def grouped(offers: Iterable[OfferView]) -> list[GpuGroup]:
+def grouped(offers: Iterable[Offer]) -> list[GpuGroup]:
     """Return the offers by GPU, the cheapest first; prices are of one GPU."""
-    by_gpu: dict[str, list[OfferView]] = {}
+    by_gpu: dict[str, list[Offer]] = {}
     for offer in offers:
         by_gpu.setdefault(offer.accelerator, []).append(offer)
     groups = [_group(name, members) for name, members in by_gpu.items()]
     return sorted(groups, key=lambda group: min(p for p in (group.spot, group.on_demand) if p is not None))
 
 
-def _group(name: str, members: list[OfferView]) -> GpuGroup:
+def _group(name: str, members: list[Offer]) -> GpuGroup:
     def least(is_spot: bool) -> Decimal | None:
         return min((o.usd_per_hour / max(1, o.gpus) for o in members if o.spot is is_spot), default=None)
 
@@ -75,14 +74,14 @@ async def offers(visit: Visit) -> web.Response:
     """Show what is for sale: by GPU, then the cheapest offers, and the state of each provider."""
     query, chosen = _query(visit, OffersQuery, ("accelerator",))
     market, accelerators = visit.service.quotes.market, query.accelerator
-    listed = listing.for_sale(market, provider=query.provider, accelerators=accelerators, limit=ALL)
+    matching = listing.matching_offers(market, provider=query.provider, accelerators=accelerators)
     return visit.page(
         "offers.html",
         chosen=chosen,
-        groups=grouped(listed.items),
-        offers=listed.items[:OFFERS],
-        total=listed.total,
-        providers=listed.providers,
+        groups=grouped(matching),
+        offers=matching[:OFFERS],
+        total=len(matching),
+        providers=market.status(),
     )
 
 
