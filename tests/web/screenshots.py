@@ -31,6 +31,7 @@ def pages(jobs: Mapping[str, str], data: str) -> dict[str, str]:
         "compare": f"/ui/compare?jobs={jobs['over']},{jobs['live']}",
         "estimate": "/ui/estimate?model=mistralai/Mistral-7B-v0.1&method=full&rows=100000&usd_per_gpu_hour=2.10",
         "decision": f"/ui/jobs/{jobs['live']}/decision",
+        "team": "/ui/team/tokens",
     }
 
 
@@ -53,7 +54,7 @@ async def draw(folder: Path, only: str = "") -> None:
         for place, job in enumerate(jobs.values()):
             await saved(api, job, 300, fall=0.07 + place / 50)
         data = await api.upload(await api.token("ada"))
-        code = await api.call("POST", "/v1/me/sign-in-links", await api.token("ada"), 201)
+        me = await api.token("ada", "read", "submit", "manage")
         browser = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         for width, (x, y) in WIDTHS.items():
             context = await browser.new_context(viewport={"width": x, "height": y})
@@ -62,7 +63,7 @@ async def draw(folder: Path, only: str = "") -> None:
                 page = await context.new_page()
                 page.on("console", lambda message: print("console:", message.text, file=sys.stderr))
                 if theme == "light":
-                    code = await api.call("POST", "/v1/me/sign-in-links", await api.token("ada"), 201)
+                    code = await api.call("POST", "/v1/me/sign-in-links", me, 201)
                     await page.goto(api.url + code["path"])
                 for name, path in pages(jobs, data["ref"]).items():
                     if only in name:
