@@ -107,3 +107,15 @@ async def test_an_estimate_is_made_and_drawn_from_the_form(api: Running, page: A
     await page.locator("#f-model").press("Enter")
     await page.locator("canvas").first.wait_for()
     assert await page.locator("svg.memory").count() == 10
+
+
+async def test_a_secret_is_set_and_deleted_by_keyboard(api: Running, page: Any) -> None:
+    await page.goto(api.url + "/ui/team/secrets")
+    await page.locator("#name").focus()
+    for key in ("HF_TOKEN", "Tab", "very-secret", "Enter"):
+        await (page.keyboard.press(key) if key in ("Tab", "Enter") else page.keyboard.type(key))
+    await page.get_by_role("link", name="Delete HF_TOKEN").focus()
+    await page.keyboard.press("Enter")
+    await page.get_by_role("button", name="Delete HF_TOKEN").focus()
+    await page.keyboard.press("Enter")
+    await page.get_by_text("No secrets yet").wait_for()
