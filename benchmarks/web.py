@@ -108,9 +108,8 @@ def pages(rich: Mapping[str, str]) -> list[str]:
     run = f"/ui/jobs/{rich['live']}"
     return [
         "/ui/jobs", "/ui/jobs?state=active", "/ui/jobs?label=team%3Anlp", "/ui/jobs?owner=grace", "/ui/new",
-        "/ui/offers", "/ui/spend?by=gpu", "/ui/estimate", "/ui/compare",
-        f"/ui/compare?jobs={rich['live']},{rich['over']}", run, f"/ui/jobs/{rich['over']}",
-        f"{run}/events", f"{run}/decision", f"{run}/logs", f"{run}/spec",
+        "/ui/offers", "/ui/spend?by=gpu", "/ui/compare", f"/ui/compare?jobs={rich['live']},{rich['over']}", run,
+        f"/ui/jobs/{rich['over']}", f"{run}/events", f"{run}/decision", f"{run}/logs", f"{run}/spec",
         f"{run}/metrics.json", "/ui/team/tokens", "/ui/team/secrets", "/ui/team/channels", "/ui/team/policies",
         "/ui/team/approvals", "/ui/team/audit", "/ui/system", "/ui/estimate",
         "/ui/estimate?model=mistralai/Mistral-7B-v0.1&method=full&rows=100000&usd_per_gpu_hour=2.10",
