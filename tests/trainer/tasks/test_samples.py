@@ -114,6 +114,9 @@ def test_only_tokens_used_by_the_rows_need_embeddings(
     assert (code, err.count("\n")) == (64, 1)
     assert "the rows have token 200 ('new'), and" in err
     assert "has 200 embeddings; resize them" in err
+    code, _, err = told(spec(tmp_path, ROWS, **train, samples={"prompts": ["w1", "w3 new"]}), capsys)
+    assert (code, err.count("\n")) == (64, 1)
+    assert "samples.prompts: 'w3 new' has token 200 ('new'), and" in err
     task = tasks.build_task(TrainConfig.model_validate({**train, "data": {"path": "rows.csv", **PLAIN}}))
     (tmp_path / "rows.csv").write_text(ROWS)
     task.examples(tmp_path / "rows.csv", "csv")

@@ -11,6 +11,7 @@ from trainer.core.errors import UserFault
 from trainer.models import max_positions
 from trainer.tasks.common import chat_template
 from trainer.tasks.common.answer_spans import REFUSALS
+from trainer.tasks.common.task_data import TaskData
 from trainer.tasks.common.task_model import D
 from trainer.tasks.common.task_samples import TaskSamples, evaluation_mode
 
@@ -23,7 +24,7 @@ class ContinuationSamples(TaskSamples[D]):
         """Return True if the rows are chats. Call `TaskData.read` first."""
 
     def check(self) -> None:
-        check_prompts(self.config, self._data.tokenizer, chat=self._has_chats())
+        check_prompts(self.config, self._data, chat=self._has_chats())
 
     def write(self, model: Any, device: torch.device) -> list[str]:
         chat, samples, tokenizer = self._has_chats(), self.config.samples, self._data.tokenizer
@@ -44,13 +45,15 @@ def rendered(tokenizer: Any, samples: SamplesConfig, *, chat: bool) -> tuple[str
         ) from None
 
 
-def check_prompts(config: TrainConfig, tokenizer: Any, *, chat: bool = False) -> None:
+def check_prompts(config: TrainConfig, data: TaskData[Any], *, chat: bool = False) -> None:
     """Raise UserFault if the model cannot continue one of the prompts."""
-    samples, limit = config.samples, max_positions.learned_positions(config)
+    tokenizer, samples, limit = data.tokenizer, config.samples, max_positions.learned_positions(config)
     for prompt, text in zip(samples.prompts, rendered(tokenizer, samples, chat=chat), strict=True):
-        length = len(tokenizer(text, add_special_tokens=not chat)["input_ids"])
+        ids = tokenizer(text, add_special_tokens=not chat)["input_ids"]
+        length = len(ids)
         if not length:
             raise UserFault(empty_prompt_message(prompt))
+        data.check_prompt(prompt, ids)
         if limit is not None and length + samples.max_new_tokens - 1 > limit:
             raise UserFault(
                 f"samples.prompts: {prompt[:40]!r} has {length} tokens, with max_new_tokens {samples.max_new_tokens} "

@@ -102,11 +102,23 @@ class TaskData(ABC, Generic[E]):
     def _check_embeddings(self, parsed: Any, count: int) -> None:
         highest = max((max(ids) for ids in self.sequences(parsed) if ids), default=0)
         if highest >= count:
-            token = self.tokenizer.convert_ids_to_tokens(highest)
-            raise UserFault(
-                f"train.model: the rows have token {highest} ({token!r}), and {self.config.model!r} has {count} "
-                "embeddings; resize them to the tokenizer, or take the model's own"
-            )
+            raise UserFault(f"train.model: the rows have {self._excess_message(highest, count)}")
+
+    def check_prompt(self, prompt: str, ids: Sequence[int]) -> None:
+        """Raise UserFault for a prompt of `samples` with a token that the model has no embedding for.
+
+        Otherwise the samples fail after the training. Call `read` first.
+        """
+        highest = max(ids, default=0)
+        if self._embeddings is not None and highest >= self._embeddings:
+            raise UserFault(f"samples.prompts: {prompt[:40]!r} has {self._excess_message(highest, self._embeddings)}")
+
+    def _excess_message(self, token_id: int, count: int) -> str:
+        token = self.tokenizer.convert_ids_to_tokens(token_id)
+        return (
+            f"token {token_id} ({token!r}), and {self.config.model!r} has {count} embeddings; resize them to the "
+            "tokenizer, or take the model's own"
+        )
 
     def _prepare(self) -> None:
         """Load the tokenizer, before the rows are read. Raises UserFault."""

@@ -100,9 +100,11 @@ class LabelledTextSamples(TaskSamples[T]):
         return self._data.tokenizer.decode(parsed.ids), str(parsed.label)
 
     def check(self) -> None:
-        prompts = self.config.samples.prompts
-        if (empty := next((p for p in prompts if not self._data.token_ids(p)), None)) is not None:
-            raise UserFault(empty_prompt_message(empty))
+        for prompt in self.config.samples.prompts:
+            ids = self._data.token_ids(prompt)
+            if not ids:
+                raise UserFault(empty_prompt_message(prompt))
+            self._data.check_prompt(prompt, ids)
 
     def write(self, model: Any, device: torch.device) -> list[str]:
         with evaluation_mode(model):

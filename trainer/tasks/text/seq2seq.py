@@ -139,8 +139,11 @@ class Seq2SeqSamples(TaskSamples[Seq2SeqData]):
 
     def check(self) -> None:
         samples, limit = self.config.samples, max_positions.learned_positions(self.config)
-        if (empty := next((p for p in samples.prompts if not self._data.token_ids(p)), None)) is not None:
-            raise UserFault(empty_prompt_message(empty))
+        for prompt in samples.prompts:
+            ids = self._data.token_ids(prompt)
+            if not ids:
+                raise UserFault(empty_prompt_message(prompt))
+            self._data.check_prompt(prompt, ids)
         if samples.prompts and limit is not None and samples.max_new_tokens > limit:
             raise UserFault(
                 f"samples.max_new_tokens: {samples.max_new_tokens} are more than the {limit} positions of "

@@ -142,6 +142,10 @@ class TokenClassSamples(TaskSamples[TokenClassData]):
     def describe(self, parsed: TaggedWords) -> tuple[str, str]:
         return self._data.tokenizer.decode(parsed.ids), " ".join(parsed.tags)
 
+    def check(self) -> None:
+        for prompt in filter(str.split, self.config.samples.prompts):
+            self._data.check_prompt(prompt, self._data.tokenise(prompt.split())[0])
+
     def write(self, model: Any, device: torch.device) -> list[str]:
         with evaluation_mode(model):
             return [self._tagged_text(model, prompt.split(), device) for prompt in self.config.samples.prompts]
