@@ -26,6 +26,10 @@ RESUMED_FROM: frozenset[StoredKind] = frozenset({"artifacts", "checkpoints"})
 MONTH_S = 730 * 3600
 CHECK_ENDED_S = 6 * 3600.0
 """Seconds between two checks of the objects of a job that has ended."""
+QUEUED_CHECK_S = 900.0
+"""Longest interval in seconds while a job has no attempt, whose first check comes at most that late."""
+LEAST_CHECK_S = 60.0
+"""Shortest interval in seconds between two checks of a job that has not ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +171,17 @@ def due_now(before: StoredData | None, after: StoredData) -> Decimal:
 def month_usd(stored_bytes: int, usd_per_gib_month: Decimal) -> Decimal:
     """Return the price of this size for a month, rounded up."""
     return usd(usd_per_gib_month * stored_bytes / GIB)
+
+
+def live_check_s(attempts: Sequence[Attempt], now: datetime, *, most_s: float) -> float:
+    """Return seconds between two checks of a job that has not ended: a quarter of its latest attempt's age.
+
+    A young attempt adds data fast compared with what is recorded. `most_s`: longest interval.
+    """
+    if not attempts:
+        return min(most_s, QUEUED_CHECK_S)
+    age_s = (now - attempts[-1].created_at).total_seconds()
+    return min(most_s, max(LEAST_CHECK_S, age_s / 4))
 
 
 def next_check_s(job: Job, left_bytes: int, defaults: Retention, now: datetime, *, live_s: float) -> float | None:

@@ -25,6 +25,7 @@ from broker.lifecycle.retention import (
     due_now,
     expired,
     leftovers,
+    live_check_s,
     next_check_s,
     sort_objects,
 )
@@ -90,7 +91,8 @@ class RetentionController:
         await self._delete(deleted)
         sizes = {key: size for objects in retained.by_kind.values() for key, size in objects.items()}
         left = retained.bytes - sum(sizes[key] for key in deleted)
-        again_s = next_check_s(job, left, defaults, now, live_s=context.intervals.stored_s)
+        live_s = live_check_s(attempts, now, most_s=context.intervals.stored_s)
+        again_s = next_check_s(job, left, defaults, now, live_s=live_s)
         stored = accrue(job.stored, left, context.costs.storage_usd_per_gib_month, now)
         charge = StorageCharge(
             job_id=job.id,

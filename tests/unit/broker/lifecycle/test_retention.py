@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 
 from broker.controllers.base.context import Intervals
 from broker.domain.ids import attempt_id
-from broker.domain.job import RESTING_JOB_STATES, AttemptState, Job, JobState, Reason, StoredData
+from broker.domain.job import RESTING_JOB_STATES, Attempt, AttemptState, Job, JobState, Reason, StoredData
 from broker.domain.money import MICRO, ZERO, usd
 from broker.domain.offer import GIB
 from broker.domain.spec import Retention
 from broker.lifecycle.retention import (
     CHECK_ENDED_S,
     KINDS,
+    LEAST_CHECK_S,
+    QUEUED_CHECK_S,
     RESUMED_FROM,
     RetainedObjects,
     accrue,
@@ -26,6 +28,7 @@ from broker.lifecycle.retention import (
     expired,
     last_checkpoint,
     leftovers,
+    live_check_s,
     month_usd,
     next_check_s,
     origin_deleted_message,
@@ -276,6 +279,18 @@ def test_a_job_is_visited_until_no_data_is_left() -> None:
     assert look(gone, 5, SHORT, now) == CHECK_ENDED_S
     assert look(gone, 0, SHORT, now) is None
     assert look(rested(), 0, Retention(), now) == CHECK_ENDED_S
+
+
+def test_the_size_of_a_young_run_is_at_most_a_quarter_of_its_age_old() -> None:
+    now = build.at(0)
+    check = partial(live_check_s, now=now, most_s=3600)
+
+    def aged(age_s: float) -> list[Attempt]:
+        return [replace(build.attempt(), created_at=now - timedelta(seconds=age_s))]
+
+    assert check([]) == QUEUED_CHECK_S
+    assert [check(aged(age_s)) for age_s in (0, 600, 86_400)] == [LEAST_CHECK_S, 150, 3600]
+    assert live_check_s([], now, most_s=7) == 7
 
 
 def test_stored_data_is_measured_daily_at_least() -> None:
