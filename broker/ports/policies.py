@@ -27,7 +27,9 @@ class TenantPolicies(Protocol):
         """
         ...
 
-    async def delete_policy(self, team: str | None, name: str) -> bool: ...
+    async def delete_policy(self, team: str | None, name: str, version: int | None = None) -> bool:
+        """Delete a policy, if it is at `version` (None: at any). Returns False if there is nothing to delete."""
+        ...
 
     async def policies(self) -> Sequence[StoredPolicy]:
         """Return policies in the order of their creation."""
@@ -45,9 +47,12 @@ class TenantPolicies(Protocol):
         """Return the ledger of storage, and of attempts that existed after `since`."""
         ...
 
-    async def approve(self, job_id: JobId, up_to_usd: Decimal, event: Event) -> Job | None:
+    async def approve(
+        self, job_id: JobId, up_to_usd: Decimal, event: Event, *, cap_usd: Decimal | None = None
+    ) -> Job | None:
         """Record that a cap up to `up_to_usd` is approved, and queue a job that awaits approval.
 
+        A job with another cap than `cap_usd` is left unchanged; None: any cap.
         A lower approval does not replace a higher one. A job in a terminal state is left unchanged.
         """
         ...

@@ -33,7 +33,8 @@ async def test_a_policy_has_versions_and_a_history(store: Store) -> None:
     assert await store.put_policy(first) == stored
     assert (await store.put_policy(second)).version == 2
     assert [one.policy for one in await store.policies()] == [second]
-    assert await store.delete_policy("default", "limits")
+    assert not await store.delete_policy("default", "limits", 1)
+    assert await store.delete_policy("default", "limits", 2)
     assert not await store.delete_policy("default", "limits")
     assert await store.policies() == []
     again = await store.put_policy(first)

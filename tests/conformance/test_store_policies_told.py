@@ -44,6 +44,16 @@ async def test_an_approval_frees_the_job_and_is_remembered(store: Store) -> None
     assert [e.kind for e in await store.events(job.id, after=0, limit=9)] == ["job.approved", "attempt.planned"]
 
 
+async def test_an_approval_of_another_cap_leaves_the_job_unchanged(store: Store) -> None:
+    job = await submitted(store)
+    other = await store.approve(job.id, Decimal(20), make_event(job), cap_usd=job.cap_usd + 1)
+    assert (other is not None, other and other.approved_usd) == (True, None)
+    same = await store.approve(job.id, Decimal(20), make_event(job), cap_usd=job.cap_usd)
+    assert same is not None
+    assert same.approved_usd == 20
+    assert len(await store.events(job.id, after=0, limit=9)) == 1
+
+
 async def test_an_approval_is_never_lowered_and_ignored_for_a_finished_job(store: Store) -> None:
     job = await submitted(store)
     await store.approve(job.id, Decimal(20), make_event(job))

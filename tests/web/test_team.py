@@ -142,7 +142,7 @@ async def test_a_policy_is_tried_applied_changed_and_deleted(api: Running, boss:
     assert edited.count("<td>stored</td>") == 2
     assert "Apply to every launch" not in (await ada.get(sent.location)).text
     assert (await ada.send("/ui/team/policies", yaml=POLICY.format(usd=9), do="apply")).status == 403
-    assert (await boss.send("/ui/team/policies/delete?name=monthly&team=default")).status == 303
+    assert (await boss.send("/ui/team/policies/delete?name=monthly&team=default", version="2")).status == 303
     assert await api.service.store.policies() == []
 
 
@@ -179,7 +179,9 @@ async def test_a_job_is_approved_only_at_the_cap_that_was_shown(api: Running, bo
     assert "the cap of $5.00 is above $2.00" in page
     (shown,) = re.findall(r'name="shown_cap" value="([^"]*)"', page)
     stale = await boss.send(f"/ui/team/approvals/{job}/approve", shown_cap="4")
-    assert (stale.status, "the page showed another cap than $5.00" in stale.text) == (409, True)
+    assert (stale.status, "the cap is $5.0000, not $4.0000" in stale.text) == (409, True)
+    low = await boss.send(f"/ui/team/approvals/{job}/approve", shown_cap=shown, up_to_usd="1")
+    assert (low.status, "$1.0000 is below the cap of $5.0000" in low.text) == (422, True)
     wrong = await boss.send(f"/ui/team/approvals/{job}/approve", shown_cap=shown, up_to_usd="much")
     assert (wrong.status, f'id="fault-{job}"' in wrong.text) == (422, True)
     assert (await boss.send(f"/ui/team/approvals/{job}/approve", shown_cap=shown, up_to_usd="7")).status == 303

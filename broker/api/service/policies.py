@@ -66,6 +66,25 @@ class Policies:
                 return
         raise NotFound(f"no policy {name}; `gpubroker policy ls` lists them")
 
+    async def delete_version(self, caller: Caller, name: str, team: str | None, version: int) -> None:
+        """Delete the policy of exactly this team (None: of the installation) at this version.
+
+        Raises NotFound, Conflict.
+        """
+        current = (await self.exact_history(caller, name, team))[0]
+        if current.version == version and current.policy is None:
+            raise NotFound(f"no policy {name}; `gpubroker policy ls` lists them")
+        rows = self._store.as_tenant(caller.tenant)
+        if current.version != version or not await rows.delete_policy(team, name, version):
+            owner = f"team {team}" if team else "the installation"
+            raise Conflict(f"not deleted: the policy {name} of {owner} is not at version {version}; open it again")
+
+    async def exact_history(self, caller: Caller, name: str, team: str | None) -> Sequence[PolicyVersion]:
+        """Return all versions of the policy of exactly this team (None: of the installation). Raises NotFound."""
+        if versions := await self._store.as_tenant(caller.tenant).policy_history(team, name):
+            return versions
+        raise NotFound(f"no policy named {name}; `gpubroker policy ls` lists them")
+
     async def history(self, caller: Caller, name: str, team: str | None) -> Sequence[PolicyVersion]:
         """Return all versions of a policy, newest first. `team` as in `delete`. Raises NotFound."""
         rows = self._store.as_tenant(caller.tenant)
@@ -103,15 +122,28 @@ class Policies:
 
     # -------------------------------------------------------------------------------------------------------- approval
 
-    async def approve(self, caller: Caller, wanted: JobId, up_to_usd: Decimal | None) -> Job:
-        """Approve the job's cap, or a higher one in advance. Raises NotFound, Conflict."""
+    async def approve(
+        self, caller: Caller, wanted: JobId, up_to_usd: Decimal | None, shown_cap_usd: Decimal | None = None
+    ) -> Job:
+        """Approve the job's cap, or a higher one in advance. Raises NotFound, Conflict, InvalidInput.
+
+        `shown_cap_usd`: the cap that the caller saw; with another cap nothing is approved. None: the present cap.
+        """
         job = await self._job(caller, wanted)
         if job.state in TERMINAL_JOB_STATES:
             raise Conflict(f"job {wanted} is {job.state}; there is nothing to approve")
-        usd = max(job.cap_usd, up_to_usd or job.cap_usd)
+        cap_usd = job.cap_usd if shown_cap_usd is None else shown_cap_usd
+        _check_same_cap(job, cap_usd)
+        usd = cap_usd if up_to_usd is None else up_to_usd
+        if usd < cap_usd:
+            message = f"{show(usd)} is below the cap of {show(cap_usd)}; approve the cap, or refuse the job"
+            raise InvalidInput(Problem(field="up_to_usd", message=message))
         message = f"approved up to {show(usd)} by {caller.owner}"
         event = Event(job_id=job.id, kind="job.approved", message=message, data={"usd": str(usd), "by": caller.owner})
-        return await self._store.as_tenant(caller.tenant).approve(job.id, usd, event) or job
+        rows = self._store.as_tenant(caller.tenant)
+        approved = await rows.approve(job.id, usd, event, cap_usd=cap_usd) or job
+        _check_same_cap(approved, cap_usd)
+        return approved
 
     async def refuse(self, caller: Caller, wanted: JobId) -> Job:
         """Cancel a job that awaits approval. Raises NotFound, Conflict."""
@@ -132,6 +164,12 @@ class Policies:
         if job is None:
             raise NotFound(f"no job {wanted}; `gpubroker ls` lists yours")
         return job
+
+
+def _check_same_cap(job: Job, cap_usd: Decimal) -> None:
+    """Raise Conflict if the cap is not the one that is approved."""
+    if job.cap_usd != cap_usd:
+        raise Conflict(f"not approved: the cap is {show(job.cap_usd)}, not {show(cap_usd)}; check it and approve again")
 
 
 def _no_team_message(team: str) -> str:

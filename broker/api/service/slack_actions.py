@@ -57,7 +57,7 @@ class SlackActions:
     async def _approve(self, caller: Caller, job: Job, rest: str) -> str:
         _still_waits(job)
         _still_capped(job, *_caps(rest, 1))
-        await self._service.policies.approve(caller, job.id, None)
+        await self._service.policies.approve(caller, job.id, None, job.cap_usd)
         return f"{job.spec.name} is approved up to {show(job.cap_usd)}"
 
     async def _refuse(self, caller: Caller, job: Job, rest: str) -> str:

@@ -41,10 +41,12 @@ class PostgresTenantPolicies(PostgresPart):
             await self._record(connection, row, before)
             return _kept(row)
 
-    async def delete_policy(self, team: str | None, name: str) -> bool:
+    async def delete_policy(self, team: str | None, name: str, version: int | None = None) -> bool:
         async with self._pool.transaction("delete_policy") as connection:
             known = await connection.fetchrow(QUERIES["lock_policy"], team, name)
             if known is None or known["document"] is None:
+                return False
+            if version not in (None, known["version"]):
                 return False
             (row,) = await connection.fetch(QUERIES["delete_policy"], known["id"], self._tenant.owner)
             await self._record(connection, row, policy_of(known["document"]))
@@ -87,11 +89,15 @@ class PostgresTenantPolicies(PostgresPart):
             others = [StorageSpending(**dict(row)) for row in await connection.fetch(QUERIES["past_others"], since)]
         return History(now=now, attempts=attempts, others=others)
 
-    async def approve(self, job_id: JobId, up_to_usd: Decimal, event: Event) -> Job | None:
+    async def approve(
+        self, job_id: JobId, up_to_usd: Decimal, event: Event, *, cap_usd: Decimal | None = None
+    ) -> Job | None:
         async with self._pool.transaction("approve") as connection:
             record = await connection.fetchrow(QUERIES["lock_job"], job_id)
             job = row_codec.job(record) if record else None
             if job is None or job.state in TERMINAL_JOB_STATES or (job.approved_usd or 0) >= up_to_usd:
+                return job
+            if cap_usd not in (None, job.cap_usd):
                 return job
             (row,) = await connection.fetch(QUERIES["approve"], job_id, up_to_usd)
             await self._write_event(connection, event, row)

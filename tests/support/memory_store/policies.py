@@ -47,9 +47,9 @@ class MemoryTenantPolicies(MemoryPart):
         row.versions.append(PolicyVersion(version=version, policy=policy, at=now, actor=self._tenant.owner))
         self._state.write_audit(policy_rules.changed(self._tenant, before, policy))
 
-    async def delete_policy(self, team: str | None, name: str) -> bool:
+    async def delete_policy(self, team: str | None, name: str, version: int | None = None) -> bool:
         row = self._state.policies.rows.get((team, name)) if self._sees(team or "") else None
-        if row is None or row.kept is None:
+        if row is None or row.kept is None or version not in (None, row.kept.version):
             return False
         self._record(row, None)
         return True
@@ -90,10 +90,14 @@ class MemoryTenantPolicies(MemoryPart):
         ]
         return History(now=now, attempts=sorted(attempts, key=lambda one: one.at), others=others)
 
-    async def approve(self, job_id: JobId, up_to_usd: Decimal, event: Event) -> Job | None:
+    async def approve(
+        self, job_id: JobId, up_to_usd: Decimal, event: Event, *, cap_usd: Decimal | None = None
+    ) -> Job | None:
         row = self._visible(job_id)
         if row is None or row.value.state in TERMINAL_JOB_STATES or (row.value.approved_usd or 0) >= up_to_usd:
             return shown(row) if row else None
+        if cap_usd not in (None, row.value.cap_usd):
+            return shown(row)
         self._state.write_audit(fences.approved(self._tenant, row.value, up_to_usd))
         row.value = replace(row.value, approved_usd=up_to_usd)
         if row.value.state is JobState.AWAITING_APPROVAL:

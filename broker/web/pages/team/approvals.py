@@ -6,6 +6,7 @@ from broker.api.core.problems import Conflict
 from broker.api.schemas.policies import Approval
 from broker.domain.errors import InvalidInput
 from broker.domain.job import JobState
+from broker.domain.spec import Usd
 from broker.ports import JobFilter
 from broker.web.browser import Visit, see
 from broker.web.formats import money
@@ -15,6 +16,15 @@ from broker.web.routes import Routes
 
 routes = Routes()
 SHOWN = 200
+UP_TO_CHARACTERS = 40
+"""Most characters of the field "up to" that are read."""
+
+
+class ApprovalForm(Approval):
+    """Form of an approval."""
+
+    shown_cap: Usd
+    """Cap that the page showed."""
 
 
 @routes.get("/ui/team/approvals")
@@ -35,14 +45,12 @@ async def _page(visit: Visit, status: int = 200, job_id: str = "", fault: str = 
 @routes.post("/ui/team/approvals/{job_id}/approve", scope="manage")
 async def approve(visit: Visit, job_id: str) -> web.Response:
     """Approve the cap that the page showed, or a higher one in advance."""
-    job, form = await found(visit, job_id), await visit.form()
-    up_to = form.get("up_to_usd", "").strip().removeprefix("$")
-    if form.get("shown_cap") != str(job.cap_usd):
-        fault = f"Not approved: the page showed another cap than {money(job.cap_usd)}; check it and approve again."
-        return await _page(visit, 409, job.id, fault)
+    form = await visit.form()
+    job = await found(visit, job_id)
+    up_to = form.get("up_to_usd", "").strip().removeprefix("$")[:UP_TO_CHARACTERS]
     try:
-        body = checked(Approval, {"up_to_usd": up_to or None})
-        await visit.service.policies.approve(visit.caller, job.id, body.up_to_usd)
+        body = checked(ApprovalForm, {"up_to_usd": up_to or None, "shown_cap": form.get("shown_cap")})
+        await visit.service.policies.approve(visit.caller, job.id, body.up_to_usd, body.shown_cap)
     except InvalidInput as error:
         return await _page(visit, 422, job.id, by_field(error).get("up_to_usd", str(error)), up_to)
     except Conflict as error:
@@ -54,7 +62,10 @@ async def approve(visit: Visit, job_id: str) -> web.Response:
 async def ask_refuse(visit: Visit, job_id: str) -> web.Response:
     """Ask before a job is refused."""
     job = await found(visit, job_id)
-    lines = (f"The job of {job.owner} is cancelled and costs nothing. Its owner can submit it again.",)
+    if job.state is not JobState.AWAITING_APPROVAL:
+        raise Conflict(f"job {job.id} is {job.state} and awaits no approval; see /ui/jobs/{job.id}")
+    spent = f"{money(job.spent_usd)} was spent and stays charged" if job.spent_usd else "nothing was spent"
+    lines = (f"The job of {job.owner} is cancelled; {spent}. Its owner can submit it again.",)
     return ask(
         visit, title=f"Refuse {job.spec.name}?", lines=lines, button="Refuse and cancel", back="/ui/team/approvals"
     )

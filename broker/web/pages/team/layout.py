@@ -12,6 +12,7 @@ from broker.domain.errors import InvalidInput
 from broker.domain.tenancy import Scope
 from broker.web.browser import Visit
 
+NO_FIELDS: Mapping[str, str] = {}
 Model = TypeVar("Model", bound=BaseModel)
 TABS: tuple[tuple[str, str, Scope], ...] = (
     ("tokens", "Tokens", "manage"),
@@ -38,9 +39,17 @@ def team_page(visit: Visit, tab: str, status: int = 200, **values: Any) -> web.R
     )  # fmt: skip
 
 
-def ask(visit: Visit, *, title: str, lines: tuple[str, ...], button: str, back: str) -> web.Response:
-    """Return the page that says what a removal does. Its button sends a POST to the address of this page."""
-    return visit.page("team_ask.html", title=title, lines=lines, button=button, back=back)
+def ask(
+    visit: Visit,
+    *,
+    title: str,
+    lines: tuple[str, ...],
+    button: str,
+    back: str,
+    fields: Mapping[str, str] = NO_FIELDS,
+) -> web.Response:
+    """Return the page that says what a removal does. Its button sends `fields` as a POST to this page's address."""
+    return visit.page("team_ask.html", title=title, lines=lines, button=button, back=back, fields=fields)
 
 
 def checked(model: type[Model], given: Mapping[str, Any]) -> Model:

@@ -20,6 +20,11 @@ from broker.web.routes import Routes
 routes = Routes()
 NAME = TypeAdapter[str](Name)
 TEXT = "yaml"
+INSTALLATION = "installation"
+"""Query parameter of a policy that has no team."""
+DELETE = "/delete"
+VERSION_DIGITS = 10
+"""Digits that a version has fewer of."""
 EXAMPLE = """name: monthly
 team: {team}
 budgets:
@@ -37,14 +42,17 @@ SHOWN_EFFECTS = 100
 
 
 def _named(visit: Visit) -> tuple[str, str | None]:
-    """Return (name, team or None) of the policy that the URL names. Raises NotFound for texts that are no names."""
+    """Return (name, team) of the policy that the URL names; team None: the installation. Raises NotFound.
+
+    A URL without a scope means the caller's team, and never the installation.
+    """
     query = visit.request.query
     try:
         name = NAME.validate_python(query.get("name", ""))
-        team = NAME.validate_python(query["team"]) if query.get("team") else None
+        team = NAME.validate_python(query.get("team") or visit.caller.team)
     except ValidationError:
         raise not_found("such policy; the list of policies shows yours") from None
-    return name, team
+    return name, None if query.get(INSTALLATION) == "1" else team
 
 
 @routes.get("/ui/team/policies")
@@ -53,7 +61,7 @@ async def policies(visit: Visit) -> web.Response:
     if "name" not in visit.request.query:
         return await _page(visit)
     name, team = _named(visit)
-    versions = await visit.service.policies.history(visit.caller, name, team)
+    versions = await visit.service.policies.exact_history(visit.caller, name, team)
     current = versions[0].policy
     text = "" if current is None else as_yaml(current.model_dump(mode="json", exclude_unset=True))
     return await _page(visit, text=text, versions=versions, edited=(name, team))
@@ -64,11 +72,14 @@ async def _page(visit: Visit, status: int = 200, **values: Any) -> web.Response:
     own = None if visit.caller.admin else visit.caller.team
     editable = {row.id for row in rows if may(visit.caller, "manage") and own in (None, row.policy.team)}
     limits = {row.id: _limits(row.policy) for row in rows}
+    addresses = {row.id: [_address(row.policy.name, row.policy.team, page) for page in ("", DELETE)] for row in rows}
     values = {
         "text": EXAMPLE.format(team=visit.caller.team), "versions": (), "edited": None, "run": None, "days": DAYS,
         "shown": SHOWN_EFFECTS,
     } | values  # fmt: skip
-    return team_page(visit, "policies", status, policies=rows, editable=editable, limits=limits, **values)
+    return team_page(
+        visit, "policies", status, policies=rows, editable=editable, limits=limits, addresses=addresses, **values
+    )
 
 
 def _limits(policy: Policy) -> list[str]:
@@ -102,8 +113,7 @@ async def send(visit: Visit) -> web.Response:
 async def _policy(visit: Visit, form: Mapping[str, str]) -> Policy:
     """Return the policy of the form. Raises InvalidInput."""
     threads = visit.service.quotes.threads.of_team(visit.caller.team)
-    given = await threads(lambda: yaml_settings(form.get(TEXT, ""), TEXT))
-    return checked(Policy, given)
+    return await threads(lambda: checked(Policy, yaml_settings(form.get(TEXT, ""), TEXT)))
 
 
 def _lines(error: InvalidInput) -> dict[str, str]:
@@ -114,22 +124,31 @@ def _lines(error: InvalidInput) -> dict[str, str]:
 
 
 def _address(name: str, team: str | None, page: str = "") -> str:
-    return f"/ui/team/policies{page}?{urlencode({'name': name} | ({'team': team} if team else {}))}"
+    """Return the address of a policy. It names the team, or that the policy is the installation's."""
+    return f"/ui/team/policies{page}?{urlencode({'name': name} | ({'team': team} if team else {INSTALLATION: '1'}))}"
 
 
 @routes.get("/ui/team/policies/delete", scope="manage")
 async def ask_delete(visit: Visit) -> web.Response:
     """Ask before a policy is deleted."""
     name, team = _named(visit)
-    await visit.service.policies.history(visit.caller, name, team)
-    lines = ("Its limits end at once: jobs that wait for it may start. Its history stays.",)
-    return ask(
-        visit, title=f"Delete the policy {name}?", lines=lines, button=f"Delete {name}", back=_address(name, team)
+    current = (await visit.service.policies.exact_history(visit.caller, name, team))[0]
+    if current.policy is None:
+        raise not_found("such policy; it was deleted already")
+    scope = f"team {team}" if team else "the installation, which limits all teams"
+    lines = (
+        f"It is the policy of {scope}, version {current.version}.",
+        "Its limits end at once: jobs that wait for it may start. Its history stays.",
     )
+    title = f"Delete the policy {name} of {f'team {team}' if team else 'the installation'}?"
+    shown = {"version": str(current.version)}
+    return ask(visit, title=title, lines=lines, button=f"Delete {name}", back=_address(name, team), fields=shown)
 
 
 @routes.post("/ui/team/policies/delete", scope="manage")
 async def delete(visit: Visit) -> web.Response:
-    """Delete a policy; its history stays."""
-    await visit.service.policies.delete(visit.caller, *_named(visit))
+    """Delete the version of a policy that the page showed; its history stays."""
+    shown = (await visit.form()).get("version", "")
+    version = int(shown) if shown.isascii() and shown.isdigit() and len(shown) < VERSION_DIGITS else 0
+    await visit.service.policies.delete_version(visit.caller, *_named(visit), version)
     return see("/ui/team/policies")

@@ -1,0 +1,103 @@
+"""Writes of the team's pages that mean exactly what the page showed: policies, approvals, secrets, tokens."""
+
+import re
+from collections.abc import AsyncIterator
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from broker.domain.ids import JobId
+from broker.domain.job import Event, Job, JobState
+from broker.ports import JobFilter
+from broker.store.postgres.policies import PostgresTenantPolicies
+from tests.api.harness import Running
+from tests.web.test_team import MANAGER, POLICY, waiting
+from tests.web.visitor import Visitor
+
+ALL_TEAMS = "name: monthly\nbudgets:\n  - limit_usd: 90\n    per: month\n"
+
+
+@pytest.fixture
+async def boss(api: Running) -> AsyncIterator[Visitor]:
+    """Yield a browser that is signed in with the scope `manage`."""
+    async with Visitor(api) as visitor:
+        await visitor.sign_in(await api.token("boss", *MANAGER))
+        yield visitor
+
+
+@pytest.fixture
+async def root(api: Running) -> AsyncIterator[Visitor]:
+    """Yield an operator's browser."""
+    async with Visitor(api) as visitor:
+        await visitor.sign_in(await api.token("root", *MANAGER, "admin"))
+        yield visitor
+
+
+def hidden(text: str, name: str) -> str:
+    """Return the value of a form's hidden field."""
+    (value,) = set(re.findall(rf'name="{name}" value="([^"]*)"', text))
+    return str(value)
+
+
+async def test_a_policy_of_all_teams_is_opened_and_deleted_as_such(api: Running, root: Visitor) -> None:
+    for text in (POLICY.format(usd=50), ALL_TEAMS):
+        assert (await root.send("/ui/team/policies", yaml=text, do="apply")).status == 303
+    page = (await root.get("/ui/team/policies")).text
+    _, address = [link.replace("&amp;", "&") for link in re.findall(r'href="(/ui/team/policies\?[^"]+)"', page)]
+    assert "limit_usd: &#39;90&#39;" in (await root.get(address)).text
+    delete = address.replace("policies?", "policies/delete?")
+    asked = (await root.get(delete)).text
+    assert "Delete the policy monthly of the installation?" in asked
+    shown = hidden(asked, "version")
+    await root.send("/ui/team/policies", yaml=ALL_TEAMS.replace("90", "95"), do="apply")
+    for version in (shown, "", "x" * 50):
+        stale = await root.send(delete, version=version)
+        assert (stale.status, "not at version" in stale.text) == (409, True)
+    assert len(await api.service.store.policies()) == 2
+    version = hidden((await root.get(delete)).text, "version")
+    assert (await root.send(delete, version=version)).status == 303
+    assert (await root.send(delete, version=version)).status == 409
+    (kept,) = await api.service.store.policies()
+    assert kept.policy.team == "default"
+
+
+async def test_enter_in_the_days_of_a_dry_run_applies_nothing(boss: Visitor) -> None:
+    page = (await boss.get("/ui/team/policies")).text
+    form = page[page.index('action="/ui/team/policies"') :]
+    assert re.findall(r'name="do" value="([^"]+)"', form)[0] == "dry-run"  # what Enter presses
+
+
+async def test_an_approval_counts_only_for_the_cap_that_was_shown(
+    api: Running, boss: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await waiting(api)
+    approve = PostgresTenantPolicies.approve
+
+    async def raised_before(
+        self: PostgresTenantPolicies, job_id: JobId, up_to_usd: Decimal, event: Event, **options: Any
+    ) -> Job | None:
+        raised = Event(job_id=job_id, kind="job.cap_raised", message="cap raised")
+        await self.raise_cap(job_id, Decimal(9), raised)
+        return await approve(self, job_id, up_to_usd, event, **options)
+
+    monkeypatch.setattr(PostgresTenantPolicies, "approve", raised_before)
+    answer = await boss.send(f"/ui/team/approvals/{job}/approve", shown_cap="5.00")
+    assert (answer.status, "the cap is $9.0000, not $5.0000" in answer.text) == (409, True)
+    (row,) = await api.service.store.jobs(JobFilter())
+    assert (row.state, row.approved_usd) == (JobState.AWAITING_APPROVAL, None)
+
+
+async def test_an_approval_below_the_cap_is_refused_by_the_api_too(api: Running) -> None:
+    job, boss = await waiting(api), await api.token("boss", *MANAGER)
+    refused = await api.call("POST", f"/v1/jobs/{job}/approve", boss, 422, json={"up_to_usd": "1"})
+    assert "$1.0000 is below the cap of $5.0000" in str(refused)
+    (row,) = await api.service.store.jobs(JobFilter())
+    assert row.state is JobState.AWAITING_APPROVAL
+
+
+async def test_a_refusal_says_what_was_spent_and_needs_a_waiting_job(api: Running, boss: Visitor) -> None:
+    job = await waiting(api)
+    assert "nothing was spent" in (await boss.get(f"/ui/team/approvals/{job}/refuse")).text
+    await boss.send(f"/ui/team/approvals/{job}/approve", shown_cap="5.00")
+    assert (await boss.get(f"/ui/team/approvals/{job}/refuse")).status == 409
