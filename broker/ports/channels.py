@@ -93,10 +93,10 @@ class TenantChannels(Protocol):
         """Return channels ordered by team and name."""
         ...
 
-    async def write_channel(self, channel: Channel) -> bool:
+    async def write_channel(self, channel: Channel, sealed: bytes | None = None) -> bool:
         """Write a channel's events, config, secrets and `enabled`; enabling clears its failures.
 
-        Returns False when the channel is gone.
+        Returns False when the channel is gone, or its stored secrets are not `sealed` (None: not compared).
         """
         ...
 

@@ -82,7 +82,9 @@ class TenantStore(
     async def upload(self, owner: str, sha256: str) -> Upload | None: ...
 
     # --- the team
-    async def put_token(self, token: Token, secret_sha256: str) -> None: ...
+    async def put_token(self, token: Token, secret_sha256: str) -> bool:
+        """Store a token. Returns False if a token has this id already."""
+        ...
 
     async def tokens(self) -> Sequence[Token]:
         """Return tokens of the team (all, for an operator), oldest first, including expired ones."""

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 from aiohttp import web
 
 from broker.api.core.auth import Caller, Forbidden, Unauthenticated
-from broker.api.core.problems import NotFound
+from broker.api.core.problems import NotFound, TooLarge
 from broker.api.core.sessions import SESSION_S, BrowserSession
 from broker.api.core.status_codes import answer_to, public_text
 from broker.api.http.context import AUTH, CONTENT, SERVICE, SESSIONS
@@ -32,6 +32,8 @@ OWN_PATH = re.compile(r"/ui[A-Za-z0-9._~/-]*(\?[!-\[\]-~]*)?")
 """A path of these pages with its query."""
 FIELDS = 200
 """Most fields of a form."""
+FORM_BYTES = 256 * 1024
+"""Most bytes of a form, because the event loop parses it. Files come as multipart forms."""
 NOT_A_FORM = InvalidInput(Problem(field="body", message="is not a form of this page; send it again"))
 
 
@@ -123,12 +125,14 @@ class Visit:
         return rendered(self.request, template, self.service.clock.now(), status, **values)
 
     async def form(self) -> dict[str, str]:
-        """Return the fields of a form, the last value of each. Raises InvalidInput."""
+        """Return the fields of a form, the last value of each. Raises TooLarge, InvalidInput."""
         try:
             async with asyncio.timeout(BODY_S):
                 raw = await self.request.read()
         except TimeoutError:
             raise NOT_A_FORM from None
+        if len(raw) > FORM_BYTES:
+            raise TooLarge(f"the form has more than {FORM_BYTES >> 10} KiB; send less")
         return _fields(raw)
 
 

@@ -62,10 +62,31 @@ def theme_of(request: web.Request) -> str:
     return chosen if chosen in THEMES else "auto"
 
 
+def _here(request: web.Request) -> str:
+    """Return the address to which the choice of a theme leads back: this page; for a write, the page above it."""
+    if request.method == "GET":
+        return request.path_qs
+    path = request.rel_url.raw_path
+    while path and not _is_page(request.app, path):
+        path = path.rpartition("/")[0]
+    return path
+
+
+def _is_page(app: web.Application, path: str) -> bool:
+    """Return True if these pages answer a GET of the path."""
+    for resource in app.router.resources():
+        info = resource.get_info()
+        pattern = info.get("pattern")
+        matches = info.get("path") == path if pattern is None else pattern.fullmatch(path) is not None
+        if matches and any(route.method == "GET" for route in resource):
+            return True
+    return False
+
+
 def rendered(request: web.Request, template: str, now: datetime, status: int = 200, **values: Any) -> web.Response:
     """Return a page. `now`: the time that ages are counted to."""
     given: dict[str, Any] = {
-        "now": now, "theme": theme_of(request), "here": request.path_qs, "path": request.path, "caller": None,
+        "now": now, "theme": theme_of(request), "here": _here(request), "path": request.path, "caller": None,
     }  # fmt: skip
     html = environment().get_template(template).render(given | values)
     headers = {**HEADERS, "Cache-Control": "no-store"}

@@ -138,7 +138,8 @@ async def test_a_channel_is_kept_as_it_was_given(store: Store) -> None:
     stored = (await status(store)).channel
     assert replace(stored, created_at=START) == given
     changed = replace(stored, events=(), config={"host": "i"}, sealed=b"t")
-    assert await store.write_channel(changed)
+    assert not await store.write_channel(changed, b"older")
+    assert await store.write_channel(changed, b"\0secret")
     assert (await status(store)).channel == changed
     await submit_with_events(store, "a")
     assert await store.delete_channel(stored.id)

@@ -156,7 +156,8 @@ async def test_attempts_ended_at_a_host_are_found_by_reason(timed_store: TimedSt
 
 async def test_tokens_are_found_by_their_hash(store: Store) -> None:
     token = Token(id="t1", owner="ann", scopes=("jobs:read", "jobs:write"), created_at=START, note="laptop")
-    await store.put_token(token, "ff" * 32)
+    assert await store.put_token(token, "ff" * 32)
+    assert not await store.put_token(token, "ee" * 32)
     assert await store.token("ff" * 32) == token
     assert await store.token("00" * 32) is None
     assert await store.tokens() == [token]

@@ -96,3 +96,12 @@ async def test_malformed_hosts_and_origins_are_refused(api: Running) -> None:
             assert (await visitor.post("/ui/theme", {**OWN, "Host": host})).status == 400, host
         for origin in ("http://[", "//[::1"):
             assert (await visitor.post("/ui/theme", {"Origin": origin})).status == 403, origin
+
+
+async def test_a_form_has_few_bytes_and_its_long_fields_are_not_echoed(api: Running) -> None:
+    async with Visitor(api) as boss:
+        await boss.sign_in(await api.token("boss", "read", "submit", "manage"))
+        for path in ("/ui/team/tokens", "/ui/team/policies", "/ui/new/quote"):
+            assert (await boss.send(path, name="a" * (1 << 18))).status == 413, path
+        answer = await boss.send("/ui/team/tokens", owner="a" * 200_000)
+    assert (answer.status, len(answer.text) < 50_000) == (422, True)

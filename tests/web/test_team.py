@@ -31,6 +31,12 @@ async def secrets_of(api: Running, owner: str) -> Mapping[str, bytes]:
     return await api.service.store.as_tenant(Tenant(team=DEFAULT_TEAM, owner=owner)).secrets(owner)
 
 
+def hidden(text: str, name: str) -> str:
+    """Return the value of a form's hidden field."""
+    (value,) = set(re.findall(rf'name="{name}" value="([^"]*)"', text))
+    return str(value)
+
+
 def shown_secret(text: str) -> str:
     (secret,) = re.findall(r'class="secret" readonly value="([^"]+)"', text)
     return str(secret)
@@ -112,8 +118,11 @@ async def test_a_channel_is_added_tested_stopped_and_removed(api: Running, boss:
     ((path),) = set(re.findall(r'href="(/ui/team/channels/[a-z2-7]{13})"', (await boss.get("/ui/team/channels")).text))
     tested = await boss.send(f"{path}/test")
     assert "was not delivered" in tested.text
-    rotated = shown_secret((await boss.send(f"{path}/rotate")).text)
+    version = hidden((await boss.get(path)).text, "version")
+    rotated = shown_secret((await boss.send(f"{path}/rotate", version=version)).text)
     assert rotated != secret
+    again = await boss.send(f"{path}/rotate", version=version)
+    assert (again.status, "has a newer signing secret" in again.text) == (409, True)
     await boss.send(f"{path}/switch", enabled="0")
     page = (await boss.get(path)).text
     assert "disabled by boss" in page

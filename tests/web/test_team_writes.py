@@ -1,8 +1,10 @@
 """Writes of the team's pages that mean exactly what the page showed: policies, approvals, secrets, tokens."""
 
 import re
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,9 +12,13 @@ import pytest
 from broker.domain.ids import JobId
 from broker.domain.job import Event, Job, JobState
 from broker.ports import JobFilter
+from broker.reporting.comparison import spec_differences
 from broker.store.postgres.policies import PostgresTenantPolicies
+from broker.web.pages import compare
+from broker.web.pages.team import policies
+from broker.web.pages.team.layout import checked
 from tests.api.harness import Running
-from tests.web.test_team import MANAGER, POLICY, waiting
+from tests.web.test_team import MANAGER, POLICY, hidden, waiting
 from tests.web.visitor import Visitor
 
 ALL_TEAMS = "name: monthly\nbudgets:\n  - limit_usd: 90\n    per: month\n"
@@ -32,12 +38,6 @@ async def root(api: Running) -> AsyncIterator[Visitor]:
     async with Visitor(api) as visitor:
         await visitor.sign_in(await api.token("root", *MANAGER, "admin"))
         yield visitor
-
-
-def hidden(text: str, name: str) -> str:
-    """Return the value of a form's hidden field."""
-    (value,) = set(re.findall(rf'name="{name}" value="([^"]*)"', text))
-    return str(value)
 
 
 async def test_a_policy_of_all_teams_is_opened_and_deleted_as_such(api: Running, root: Visitor) -> None:
@@ -101,3 +101,45 @@ async def test_a_refusal_says_what_was_spent_and_needs_a_waiting_job(api: Runnin
     assert "nothing was spent" in (await boss.get(f"/ui/team/approvals/{job}/refuse")).text
     await boss.send(f"/ui/team/approvals/{job}/approve", shown_cap="5.00")
     assert (await boss.get(f"/ui/team/approvals/{job}/refuse")).status == 409
+
+
+async def test_a_form_sent_twice_creates_one_token(api: Running, boss: Visitor) -> None:
+    key = hidden((await boss.get("/ui/team/tokens")).text, "key")
+    fields = {"owner": "ci", "days": "30", "scope-read": "1", "key": key}
+    first, second = [await boss.send("/ui/team/tokens", **fields) for _ in range(2)]
+    assert (first.status, second.status, "created already" in second.text) == (201, 409, True)
+    assert len([token for token in await api.service.store.tokens() if token.owner == "ci"]) == 1
+
+
+@pytest.mark.parametrize("name", ["%00", "a%20b", "x" * 500])
+async def test_a_text_that_is_no_name_of_a_secret_is_not_found(boss: Visitor, name: str) -> None:
+    assert (await boss.get(f"/ui/team/secrets/{name}/delete")).status == 404
+    assert (await boss.send(f"/ui/team/secrets/{name}/delete")).status == 404
+
+
+async def test_the_theme_of_an_answer_to_a_write_leads_to_a_page(api: Running, boss: Visitor) -> None:
+    job = await waiting(api)
+    for path, page in (
+        (f"/ui/team/approvals/{job}/approve", "/ui/team/approvals"),
+        ("/ui/team/tokens", "/ui/team/tokens"),
+        (f"/ui/jobs/{job}/cap", f"/ui/jobs/{job}"),
+    ):
+        assert hidden((await boss.send(path, cap_usd="x")).text, "next") == page
+        assert (await boss.get(page)).status == 200
+
+
+async def test_policies_and_specs_are_read_beside_the_event_loop(
+    api: Running, boss: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def recorded(wanted: Callable[..., Any], *given: Any) -> Any:
+        threads.append(threading.current_thread())
+        return wanted(*given)
+
+    monkeypatch.setattr(policies, "checked", partial(recorded, checked))
+    monkeypatch.setattr(compare, "spec_differences", partial(recorded, spec_differences))
+    assert (await boss.send("/ui/team/policies", yaml=POLICY.format(usd=5), do="apply")).status == 303
+    assert (await boss.get(f"/ui/compare?jobs={await waiting(api)}")).status == 200
+    assert len(threads) == 2
+    assert threading.main_thread() not in threads

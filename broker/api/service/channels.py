@@ -1,6 +1,7 @@
 """Use cases of notification channels."""
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,16 @@ from broker.runtime.secret_box import SecretBox
 MAX_CHANNELS = 100
 """Maximum number of channels of one team."""
 TEST_S = 30.0
+CHANGE_TRIES = 3
 ID_ENTROPY = 9
+
+
+RENEWED = "nothing was changed: the channel has a newer signing secret than the one shown; open the channel again"
+
+
+def secret_version(channel: Channel) -> str:
+    """Return a text that changes with the channel's secrets and reveals nothing of them."""
+    return hashlib.sha256(channel.sealed or b"").hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,19 +130,27 @@ class ChannelService:
 
         Enabling a channel clears its failures and delivers its backlog.
         """
-        channel = (await self.status(caller, wanted)).channel
-        to = replace(
-            channel,
-            events=channel.events if events is None else events,
-            enabled=channel.enabled if enabled is None else enabled,
-            reason=f"disabled by {caller.owner}" if enabled is False else channel.reason,
-        )
-        await self._write(caller, to)
-        return await self.status(caller, wanted)
+        rows = self._store.as_tenant(caller.tenant)
+        for _ in range(CHANGE_TRIES):  # a secret that was renewed since the channel was read is kept
+            channel = (await self.status(caller, wanted)).channel
+            to = replace(
+                channel,
+                events=channel.events if events is None else events,
+                enabled=channel.enabled if enabled is None else enabled,
+                reason=f"disabled by {caller.owner}" if enabled is False else channel.reason,
+            )
+            if await rows.write_channel(to, channel.sealed):
+                return await self.status(caller, wanted)
+        raise NotFound(f"no channel {wanted}; `gpubroker channel ls` lists yours")
 
-    async def rotate(self, caller: Caller, wanted: str) -> tuple[Channel, str]:
-        """Return (the channel, its new secret). The secret is never shown again. Raises NotFound, Conflict."""
+    async def rotate(self, caller: Caller, wanted: str, shown_version: str | None = None) -> tuple[Channel, str]:
+        """Return (the channel, its new secret). The secret is never shown again. Raises NotFound, Conflict.
+
+        `shown_version`: the `secret_version` that is replaced, so that a repeat changes nothing; None: the present one.
+        """
         channel = (await self.status(caller, wanted)).channel
+        if shown_version not in (None, secret_version(channel)):
+            raise Conflict(RENEWED)
         notifier = self._notifiers.get(channel.kind)
         if notifier is None or channel.sealed is None:
             raise Conflict(f"a channel of the kind {channel.kind} has no secret of ours; remove and add it instead")
@@ -140,12 +158,10 @@ class ChannelService:
         if shown is None:
             raise Conflict(f"the secrets of a channel of the kind {channel.kind} are its receiver's; add it again")
         to = replace(channel, sealed=self._box.seal(json.dumps(dict(secrets))))
-        await self._write(caller, to)
+        if not await self._store.as_tenant(caller.tenant).write_channel(to, channel.sealed):
+            await self.status(caller, wanted)
+            raise Conflict(RENEWED)
         return to, shown
-
-    async def _write(self, caller: Caller, channel: Channel) -> None:
-        if not await self._store.as_tenant(caller.tenant).write_channel(channel):
-            raise NotFound(f"no channel {channel.id}; `gpubroker channel ls` lists yours")
 
     async def test(self, caller: Caller, wanted: str) -> Tested:
         """Send a real message at once, bypassing the outbox, also through a disabled channel. Raises NotFound."""

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -10,19 +11,26 @@ from uuid import UUID
 from broker.api.core.auth import Caller, Forbidden, hashed, mint
 from broker.api.core.problems import Conflict, NotFound
 from broker.domain.errors import InvalidInput, Problem
+from broker.domain.ids import base32
 from broker.domain.tenancy import AuditEntry, Scope, Team, is_permanent_team, ungrantable_scopes
 from broker.ports import AuditFilter, Clock, Store, Token
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewToken:
-    """Properties of a new token. `team` None: the caller's own."""
+    """Properties of a new token. `team` None: the caller's own. `key`: a repeat with the same key creates nothing."""
 
     team: str | None
     owner: str
     scopes: tuple[Scope, ...]
     expires_at: datetime | None
     note: str
+    key: str | None = None
+
+
+def _id_of_key(caller: Caller, key: str) -> str:
+    """Return the id of the token that this caller creates with this idempotency key."""
+    return base32(hashlib.sha256("\0".join((caller.team, caller.owner, key)).encode()).digest()[:5], 8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +54,7 @@ class Tenancy:
         return await self._store.as_tenant(caller.tenant).tokens()
 
     async def create_token(self, caller: Caller, wish: NewToken) -> tuple[Token, str]:
-        """Return (the token, its text, which is not stored). Raises Forbidden, InvalidInput."""
+        """Return (the token, its text, which is not stored). Raises Forbidden, InvalidInput, Conflict."""
         _check_scopes(caller, wish.scopes, "give")
         team = wish.team or caller.team
         rows = self._store.as_tenant(caller.tenant)
@@ -59,6 +67,9 @@ class Tenancy:
             message = f"is after the end of the token that asks, {last:%Y-%m-%d %H:%M:%S} UTC; give an earlier time"
             raise InvalidInput(Problem(field="expires_at", message=message))
         token_id, text = mint(self._entropy)
+        if wish.key is not None:
+            token_id = _id_of_key(caller, wish.key)
+            text = f"gb_{token_id}_{text.rpartition('_')[2]}"
         token = Token(
             id=token_id,
             team=team,
@@ -68,7 +79,9 @@ class Tenancy:
             expires_at=wish.expires_at or last,  # a token that expires cannot create one that outlives it
             note=wish.note,
         )
-        await rows.put_token(token, hashed(text))
+        if not await rows.put_token(token, hashed(text)):
+            message = f"token {token_id} was created already, and its text was shown once; revoke it if that is lost"
+            raise Conflict(message)
         return token, text
 
     async def delete_token(self, caller: Caller, token_id: str) -> None:

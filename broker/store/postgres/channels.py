@@ -34,12 +34,14 @@ class PostgresTenantChannels(PostgresPart):
     async def channels(self) -> Sequence[ChannelStatus]:
         return [_status(row) for row in await self._pool.read("channels")]
 
-    async def write_channel(self, channel: Channel) -> bool:
+    async def write_channel(self, channel: Channel, sealed: bytes | None = None) -> bool:
         async with self._pool.transaction("write_channel") as connection:
             records = await connection.fetch(QUERIES["lock_channel"], channel.id)
             if not records:
                 return False
             before = _channel(records[0])
+            if sealed not in (None, before.sealed):
+                return False
             await connection.execute(
                 QUERIES["write_channel"], channel.id, list(channel.events), rows.summary_json(channel.config),
                 channel.sealed, channel.enabled, fences.clean(channel.reason),

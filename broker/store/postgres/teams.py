@@ -14,11 +14,13 @@ from broker.store.rules import channels, fences
 
 
 class PostgresTeams(PostgresPart):
-    async def put_token(self, token: Token, secret_sha256: str) -> None:
+    async def put_token(self, token: Token, secret_sha256: str) -> bool:
         values = list(token.scopes), token.created_at, token.expires_at, fences.clean(token.note), secret_sha256
         async with self._pool.transaction("put_token") as connection:
-            await connection.execute(QUERIES["put_token"], token.id, token.team, token.owner, *values)
-            await write_audit(connection, [fences.token_made(self._tenant, token)])
+            inserted = await connection.fetch(QUERIES["put_token"], token.id, token.team, token.owner, *values)
+            if inserted:
+                await write_audit(connection, [fences.token_made(self._tenant, token)])
+            return bool(inserted)
 
     async def tokens(self) -> Sequence[Token]:
         return [row_codec.token(row) for row in await self._pool.read("tokens")]

@@ -8,6 +8,7 @@ from urllib.parse import quote
 from aiohttp import web
 
 from broker.domain.job import RESTING_JOB_STATES, Attempt, Job
+from broker.domain.spec import JobSpec
 from broker.ports import JobFilter
 from broker.reporting.comparison import (
     MAX_RUNS,
@@ -60,9 +61,8 @@ async def compare(visit: Visit) -> web.Response:
     else:
         jobs = [await found(visit, job_id) for job_id in ids]
         values["runs"] = [await _run(visit, job, jobs) for job in jobs]
-        differences = spec_differences([job.spec for job in jobs])
-        values["hidden"] = max(0, len(differences) - SHOWN_DIFFERENCES)
-        values["differences"] = [(d.path, _texts(d)) for d in differences[:SHOWN_DIFFERENCES]]
+        threads = visit.service.quotes.threads.of_team(visit.caller.team)
+        values["differences"], values["hidden"] = await threads(lambda: _differences([job.spec for job in jobs]))
         values["chosen"] = jobs
     newest = (await visit.service.jobs(visit.caller, JobFilter(limit=OFFERED_JOBS), None)).jobs
     known = {job.id for job in values["chosen"]}
@@ -87,6 +87,13 @@ async def _run(visit: Visit, job: Job, jobs: Sequence[Job]) -> ComparedColumn:
         seconds=((ended if is_over else visit.service.clock.now()) - job.created_at).total_seconds(),
         without=f"?jobs={others}" if others else "",
     )
+
+
+def _differences(specs: Sequence[JobSpec]) -> tuple[list[tuple[str, list[str]]], int]:
+    """Return (path and texts of each difference that is shown, number of the others)."""
+    differences = spec_differences(specs)
+    shown = [(d.path, _texts(d)) for d in differences[:SHOWN_DIFFERENCES]]
+    return shown, len(differences) - len(shown)
 
 
 def _texts(difference: SpecDifference) -> list[str]:

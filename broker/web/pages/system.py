@@ -1,14 +1,16 @@
 """The installation, for operators: readiness, providers, orphans, launchers, brokers and versions."""
 
+import asyncio
 import platform
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from functools import cache
 from importlib.metadata import version
+from typing import TypeVar
 
 from aiohttp import web
 from pydantic import ValidationError
 
-from broker.api.core.readiness import OK
+from broker.api.core.readiness import ANSWER_S, answer_within
 from broker.api.http.context import READINESS
 from broker.api.schemas.base import PART_FIXES
 from broker.api.service import offers
@@ -20,6 +22,7 @@ from trainer.contract import object_keys
 from trainer.contract.documents import Lease
 
 routes = Routes()
+T = TypeVar("T")
 PACKAGES = ("gpubroker", "aiohttp", "asyncpg")
 SHOWN = 200
 """Most orphans and launchers on the page."""
@@ -39,23 +42,25 @@ async def check(visit: Visit) -> web.Response:
 
 
 async def _page(visit: Visit, checks: Mapping[str, CredentialCheck], *, has_checked: bool = False) -> web.Response:
-    parts = await visit.request.app[READINESS].check()
-    database_answers = parts["database"] == OK
-    launches = await visit.service.store.unproven_launches() if database_answers else ()
-    counts = await visit.service.store.counts() if database_answers else {}
+    parts, launches, counts, lease = await asyncio.gather(
+        visit.request.app[READINESS].check(),
+        _answer(visit.service.store.unproven_launches()),
+        _answer(visit.service.store.counts()),
+        _lease(visit),
+    )
     orphans = visit.service.orphans()
     return visit.page(
         "system.html",
         parts=parts,
-        fixes=PART_FIXES,
+        fixes=PART_FIXES if launches is None else {**PART_FIXES, "database": ""},  # it answers: its clock is at fault
         providers=offers.providers(visit.service.quotes.market, checks).items,
         has_checked=has_checked,
         orphans=orphans[:SHOWN],
         orphan_count=len(orphans),
-        launches=launches[:SHOWN],
-        launch_count=len(launches),
-        counts=counts,
-        lease=await _lease(visit),
+        launches=None if launches is None else launches[:SHOWN],
+        launch_count=len(launches or ()),
+        counts=counts or {},
+        lease=lease,
         versions=_versions(),
     )
 
@@ -63,9 +68,17 @@ async def _page(visit: Visit, checks: Mapping[str, CredentialCheck], *, has_chec
 async def _lease(visit: Visit) -> Lease | None:
     """Return the lease of the broker that renewed it last; None: there is none, or it cannot be read."""
     try:
-        raw = await visit.service.blobs.get(object_keys.BROKER_LEASE)
+        raw = await _answer(visit.service.blobs.get(object_keys.BROKER_LEASE))
         return None if raw is None else Lease.model_validate_json(raw)
-    except (GpubrokerError, ValidationError):
+    except ValidationError:
+        return None
+
+
+async def _answer(call: Awaitable[T]) -> T | None:
+    """Return the result of a call; None: it failed, or did not end within ANSWER_S."""
+    try:
+        return await answer_within(ANSWER_S, call)
+    except (GpubrokerError, TimeoutError):
         return None
 
 

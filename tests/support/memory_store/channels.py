@@ -40,9 +40,9 @@ class MemoryTenantChannels(MemoryPart):
             dropped=dict(tables.dropped[channel.id]),
         )
 
-    async def write_channel(self, channel: Channel) -> bool:
+    async def write_channel(self, channel: Channel, sealed: bytes | None = None) -> bool:
         row = self._state.outbox.channels.get(channel.id)
-        if row is None or not self._sees(row.value.team or ""):
+        if row is None or not self._sees(row.value.team or "") or sealed not in (None, row.value.sealed):
             return False
         was = row.value
         reason = was.reason if was.enabled and channel.enabled else "" if channel.enabled else channel.reason

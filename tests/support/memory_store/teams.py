@@ -10,11 +10,14 @@ from tests.support.memory_store.state import MemoryPart
 
 
 class MemoryTeams(MemoryPart):
-    async def put_token(self, token: Token, secret_sha256: str) -> None:
+    async def put_token(self, token: Token, secret_sha256: str) -> bool:
         if not self._sees(token.team) or token.team not in self._state.teams:
             raise fences.refused(f"token {token.id}", "tokens_team")
+        if any(stored.id == token.id for stored in self._state.tokens.values()):
+            return False
         self._state.tokens[secret_sha256] = token
         self._state.write_audit(fences.token_made(self._tenant, token))
+        return True
 
     async def tokens(self) -> Sequence[Token]:
         seen = (token for token in self._state.tokens.values() if self._sees(token.team))

@@ -9,7 +9,7 @@ SELECT current_user AS name, rolsuper OR rolbypassrls AS passes FROM pg_roles WH
 
 -- name: put_token
 INSERT INTO tokens (id, team, owner, scopes, created_at, expires_at, note, secret_sha256)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8);
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (id) DO NOTHING RETURNING id;
 
 -- name: token
 SELECT * FROM tokens WHERE secret_sha256 = $1;

@@ -1,6 +1,7 @@
 """Notification channels of the team: list, add, test, stop, renew the signing secret, remove."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
@@ -10,12 +11,12 @@ from broker.api.core.auth import Forbidden
 from broker.api.core.problems import Conflict
 from broker.api.schemas.channels import ChannelRequest
 from broker.api.schemas.queries import ChannelRef
-from broker.api.service.channels import NewChannel
+from broker.api.service.channels import NewChannel, secret_version
 from broker.domain.errors import InvalidInput
 from broker.domain.notifications import Channel
 from broker.ports import ChannelStatus
 from broker.web.browser import Visit, not_found, see
-from broker.web.pages.team.layout import ask, by_field, checked, team_page
+from broker.web.pages.team.layout import ask, by_field, checked, echoed, team_page
 from broker.web.routes import Routes
 
 routes = Routes()
@@ -32,7 +33,7 @@ async def channels(visit: Visit) -> web.Response:
 
 
 async def _page(visit: Visit, status: int = 200, form: Mapping[str, str] = NO_FIELDS, **values: Any) -> web.Response:
-    shown = {name: text for name, text in form.items() if name not in SECRETS}
+    shown = {name: text for name, text in echoed(form).items() if name not in SECRETS}
     rows = await visit.service.channels.list(visit.caller)
     return team_page(visit, "channels", status, channels=rows, form=shown, **values)
 
@@ -85,7 +86,9 @@ async def _found(visit: Visit, channel_id: str) -> ChannelStatus:
 
 async def _one(visit: Visit, row: ChannelStatus, status: int = 200, **values: Any) -> web.Response:
     values = {"secret": None, "tested": None, "fault": ""} | values
-    return team_page(visit, "channel", status, row=row, channel=row.channel, **values)
+    return team_page(
+        visit, "channel", status, row=row, channel=row.channel, version=secret_version(row.channel), **values
+    )
 
 
 @routes.get("/ui/team/channels/{channel_id}", scope="manage")
@@ -114,13 +117,14 @@ async def switch(visit: Visit, channel_id: str) -> web.Response:
 
 @routes.post("/ui/team/channels/{channel_id}/rotate", scope="manage")
 async def rotate(visit: Visit, channel_id: str) -> web.Response:
-    """Make a new signing secret and show it once."""
+    """Replace the signing secret that the page was made for, and show the new one once."""
+    version = (await visit.form()).get("version", "")
     row = await _found(visit, channel_id)
     try:
-        _, secret = await visit.service.channels.rotate(visit.caller, row.channel.id)
+        channel, secret = await visit.service.channels.rotate(visit.caller, row.channel.id, version)
     except Conflict as error:
         return await _one(visit, row, 409, fault=str(error))
-    return await _one(visit, row, secret=secret)
+    return await _one(visit, replace(row, channel=channel), secret=secret)
 
 
 @routes.get("/ui/team/channels/{channel_id}/remove", scope="manage")

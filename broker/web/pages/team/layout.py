@@ -12,6 +12,7 @@ from broker.domain.errors import InvalidInput
 from broker.domain.tenancy import Scope
 from broker.web.browser import Visit
 
+ECHOED_CHARACTERS = 1000
 NO_FIELDS: Mapping[str, str] = {}
 Model = TypeVar("Model", bound=BaseModel)
 TABS: tuple[tuple[str, str, Scope], ...] = (
@@ -58,6 +59,11 @@ def checked(model: type[Model], given: Mapping[str, Any]) -> Model:
         return model.model_validate(given)
     except ValidationError as error:
         raise problems.of_validation(error, model, given) from None
+
+
+def echoed(form: Mapping[str, str]) -> dict[str, str]:
+    """Return the fields of a refused form as its page shows them again, without the rest of long ones."""
+    return {name: text[:ECHOED_CHARACTERS] for name, text in form.items()}
 
 
 def by_field(error: InvalidInput) -> dict[str, str]:

@@ -3,15 +3,20 @@
 from typing import Any
 
 from aiohttp import web
+from pydantic import TypeAdapter, ValidationError
 
 from broker.api.schemas.tenancy import SecretValue
 from broker.domain.errors import InvalidInput
 from broker.domain.spec import EnvName
 from broker.web.browser import Visit, not_found, see
-from broker.web.pages.team.layout import ask, by_field, checked, team_page
+from broker.web.pages.team.layout import ECHOED_CHARACTERS, ask, by_field, checked, team_page
 from broker.web.routes import Routes
 
 routes = Routes()
+NAME = TypeAdapter[str](EnvName)
+
+
+NO_SECRET = not_found("such secret; the list of secrets shows yours")
 
 
 class SecretForm(SecretValue):
@@ -39,17 +44,26 @@ async def put(visit: Visit) -> web.Response:
     try:
         body = checked(SecretForm, {"name": name, "value": form.get("value", "")})
     except InvalidInput as error:
-        return await _page(visit, 422, name, faults=by_field(error))
+        return await _page(visit, 422, name[:ECHOED_CHARACTERS], faults=by_field(error))
     sealed = visit.service.box.seal(body.value)
     await visit.service.rows(visit.caller).put_secret(visit.caller.owner, body.name, sealed)
     return see("/ui/team/secrets")
 
 
+def _name(text: str) -> str:
+    """Return the name of a secret. Raises NotFound for a text that is no name."""
+    try:
+        return NAME.validate_python(text)
+    except ValidationError:
+        raise NO_SECRET from None
+
+
 @routes.get("/ui/team/secrets/{name}/delete", scope="submit")
 async def ask_delete(visit: Visit, name: str) -> web.Response:
     """Ask before a secret is deleted."""
+    name = _name(name)
     if name not in await visit.service.rows(visit.caller).secrets(visit.caller.owner):
-        raise not_found("such secret; the list of secrets shows yours")
+        raise NO_SECRET
     lines = ("Its value cannot be restored. Jobs that wait for it will fail to start; running jobs keep it.",)
     return ask(visit, title=f"Delete {name}?", lines=lines, button=f"Delete {name}", back="/ui/team/secrets")
 
@@ -57,6 +71,6 @@ async def ask_delete(visit: Visit, name: str) -> web.Response:
 @routes.post("/ui/team/secrets/{name}/delete")
 async def delete(visit: Visit, name: str) -> web.Response:
     """Delete a secret."""
-    if not await visit.service.rows(visit.caller).delete_secret(visit.caller.owner, name):
-        raise not_found("such secret; the list of secrets shows yours")
+    if not await visit.service.rows(visit.caller).delete_secret(visit.caller.owner, _name(name)):
+        raise NO_SECRET
     return see("/ui/team/secrets")

@@ -8,6 +8,7 @@ from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
 from broker.api.core.auth import Caller, Forbidden
+from broker.api.core.problems import Conflict
 from broker.api.http.context import AUTH
 from broker.api.schemas.queries import TokenId
 from broker.api.schemas.tenancy import TokenRequest
@@ -15,9 +16,9 @@ from broker.api.service.tenancy import NewToken
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.tenancy import Scope, ungrantable_scopes
 from broker.ports import Token
-from broker.web.browser import Visit, not_found, see
+from broker.web.browser import Visit, key_of, not_found, see
 from broker.web.formats import moment
-from broker.web.pages.team.layout import ask, by_field, checked, team_page
+from broker.web.pages.team.layout import ask, by_field, checked, echoed, team_page
 from broker.web.routes import Routes
 
 routes = Routes()
@@ -50,9 +51,9 @@ async def _page(visit: Visit, status: int = 200, form: Mapping[str, str] = NO_FI
     default = str(DEFAULT_DAYS) if str(DEFAULT_DAYS) in dict(ends) else ends[-1][0]
     grantable = [scope for scope in get_args(Scope) if not ungrantable_scopes(caller.scopes, [scope])]
     chosen = {scope for scope in grantable if f"scope-{scope}" in form} if form else {"read", "submit"}
-    values = {"text": "", "created": None, "faults": {}} | values
+    values = {"text": "", "created": None, "faults": {}, "key": visit.service.entropy(12).hex()} | values
     return team_page(
-        visit, "tokens", status, tokens=rows[:SHOWN], total=len(rows), form=form, ends=ends, chosen=chosen,
+        visit, "tokens", status, tokens=rows[:SHOWN], total=len(rows), form=echoed(form), ends=ends, chosen=chosen,
         end=form.get("days", default), scopes=grantable, teams=await service.teams(caller) if caller.admin else (),
         own=caller.token_id, **values,
     )  # fmt: skip
@@ -68,6 +69,8 @@ async def create(visit: Visit) -> web.Response:
         return await _page(visit, 422, form, faults=by_field(error))
     except Forbidden as error:
         return await _page(visit, 403, form, faults={"scopes": str(error)})
+    except Conflict as error:
+        return await _page(visit, 409, form, faults={"key": str(error)})
     return await _page(visit, 201, created=token, text=text)
 
 
@@ -84,6 +87,7 @@ async def _create(visit: Visit, form: Mapping[str, str]) -> tuple[Token, str]:
     wish = NewToken(
         team=body.team, owner=body.owner, scopes=body.scopes, note=body.note,
         expires_at=_end(form.get("days", str(DEFAULT_DAYS)), visit.service.clock.now()),
+        key=key_of(form),
     )  # fmt: skip
     return await visit.service.tenancy.create_token(visit.caller, wish)
 
