@@ -33,6 +33,16 @@ async def test_a_policy_is_made_changed_listed_and_deleted(api: Running) -> None
     await api.call("GET", "/v1/policies/other/history", bob, 404)
 
 
+async def test_a_repeated_delete_leaves_the_policy_of_the_installation(api: Running) -> None:
+    root = await api.token("root", "read", "admin")
+    for team in (None, "default"):
+        await api.call("PUT", "/v1/policies/limits", root, 200, json=policy(team=team, max_gpus=9))
+    await api.call("DELETE", "/v1/policies/limits", root, 204)
+    await api.call("DELETE", "/v1/policies/limits", root, 404)
+    listed = await api.call("GET", "/v1/policies", root, 200)
+    assert [one["policy"].get("team") for one in listed["items"]] == [None]
+
+
 async def test_policy_errors_name_the_field(api: Running) -> None:
     mia = await api.token("mia", "read", "manage")
 

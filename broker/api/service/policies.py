@@ -58,12 +58,17 @@ class Policies:
     async def delete(self, caller: Caller, name: str, team: str | None) -> None:
         """Delete the policy with this name. Raises NotFound.
 
-        `team` None: the caller's team, then the installation.
+        `team` None: the caller's team, then the installation. A policy of the team that was deleted still counts, so
+        that a repeat after a lost answer leaves the installation's policy.
         """
         rows = self._store.as_tenant(caller.tenant)
         for candidate in _candidates(caller, team):
+            if not await rows.policy_history(candidate, name):
+                continue
             if await rows.delete_policy(candidate, name):
                 return
+            what = f"the policy {name} of team {candidate}" if candidate else f"the installation's policy {name}"
+            raise NotFound(f"{what} is deleted already; the web page Policies deletes those of other scopes")
         raise NotFound(f"no policy {name}; `gpubroker policy ls` lists them")
 
     async def delete_version(self, caller: Caller, name: str, team: str | None, version: int) -> None:
