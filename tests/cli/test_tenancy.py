@@ -91,6 +91,6 @@ async def test_last_means_the_callers_own_newest_job(shell: Shell, monkeypatch: 
         assert (await to_thread(shell.run, "get", "last", "--json")).document["id"] == theirs
     assert (await to_thread(shell.run, "get", "last", "--json")).document["id"] == mine
     listed = await to_thread(shell.run, "ls")
-    assert "default/bob" in listed.out
+    assert "default bob" in listed.out
     only = (await to_thread(shell.run, "ls", "--owner", "bob", "--json")).document["items"]
     assert [job["id"] for job in only] == [theirs]

@@ -41,7 +41,7 @@ class ParameterValues:
             "limit": [("1", "1"), ("3", "3")],
             "cursor": [(what, world.cursor(side.jobs["running"])) for side, what in sides],
             "after": [("1", "1"), ("99", "99")],
-            "follow": [("0", "0")],
+            "follow": [("0", "0")], "tail": [("1", "1")], "timestamps": [("1", "1")],
             "attempt": [("1", "1"), ("2", "2")], "number": [("1", "1"), ("2", "2")],
             "resume": [("0", "0")],
             "provider": [("one", "simulated")], "cloud": [("one", "alpha"), ("none", "beta")],
@@ -108,6 +108,7 @@ def _bodies(world: World, jobs: Tries) -> dict[str, Tries]:
         "Policy": [(" own", policy), *((f" of {team}", {**policy, "team": team}) for team in (None, BLUE, "green"))],
         "Approval": [(" its cap", {}), (" more", {"up_to_usd": "70"})],
         "CapChange": [(" to 9", {"cap_usd": "9"}), (" to 1", {"cap_usd": "1"})],
+        "WhatIfRequest": [(" unknown model", {"model": "none/none"})],
         "SecretValue": [(" to x", {"value": "x"})],
         "TokenRequest": [
             (" own", token),
