@@ -67,6 +67,7 @@ IN_MEMORY = ("tests/api/", "tests/controllers/")
 
 SAMPLED = {
     "tests/api/test_fuzz.py::test_every_operation_keeps_its_description": 6,
+    "tests/clouds/scenarios/test_rented.py": 3,
     "tests/clouds/scenarios/test_rented.py::test_a_fine_tune_on_each_cloud_costs_the_amount_billed": 2,
     "tests/crash/test_crashes.py::test_a_broker_frozen_past_its_leases_while_another_continues": 2,
     "tests/crash/test_crashes.py::test_a_daemon_killed_at_an_effect_or_commit": 3,
@@ -85,7 +86,7 @@ SAMPLED = {
     "tests/trainer/training/test_kill_schedules.py::test_a_run_that_is_killed_by_schedule_equals_the_undisturbed_one": 4,  # noqa: E501
     "tests/trainer/training/test_resume_bitwise.py::test_resume_bitwise": 1,
 }
-"""Number of parameters of each of these tests that run with `--sample`."""
+"""Number of parameters of each of these tests, or of a file's tests without parameters, that run with `--sample`."""
 
 ROTATED = {"tests/trainer/": 3, "tests/clouds/test_": 2, "tests/api/": 4, "tests/controllers/": 4}
 """Beginnings of paths: with `--sample` a commit runs the slow tests of one file in so many, and all fast tests."""
@@ -119,7 +120,8 @@ def left_out(items: Sequence[pytest.Item], seed: str) -> list[pytest.Item]:
 def unchosen_parameters(tests: Sequence[str], seed: str) -> set[str]:
     by_test: dict[str, list[str]] = defaultdict(list)
     for test in tests:
-        by_test[test.partition("[")[0]].append(test)
+        name, parametrised, _ = test.partition("[")
+        by_test[name if parametrised else test.partition("::")[0]].append(test)
     return {name for test, count in SAMPLED.items() for name in set(by_test[test]) - drawn(by_test[test], count, seed)}
 
 

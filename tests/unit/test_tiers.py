@@ -54,3 +54,15 @@ def test_a_commit_runs_some_slow_files_of_a_folder_and_every_fast_test() -> None
     assert len(run) == 2 * -(-len(files) // tiers.ROTATED["tests/trainer/"])
     assert all({f"{test[:-1]}a", f"{test[:-1]}b"} <= run for test in run), "a file runs whole"
     assert set().union(*(set(slow) - tiers.unchosen_files(slow, str(n)) for n in range(100))) == set(slow)
+
+
+def test_a_commit_runs_some_scenarios_of_a_file_and_some_parameters() -> None:
+    file, parametrised = (
+        "tests/clouds/scenarios/test_rented.py",
+        "test_a_fine_tune_on_each_cloud_costs_the_amount_billed",
+    )
+    scenarios = [f"{file}::test_{name}" for name in "abcdef"]
+    parameters = [f"{file}::{parametrised}[{cloud}]" for cloud in ("aws", "lambda", "runpod", "vast")]
+    run = {*scenarios, *parameters} - tiers.unchosen_parameters([*scenarios, *parameters], "one commit")
+    assert len(run & set(scenarios)) == tiers.SAMPLED[file]
+    assert len(run & set(parameters)) == tiers.SAMPLED[f"{file}::{parametrised}"]
