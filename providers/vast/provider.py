@@ -34,7 +34,7 @@ ENDPOINT = "https://console.vast.ai"
 LOW_BALANCE_USD = Decimal(1)
 PAGE, PAGES = 25, 100
 """Largest number of instances per page of a listing, and largest number of pages that are read."""
-PAGE_TRIES = 4
+PAGE_TRIES = 6
 """Calls for one page of a listing. A page that is refused is repeated, because a partial listing proves nothing."""
 LAUNCH_INTERVAL_S = 4.5
 """Seconds between two creates (vast-ai/docs api-reference/openapi/yaml/create_instance.yaml, read 2026-11-28)."""

@@ -50,7 +50,7 @@ class Pace:
 PACES = (
     Pace(r"PUT v0/asks/", "create", interval_s=4.5, penalty_s=12.0),
     Pace(r"DELETE v0/instances/", "destroy", interval_s=3.0, penalty_s=3.0),
-    Pace(r"GET v1/instances/", "page", interval_s=2.0, penalty_s=1.0),  # 1 s; the daemon lists with the same key
+    Pace(r"GET v1/instances/", "page", interval_s=1.5, penalty_s=1.0),  # 1 s; the daemon lists with the same key
 )
 UNPACED_PENALTY_S = 1.0
 """Shortest delay after a 429 of another call, in seconds."""

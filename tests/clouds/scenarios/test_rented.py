@@ -15,6 +15,11 @@ from tests.clouds.state import Rented
 DATA = Path("examples/devils-dictionary.csv")
 STEPS, ROWS = 12, 80
 NOTICED_S = 20.0
+WRONG_GONE_S = 40.0
+"""Seconds from a create to the end of a machine that is not the one bought.
+
+The verdict follows SkyPilot's launch, which lists about five times. Vast accepts one listing a second.
+"""
 
 
 async def submit(scene: Scene, **resources: Any) -> str:
@@ -126,7 +131,9 @@ async def test_sold_out_and_mismatched_offers_are_skipped(scene: Scene) -> None:
     sold = (await scene.rented(job))[0]
     assert sold.gpu == "RTX 4090"
     assert sold.gone_at is not None
-    assert seconds(sold.gone_at, sold.created_at) <= NOTICED_S, "it billed on though it was seen to be another machine"
+    assert seconds(sold.gone_at, sold.created_at) <= WRONG_GONE_S, (
+        "it billed on though it was seen to be another machine"
+    )
 
 
 async def test_a_price_that_jumps_before_the_purchase_is_quoted_again(scene: Scene) -> None:
