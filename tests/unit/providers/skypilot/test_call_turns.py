@@ -98,11 +98,42 @@ def test_program_with_a_rhythm_of_its_own_refuses_few_calls(tmp_path: Path, phas
     assert max(in_a_row) <= 4
 
 
-@pytest.mark.parametrize("content", ["", "no number", "nan", "inf", str(1000 + MAX_AHEAD_S + 1)])
+def test_a_burst_of_any_size_keeps_the_interval(tmp_path: Path) -> None:
+    """The last of 500 creates waits 37 minutes."""
+    begun = []
+    for _ in range(500):
+        time = Time()
+        time.turns(tmp_path / "create", 4.5).wait()
+        begun.append(time.now)
+    assert begun == [1000.0 + 4.5 * n for n in range(500)]
+
+
+@pytest.mark.parametrize(("boot", "begin"), [("first", 1002.0), ("second", 1000.0), (None, 1000.0)])
+def test_slots_of_another_boot_are_ignored(tmp_path: Path, boot: str | None, begin: float) -> None:
+    first, later = tmp_path / "first", tmp_path / "later"
+    first.write_text("first\n")
+    if boot is not None:
+        later.write_text(f"{boot}\n")
+    time = Time()
+    CallTurns(tmp_path / "page", 2.0, lambda: 1000.0, time.sleep, lambda: 0.0, first).wait()
+    CallTurns(tmp_path / "page", 2.0, lambda: time.now, time.sleep, lambda: 0.0, later).wait()
+    assert time.now == begin
+
+
+def test_calls_without_a_boot_id_take_turns(tmp_path: Path) -> None:
+    time = Time()
+    turns = CallTurns(tmp_path / "page", 2.0, lambda: time.now, time.sleep, lambda: 0.0, tmp_path / "absent")
+    for _ in range(3):
+        turns.wait()
+    assert time.now == 1004.0
+
+
+@pytest.mark.parametrize("content", ["", "no number", "boot nan", "boot inf", f"boot {1000 + MAX_AHEAD_S + 1}", "1100"])
 def test_slots_that_cannot_be_true_are_ignored(tmp_path: Path, content: str) -> None:
     (tmp_path / "page").write_text(content)
+    (tmp_path / "boot").write_text("boot")
     time = Time()
-    turns = time.turns(tmp_path / "page")
+    turns = CallTurns(tmp_path / "page", 2.0, lambda: time.now, time.sleep, lambda: 0.0, tmp_path / "boot")
     begun = []
     for _ in range(3):
         turns.wait()
