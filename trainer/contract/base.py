@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -65,7 +66,8 @@ def duration_s(text: str) -> float:
     match = _DURATION.fullmatch(text.strip().lower())
     if match is None:
         raise ValueError(f"{text!r} is not a duration; write it as {DURATION_EXAMPLES}")
-    return sum(float(count) * unit_s for count, unit_s in zip(match.groups(), UNITS_S.values(), strict=True) if count)
+    counts = zip(match.groups(), UNITS_S.values(), strict=True)
+    return float(sum(Decimal(count) * unit_s for count, unit_s in counts if count))  # 1.1 * 3600 is no whole float
 
 
 def moment(text: str) -> datetime:
@@ -91,7 +93,11 @@ def _in_days(value: Any) -> Any:
 
 
 def _is_number(text: str) -> bool:
-    return text.strip().replace(".", "", 1).isdecimal()
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,19 @@ def test_every_time_of_a_spec_takes_a_duration() -> None:
     assert JobSpec.model_validate(SCRIPT).checkpoint.every_s == "auto"
 
 
+def test_every_tenth_of_a_minute_and_an_hour_is_whole_seconds() -> None:
+    tenths = range(20, 1000)
+    for unit, tenth_s in (("m", 6), ("h", 360)):
+        read = [JobSpec.model_validate(SCRIPT | {"max_duration": f"{t / 10}{unit}"}).max_duration for t in tenths]
+        assert read == [t * tenth_s for t in tenths]
+    assert duration_s("1.1h1.1m") == 4026
+
+
+def test_a_number_as_text_is_a_number_of_seconds() -> None:
+    spec = JobSpec.model_validate(SCRIPT | {"max_duration": "1_000", "checkpoint": {"every_s": "1e3"}})
+    assert (spec.max_duration, spec.checkpoint.every_s) == (1000, 1000)
+
+
 @pytest.mark.parametrize("value", ["soon", "2 fortnights"])
 def test_wrong_durations_of_a_spec_come_with_an_example(value: str) -> None:
     with pytest.raises(ValidationError, match="is not a duration; write it as 90s, 15m, 2h, 1h30m or 7d"):
