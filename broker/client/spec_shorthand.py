@@ -9,6 +9,7 @@
 """
 
 import json
+import re
 import shlex
 import types
 import typing
@@ -22,8 +23,18 @@ from broker.domain.spec import JobSpec
 Path = tuple[str, ...]
 SCALARS = (str, int, float, bool)
 COMMAND: Path = ("script", "command")
-SHELL = frozenset("();<>|&")
+SHELL_CHARACTERS = frozenset("\n\r();<>|&$`*?[{~#")
 """Characters that have a meaning to a shell, outside quotes."""
+SHELL_WORDS = frozenset({
+    "!", ".", ":", "[[", "alias", "bg", "break", "builtin", "case", "cd", "command", "continue", "coproc", "declare",
+    "dirs", "disown", "enable", "eval", "exec", "exit", "export", "fg", "for", "function", "getopts", "hash",
+    "history", "if", "jobs", "let", "local", "logout", "popd", "pushd", "read", "readonly", "return", "select", "set",
+    "shift", "shopt", "source", "suspend", "time", "times", "trap", "type", "typeset", "ulimit", "umask", "unalias",
+    "unset", "until", "wait", "while",
+})  # fmt: skip
+"""First words of a line that only a shell understands."""
+_QUOTED = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"|\\.", re.DOTALL)
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(\[.*\])?\+?=")
 
 
 def full_form(spec: Mapping[str, Any], texts: Mapping[Path, str] | None = None) -> dict[str, Any]:
@@ -97,15 +108,29 @@ def _template(value: Mapping[Any, Any]) -> Any:
 
 
 def _command(value: Any, texts: Mapping[Path, str]) -> Any:
-    """Return the words of a command line; a line that needs a shell is returned unchanged, which is refused."""
+    """Return the words of a command line; a line that needs a shell is returned unchanged, and the model refuses it."""
     if isinstance(value, list | tuple):
         return [_text(item, (*COMMAND, str(number)), texts) for number, item in enumerate(value)]
-    if not isinstance(value, str) or "`" in value or "$" in value:
-        return value
-    reader = shlex.shlex(value, posix=True, punctuation_chars=True)
-    reader.commenters = ""
+    words = line_words(value) if isinstance(value, str) else None
+    return value if words is None else words
+
+
+def line_words(line: str) -> list[str] | None:
+    """Return the words of a line that means the same without a shell, otherwise None."""
+    line = line.strip(" \t\r\n")
+    bare = _QUOTED.sub(_unquoted, line)
+    if SHELL_CHARACTERS.intersection(bare) or _ASSIGNMENT.match(bare):
+        return None
     try:
-        is_shell = any(set(word) <= SHELL for word in reader)
-        return value if is_shell else shlex.split(value)
+        words = shlex.split(line)
     except ValueError:  # a quotation without its end
-        return value
+        return None
+    return words if words and words[0] not in SHELL_WORDS else None
+
+
+def _unquoted(quoted: re.Match[str]) -> str:
+    """Return the characters of a quoted text that keep their meaning to a shell, after a quotation mark."""
+    text = quoted[0]
+    if text.startswith('"'):
+        return '"' + "".join(re.findall(r"[$`]|(?<=\\)\n", text))
+    return "\n" if text == "\\\n" else '"'

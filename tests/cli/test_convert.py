@@ -85,7 +85,7 @@ def test_a_skypilot_task_becomes_a_spec_that_load_reads(tmp_path: Path) -> None:
     )
     limits = spec.resources
     assert (limits.providers, limits.regions, limits.accelerators) == (("aws",), ("us-east-1",), ("h100",))
-    assert (limits.gpus, limits.nodes, limits.spot, limits.max_usd_per_hour) == (8, 2, "only", Decimal(40))
+    assert (limits.gpus, limits.nodes, limits.spot, limits.max_usd_per_hour) == (8, 2, "only", Decimal(80))
     assert spec.env == {"MODEL_SIZE": "13b", "EPOCHS": "3", "LR": "1e-4", "VERSION": "1.10"}
     assert (spec.secrets, spec.retry.max) == (("HF_TOKEN",), 3)
     assert "my-secret-value" not in (tmp_path / "job.yaml").read_text() + ran.stderr
@@ -107,7 +107,7 @@ def test_a_dstack_task_becomes_a_spec_that_load_reads(tmp_path: Path) -> None:
     assert (spec.env, spec.secrets) == ({"LR": "1e-4"}, ("HF_TOKEN", "URL"))
     limits = spec.resources
     assert (limits.providers, limits.accelerators) == (("aws", "vast"), ("h100", "a100"))
-    assert (limits.gpus, limits.nodes, limits.spot, limits.max_usd_per_hour) == (2, 2, "allowed", Decimal(10))
+    assert (limits.gpus, limits.nodes, limits.spot, limits.max_usd_per_hour) == (2, 2, "allowed", Decimal(20))
     assert (spec.max_duration, spec.priority) == (6 * 3600, 3)
     assert spec.retry.on == ("no_capacity", "preempted", "lost", "infrastructure")
     assert spec.idle is not None
@@ -143,8 +143,64 @@ def test_alternatives_allow_each_place(tmp_path: Path) -> None:
         "gpus": 1,
     }  # fmt: skip
     assert fields(conversion.lost) == [
-        "resources.ordered", "resources.ordered.1.disk_size", "resources.ordered.2.infra", "workdir",
+        "resources.ordered", "resources.ordered", "resources.ordered", "resources.ordered.1.disk_size",
+        "resources.ordered.2.infra", "workdir",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("resources", "meant", "lost"),
+    [
+        ("any_of: [{use_spot: true}, {use_spot: false}]", {"spot": "allowed"}, []),
+        ("use_spot: true, any_of: [{use_spot: false}, {}]", {"spot": "allowed"}, []),
+        ("any_of: [{use_spot: true}]", {"spot": "only"}, []),
+        ("use_spot: true, any_of: [{use_spot: false}]", {"spot": "never"}, []),
+        ("ordered: [{use_spot: true}, {use_spot: false}]", {"spot": "allowed"}, ["resources.ordered"]),
+        ("any_of: [{use_spot: maybe}]", {"spot": "never"}, ["resources.any_of.0.use_spot"]),
+        ("cloud: aws, any_of: [{cloud: runpod}]", {"spot": "never", "providers": ["runpod"]}, []),
+        ("infra: aws, any_of: [{region: a}]", {"spot": "never", "providers": ["aws"], "regions": ["a"]}, []),
+        (
+            "any_of: [{cloud: aws, use_spot: true}, {cloud: runpod}]",
+            {"spot": "allowed", "providers": ["aws", "runpod"]}, ["resources.any_of"],
+        ),
+        ("any_of: [{cloud: aws}, {}]", {"spot": "never", "providers": ["aws"]}, ["resources.any_of"]),
+        ("any_of: [{cpus: 4, max_hourly_cost: 3}]", {"spot": "never"},
+         ["resources.any_of.0.cpus", "resources.any_of.0.max_hourly_cost"]),
+    ],
+)  # fmt: skip
+def test_no_setting_of_an_alternative_is_lost_silently(
+    tmp_path: Path, resources: str, meant: dict[str, Any], lost: list[str]
+) -> None:
+    conversion = of(tmp_path, f"resources: {{{resources}}}\nrun: python a.py\n")
+    assert conversion.spec["resources"] == meant
+    assert fields(conversion.lost) == lost
+
+
+@pytest.mark.parametrize(
+    ("settings", "path", "meant", "lost"),
+    [
+        ("resources: {gpu: {count: {min: 2, max: 4}}}", "resources.gpus", 2, ["resources.gpu.count"]),
+        ("resources: {gpu: {count: {min: 2, max: 2}}}", "resources.gpus", 2, []),
+        ("resources: {gpu: {count: {max: 4}}}", "resources.gpus", 1, ["resources.gpu.count"]),
+        ("resources: {gpu: '2..'}", "resources.gpus", 2, ["resources.gpu.count"]),
+        ("resources: {gpu: {count: many}}", "resources.gpus", 1, ["resources.gpu.count"]),
+        ("resources: {gpu: H100}", "resources.gpus", 1, []),
+        ("retry: {duration: 1h}", "retry", None, ["retry.duration"]),
+        ("retry: {on_events: [no-capacity, flood]}", "retry.on", ["no_capacity"], ["retry.on_events"]),
+        ("max_price: 1.1\nnodes: 3", "resources.max_usd_per_hour", 3.3, []),
+        ("max_price: 4", "resources.max_usd_per_hour", 4, []),
+        ("spot_policy: maybe", "resources.spot", "never", ["spot_policy"]),
+    ],
+)
+def test_values_of_dstack_keep_their_meaning(
+    tmp_path: Path, settings: str, path: str, meant: Any, lost: list[str]
+) -> None:
+    conversion = of(tmp_path, f"type: task\ncommands: [python a.py]\n{settings}\n")
+    value: Any = conversion.spec
+    for key in path.split("."):
+        value = value.get(key)
+    assert value == meant
+    assert fields(conversion.lost) == lost
 
 
 @pytest.mark.parametrize(
@@ -157,6 +213,8 @@ def test_alternatives_allow_each_place(tmp_path: Path) -> None:
         ("python $X", None),
         ("python 'a", None),
         ("python a.py && echo", None),
+        ("python a.py --files {a,b}.json", None),
+        ("python a.py --files '{a,b}.json'", ["python", "a.py", "--files", "{a,b}.json"]),
     ],
 )
 def test_only_a_line_without_a_shell_becomes_words(tmp_path: Path, line: str, words: list[str] | None) -> None:

@@ -1,6 +1,7 @@
 """Short forms in a spec: one meaning in YAML, in JSON, with `--set` and in the Python client."""
 
 import json
+import subprocess
 from asyncio import to_thread
 from pathlib import Path
 from typing import Any
@@ -112,3 +113,37 @@ async def test_what_has_no_single_meaning_is_refused(shell: Shell, path: str, va
     file.write_text(json.dumps(changed(SCRIPT, path, value)))
     with pytest.raises(BadInput, match="^[^\n]*" + path):
         await to_thread(load, file)
+
+
+FOR_A_SHELL = (
+    "python prepare.py\npython train.py\n", "python a.py \\\n  --lr 1", 'python a.py "a \\\nb"', "A=1 python t.py",
+    "A='x y' python t.py", "python t.py # all", "cd src", "'cd' src", "exit 1", "ls *.json", "ls a?", "ls ~/x",
+    "ls {a,b}.json", "echo `date`", 'echo "`date`"', 'echo "$A"', "echo $A", "a & b", "a && b", "a < b", "a > b",
+    "ls [ab]", "a | b", "a; b", "(a)", "! a", "python 'a.py", "python a\\", "",
+)  # fmt: skip
+WITHOUT_A_SHELL = {
+    "python t.py\n": ["python", "t.py"],
+    "python -c 'import a\nprint(1 < 2)'": ["python", "-c", "import a\nprint(1 < 2)"],
+    "ls '*.json' \"{a,b}\" \\~/x 'a#b' a=1": ["ls", "*.json", "{a,b}", "~/x", "a#b", "a=1"],
+    'echo \'it costs $1\' "a\'b|c" "a \\" b"': ["echo", "it costs $1", "a'b|c", 'a " b'],
+}
+
+
+@pytest.mark.parametrize("line", FOR_A_SHELL)
+async def test_a_line_for_a_shell_is_refused_with_the_fix(shell: Shell, line: str) -> None:
+    file = shell.folder / "job.json"
+    file.write_text(json.dumps(changed(SCRIPT, "script.command", line)))
+    with pytest.raises(BadInput, match=r"^[^\n]*script.command: [^\n]*write \[bash, -c, \"…\"\][^\n]*$"):
+        await to_thread(load, file)
+
+
+@pytest.mark.parametrize("line", WITHOUT_A_SHELL)
+def test_a_quoted_character_has_no_meaning_to_a_shell(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(changed(SCRIPT, "script.command", line)))
+    words = WITHOUT_A_SHELL[line]
+    assert at(load(file).spec, "script.command") == tuple(words)
+    bash = subprocess.run(
+        ["bash", "-c", f"command() {{ printf '%s\\0' \"$@\"; }}; command {line}"], capture_output=True
+    )
+    assert bash.stdout.decode().split("\0")[:-1] == words

@@ -1,20 +1,18 @@
 """A conversion: reads settings of the other tool's file, and notes those without a counterpart."""
 
 import re
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 from broker.cli.core.exit_codes import BadInput
-from broker.client.spec_shorthand import SHELL
+from broker.client.spec_shorthand import line_words
 from trainer.contract.yaml_document import YamlDocument
 
 PROVIDERS = {"aws": "aws", "lambda": "lambda", "runpod": "runpod", "vast": "vast", "vastai": "vast"}
 """The broker's name of each cloud that it can use."""
 NAME_CHARACTERS = 63
-SHELL_WORDS = frozenset({"cd", "export", "source", ".", "set", "if", "for", "while", "eval", "ulimit"})
-"""First words of a line that only a shell understands."""
 
 
 @dataclass
@@ -29,7 +27,8 @@ class Conversion:
     """Steps that are left to the user: field and text."""
 
     def lose(self, *path: str, why: str = "has no counterpart") -> None:
-        self.lost.append((".".join(path), why))
+        if (remark := (".".join(path), why)) not in self.lost:
+            self.lost.append(remark)
 
     def hint(self, *path: str, text: str) -> None:
         self.hints.append((".".join(path), text))
@@ -72,6 +71,14 @@ class Conversion:
         if value not in values:
             values.append(value)
 
+    def hourly_limit(self, usd_per_machine: Any, *path: str) -> None:
+        """Set the limit for all nodes from the other tool's limit for one. `resources.nodes` is set before."""
+        nodes = int(self.group("resources").get("nodes", 1))
+        usd = float(Decimal(str(float(usd_per_machine))) * nodes)
+        self.group("resources")["max_usd_per_hour"] = usd
+        if nodes > 1:
+            self.hint(*path, text=f"limits one machine; max_usd_per_hour {usd:g} limits all {nodes}")
+
     def environment(self, values: dict[str, Any], *path: str) -> None:
         """Set variables as text. Those without a value must be given."""
         for name, value in values.items():
@@ -91,7 +98,7 @@ class Conversion:
     def command(self, lines: str, *, setup: str = "") -> None:
         """Set the command: the words of one simple line, otherwise a script for bash."""
         lines, setup = lines.strip(), setup.strip()
-        self.group("script")["command"] = _words(lines) if not setup else None
+        self.group("script")["command"] = line_words(lines) if not setup else None
         if self.spec["script"]["command"] is None:
             before = f"(\n{setup}\n) || exit $?\n" if setup else ""
             self.spec["script"]["command"] = ["bash", "-c", before + lines + "\n"]
@@ -103,16 +110,3 @@ class Conversion:
         if "cap_usd" not in self.spec:
             self.hint("cap_usd", text="the other file has no limit; set the dollars that the job never exceeds")
         self.hint("script.checkpoints", text="save to $GPUBROKER_CHECKPOINT_DIR, or set script.checkpoints: false")
-
-
-def _words(line: str) -> list[str] | None:
-    """Return the words of a line that needs no shell, otherwise None."""
-    if "\n" in line or any(character in line for character in "$`*?~#") or line.split(" ", 1)[0] in SHELL_WORDS:
-        return None
-    reader = shlex.shlex(line, posix=True, punctuation_chars=True)
-    try:
-        needs_shell = any(set(word) <= SHELL for word in reader)
-        words = None if needs_shell else shlex.split(line)
-    except ValueError:
-        return None
-    return words if words and not re.fullmatch(r"\w+=.*", words[0]) else None

@@ -71,11 +71,14 @@ def _limits(conversion: Conversion, task: dict[str, Any]) -> None:
     conversion.providers(task.pop("backends", None) or [], "backends")
     for region in task.pop("regions", None) or []:
         conversion.add("regions", str(region))
-    resources["spot"] = SPOT.get(str(task.pop("spot_policy", None) or "on-demand"), "allowed")
+    policy = str(task.pop("spot_policy", None) or "on-demand")
+    if policy not in SPOT:
+        conversion.lose("spot_policy", why=f"{policy} is none of {', '.join(SPOT)}; on-demand is used")
+    resources["spot"] = SPOT.get(policy, "never")
     if (nodes := task.pop("nodes", None)) not in (None, 1):
         resources["nodes"] = nodes
     if (price := task.pop("max_price", None)) is not None:
-        resources["max_usd_per_hour"] = price
+        conversion.hourly_limit(price, "max_price")
     if (duration := task.pop("max_duration", None)) not in (None, "off", False, True):
         conversion.spec["max_duration"] = duration
     if priority := task.pop("priority", None):
@@ -93,15 +96,28 @@ def _resources(conversion: Conversion, resources: dict[str, Any]) -> None:
     names = parts.pop("name", None) or []
     for name in [names] if isinstance(names, str) else names:
         conversion.add("accelerators", str(name))
-    least, dots, most = str(parts.pop("count", None) or 1).replace(" ", "").partition("..")
+    count = parts.pop("count", None)
     if gpu is not None:
-        conversion.group("resources")["gpus"] = int(least) if least.isdecimal() else 1
-    if dots and most != least:
-        conversion.lose("resources", "gpu", "count", why=f"a range has no counterpart; {least or 1} is asked for")
+        conversion.group("resources")["gpus"] = _least(conversion, 1 if count is None else count)
     if str(parts.get("vendor", "")).lower() == "nvidia":
         del parts["vendor"]
     conversion.lose_rest(parts, "resources", "gpu")
     conversion.lose_rest(rest, "resources")
+
+
+def _least(conversion: Conversion, count: Any) -> int:
+    """Return the least number of GPUs of a count: a number, `2..4`, or `{min: 2, max: 4}`."""
+    if isinstance(count, dict):
+        least, most = (str("" if count.get(end) is None else count[end]) for end in ("min", "max"))
+    else:
+        least, dots, most = str(count).replace(" ", "").partition("..")
+        most = most if dots else least
+    number = int(least) if least.isdecimal() else 1
+    if str(number) != most:
+        conversion.lose(
+            *("resources", "gpu", "count"), why=f"{count} is no number, which the broker needs; {number} is asked for"
+        )
+    return number
 
 
 def _gpu(text: str) -> dict[str, Any]:
@@ -124,14 +140,18 @@ def _retry(conversion: Conversion, retry: Any) -> None:
         conversion.spec["retry"] = {"max": 0}
     if not isinstance(retry, dict):
         return
-    events = retry.get("on_events") or []
-    causes = [cause for event in events for cause in CAUSES.get(str(event), [])]
-    conversion.spec["retry"] = {"on": causes}
+    events = retry.get("on_events")
+    if events is not None:  # absent means all events, as retry.on does
+        conversion.spec["retry"] = {"on": [cause for event in events for cause in CAUSES.get(str(event), [])]}
+    events = events or []
+    for event in events:
+        if str(event) not in CAUSES:
+            conversion.lose("retry", "on_events", why=f"{event} is none of {', '.join(CAUSES)}")
     if "error" in events:
         conversion.lose(
             "retry", "on_events", why="an error of the program itself is not repeated, only one of a machine"
         )
-    conversion.lose_rest({"duration": retry.get("duration")}, "retry")
+    conversion.lose_rest({key: value for key, value in retry.items() if key != "on_events"}, "retry")
 
 
 def _utilisation(conversion: Conversion, policy: Any) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from broker.cli.convert.conversion import Conversion
 
+PLACE = frozenset({"cloud", "region", "infra"})
 NEEDLESS = ("autostop", "cloud", "region", "infra", "accelerators", "any_of", "ordered", "use_spot")
 """Settings of `resources` that are read; a job's machines are destroyed at its end without `autostop`."""
 
@@ -44,19 +45,15 @@ def _code(conversion: Conversion, workdir: Any) -> None:
 
 def _resources(conversion: Conversion, resources: dict[str, Any]) -> None:
     """Convert `resources`. Of alternatives every cloud, region and GPU is allowed; the broker takes the cheapest."""
-    use_spot = resources.get("use_spot")
-    conversion.group("resources")["spot"] = "only" if use_spot else "never"
     counts: set[int] = set()
-    _place(conversion, resources, "resources")
-    counts |= _accelerators(conversion, resources.get("accelerators"), "resources")
-    for key in ("any_of", "ordered"):
-        for number, choice in enumerate(resources.get(key) or []):
-            path = ("resources", key, str(number))
-            _place(conversion, choice, *path)
-            counts |= _accelerators(conversion, choice.get("accelerators"), *path)
-            conversion.lose_rest({k: v for k, v in choice.items() if k not in NEEDLESS}, *path)
-        if key == "ordered" and resources.get(key):
-            conversion.lose("resources", key, why="the order is lost; the broker takes the cheapest that fits")
+    uses_spot: set[bool] = set()
+    for choice, path in _alternatives(conversion, resources):
+        _place(conversion, choice, *path)
+        counts |= _accelerators(conversion, choice.get("accelerators"), *path)
+        uses_spot.add(_uses_spot(conversion, choice.get("use_spot"), *path))
+    conversion.group("resources")["spot"] = (
+        "allowed" if len(uses_spot) > 1 else "only" if True in uses_spot else "never"
+    )
     if counts:
         conversion.group("resources")["gpus"] = min(counts)
     if len(counts) > 1:
@@ -65,11 +62,47 @@ def _resources(conversion: Conversion, resources: dict[str, Any]) -> None:
         )
     rest = {key: value for key, value in resources.items() if key not in NEEDLESS}
     if (price := rest.pop("max_hourly_cost", None)) is not None:
-        conversion.group("resources")["max_usd_per_hour"] = price
+        conversion.hourly_limit(price, "resources", "max_hourly_cost")
     for name, value in dict(rest.pop("labels", None) or {}).items():
         conversion.spec.setdefault("labels", {})[name] = str(value)
     _recovery(conversion, rest.pop("job_recovery", None))
     conversion.lose_rest(rest, "resources")
+
+
+def _alternatives(conversion: Conversion, resources: dict[str, Any]) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
+    """Return the alternatives with their places. Each replaces settings of `resources` by its own."""
+    common = {key: value for key, value in resources.items() if key not in ("any_of", "ordered")}
+    alternatives: list[tuple[dict[str, Any], tuple[str, ...]]] = []
+    for key in ("any_of", "ordered"):
+        written = resources.get(key) or []
+        for number, choice in enumerate(written):
+            path = ("resources", key, str(number))
+            conversion.lose_rest({k: v for k, v in choice.items() if k not in NEEDLESS}, *path)
+            replaced = {"cloud", "region"} if "infra" in choice else {"infra"} if "cloud" in choice else set()
+            alternatives.append(({k: v for k, v in common.items() if k not in replaced} | choice, path))
+        if key == "ordered" and written:
+            conversion.lose("resources", key, why="the order is lost; the broker takes the cheapest that fits")
+        if written:
+            _lose_combinations(conversion, [choice for choice, _ in alternatives], key)
+    return alternatives or [(common, ("resources",))]
+
+
+def _lose_combinations(conversion: Conversion, choices: list[dict[str, Any]], key: str) -> None:
+    """Note alternatives that differ in more than one kind of setting, and those that leave a kind open."""
+    kinds = {"place": PLACE, "GPU": {"accelerators"}, "use_spot": {"use_spot"}}
+    values = {kind: [{k: c[k] for k in sorted(names) if c.get(k)} for c in choices] for kind, names in kinds.items()}
+    different = [kind for kind, chosen in values.items() if any(one != chosen[0] for one in chosen)]
+    if len(different) > 1:
+        conversion.lose("resources", key, why=f"the combinations are lost; each {' and '.join(different)} is allowed")
+    for kind in ("place", "GPU"):
+        if kind in different and {} in values[kind]:
+            conversion.lose("resources", key, why=f"an alternative with any {kind} is lost; name it")
+
+
+def _uses_spot(conversion: Conversion, written: Any, *path: str) -> bool:
+    if written not in (None, True, False):
+        conversion.lose(*path, "use_spot", why=f"{written} is neither true nor false; on-demand is used")
+    return written is True
 
 
 def _place(conversion: Conversion, choice: dict[str, Any], *path: str) -> None:
