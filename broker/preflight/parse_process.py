@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from broker.domain.errors import InvalidInput, Problem
 from broker.preflight.parse_worker import MEMORY_BYTES, OUT_OF_MEMORY, examine
+from broker.runtime.child_process import start_child
 from trainer.contract.data_config import DataFormat
 
 CPU_S, BYTES_PER_CPU_S = 10, 500_000
@@ -45,11 +45,9 @@ async def parse(data: Path, fmt: DataFormat) -> Mapping[str, Any] | None:
 
 async def _output(data: Path, fmt: DataFormat, cpu_s: int) -> tuple[int, bytes]:
     """Run the worker and return its exit code and its output. Raises InvalidInput for too large an output."""
-    environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
-    worker = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "broker.preflight.parse_worker", str(data), fmt, str(cpu_s),
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-        env=environment, cwd="/", start_new_session=True,
+    worker = await start_child(
+        (sys.executable, "-P", "-m", "broker.preflight.parse_worker", str(data), fmt, str(cpu_s)),
+        stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     assert worker.stdout is not None
     output = bytearray()

@@ -9,13 +9,14 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import sys
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import Final, Protocol, TypeVar
 
 from broker.quote.spot.plan import PLANS, PlanNotReady, SpotPlan, SpotPlanCache, SpotPlanKey, plan_for
+from broker.runtime.child_process import start_child
 from broker.runtime.spot_plan_process import LENGTH
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,10 @@ BUILD_LIMIT_S: Final = 60.0
 """Seconds after which the process counts as hung. A build takes 0.04 to 0.7 s."""
 MAX_BUILDS: Final = 256
 """Maximum number of keys that wait for the process. More jobs than this decide without a plan at first."""
-_ENVIRONMENT: Final = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
+PAUSE_S: Final = 30.0
+"""Seconds after a failed build before the process is started again."""
+STDERR_BYTES: Final = 4096
+"""Number of last bytes of the process's stderr that are kept for the log."""
 
 
 class PlanRound(Protocol):
@@ -67,7 +71,7 @@ class SpotPlanner:
 
     def __init__(
         self, *, cache: SpotPlanCache = PLANS, command: Sequence[str] = COMMAND, wait_s: float = WAIT_S,
-        build_limit_s: float = BUILD_LIMIT_S,
+        build_limit_s: float = BUILD_LIMIT_S, monotonic: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.cache = cache
         self.wait_s = wait_s
@@ -76,6 +80,10 @@ class SpotPlanner:
         self._builds: dict[SpotPlanKey, asyncio.Task[None]] = {}
         self._turn = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
+        self._monotonic = monotonic
+        self._paused_until: float | None = None
+        self._stderr = b""
+        self._reader: asyncio.Task[None] | None = None
 
     @classmethod
     def within(cls, stack: contextlib.AsyncExitStack) -> "SpotPlanner":
@@ -106,18 +114,34 @@ class SpotPlanner:
     async def _build(self, key: SpotPlanKey) -> None:
         """Build and keep a plan. An error is logged, because the caller decides without the plan then."""
         async with self._turn:
+            if self._paused_until is not None and self._monotonic() < self._paused_until:
+                return
             try:
                 async with asyncio.timeout(self._build_limit_s):
                     self.cache.add(SpotPlan(key, await self._packed(key)))
             except (OSError, EOFError, TimeoutError) as error:
-                why = f"{type(error).__name__}: {error}"
-                log.warning("a spot plan cannot be built, so its jobs are decided without a model: %s", why)
                 await self._end()
+                self._paused_until = self._monotonic() + PAUSE_S
+                lines = self._stderr.decode(errors="replace").strip().splitlines()
+                why = f"{type(error).__name__}: {error}" + (f"; its last output: {lines[-1][:300]}" if lines else "")
+                log.warning(
+                    "no spot plan is built for %.0f s, so its jobs are decided without a model: %s", PAUSE_S, why
+                )
             except asyncio.CancelledError:
                 await self._end()  # its answer would be read as that of the next key
                 raise
 
     async def _packed(self, key: SpotPlanKey) -> bytes:
+        """Return the table of a key. A process that ended, for example out of memory, is replaced once."""
+        try:
+            return await self._answer(key)
+        except (OSError, EOFError):
+            await self._end()
+            return await self._answer(key)
+
+    async def _answer(self, key: SpotPlanKey) -> bytes:
+        if self._process is not None and self._process.returncode is not None:
+            await self._end()
         process = self._process or await self._start()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -127,12 +151,15 @@ class SpotPlanner:
         return await process.stdout.readexactly(length)
 
     async def _start(self) -> asyncio.subprocess.Process:
-        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL, env=environment, cwd="/", start_new_session=True,
-        )  # fmt: skip
+        self._stderr = b""
+        self._process = await start_child(self._command, stdin=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
+        assert self._process.stderr is not None
+        self._reader = asyncio.create_task(self._read(self._process.stderr), name="spot plan errors")
         return self._process
+
+    async def _read(self, stderr: asyncio.StreamReader) -> None:
+        while piece := await stderr.read(STDERR_BYTES):
+            self._stderr = (self._stderr + piece)[-STDERR_BYTES:]
 
     async def _end(self) -> None:
         process, self._process = self._process, None
@@ -141,6 +168,9 @@ class SpotPlanner:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await asyncio.shield(process.wait())
+        if self._reader is not None:
+            await asyncio.wait((self._reader,), timeout=1.0)
+            self._reader.cancel()
 
 
 class _PlannerRound:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -39,8 +40,8 @@ BROKEN = "raise SystemExit(1)"
 
 @asynccontextmanager
 async def planner(code: str = "", *, wait_s: float = 60.0, build_limit_s: float = 60.0) -> AsyncIterator[SpotPlanner]:
-    command = {"command": (sys.executable, "-c", code)} if code else {}
-    made = SpotPlanner(cache=SpotPlanCache(), wait_s=wait_s, build_limit_s=build_limit_s, **command)
+    command = (sys.executable, "-c", code) if code else COMMAND
+    made = SpotPlanner(cache=SpotPlanCache(), wait_s=wait_s, build_limit_s=build_limit_s, command=command)
     try:
         yield made
     finally:
@@ -98,7 +99,43 @@ async def test_a_process_that_fails_is_replaced(code: str, build_limit_s: float)
     async with planner(code, build_limit_s=build_limit_s) as made:
         turn = made.begin()
         assert await turn.settle(decision(turn, KEY)) is None
-        made._command, made._build_limit_s = COMMAND, 60.0
+        made._command, made._build_limit_s, made._monotonic = COMMAND, 60.0, lambda: float("inf")
+        turn = made.begin()
+        assert await turn.settle(decision(turn, KEY)) == costs(SpotPlan(KEY))
+
+
+async def test_a_process_killed_while_idle_costs_no_decision_its_plan() -> None:
+    async with planner() as made:
+        for key in KEYS[:2]:
+            turn = made.begin(has_fallback=False)
+            assert await turn.settle(decision(turn, key)) == costs(SpotPlan(key))
+            assert made._process is not None
+            os.kill(made._process.pid, signal.SIGKILL)
+        assert made._process is not None
+        await made._process.wait()
+        turn = made.begin(has_fallback=False)
+        assert await turn.settle(decision(turn, KEYS[2])) == costs(SpotPlan(KEYS[2]))
+
+
+async def test_a_process_that_cannot_start_is_logged_and_paused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = tmp_path / "starts"
+    async with planner(f"open({str(log)!r}, 'a').write('x'); raise SystemExit('no module')") as made:
+        made._monotonic = lambda: 1000.0
+        for key in KEYS[:4]:
+            turn = made.begin()
+            assert await turn.settle(decision(turn, key)) is None
+    assert len(log.read_text()) == 2
+    assert [record.getMessage().endswith(": no module") for record in caplog.records] == [True]
+
+
+async def test_the_process_imports_from_a_relative_python_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "only_here.py").write_text("from broker.runtime.spot_plan_process import serve")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(".")
+    monkeypatch.setenv("PYTHONPATH", ".")
+    async with planner("import sys, only_here; only_here.serve(sys.stdin.buffer, sys.stdout.buffer)") as made:
         turn = made.begin()
         assert await turn.settle(decision(turn, KEY)) == costs(SpotPlan(KEY))
 
