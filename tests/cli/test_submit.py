@@ -167,3 +167,13 @@ async def test_the_cap_is_asked_for_and_the_proposal_is_its_default(
     ran = await to_thread(shell.run, "submit", path, "--detach", stdin="much\n-1\n$2.5\ny\n")
     assert ran.code == 0, ran.err
     assert (await only_job(shell)).cap_usd == Decimal("2.5")
+
+
+async def test_a_key_refuses_a_deadline_that_changes_at_each_repeat(shell: Shell) -> None:
+    path = shell.spec(GOOD + "deadline: 6h\n")
+    ran = await to_thread(shell.run, "submit", path, "-y", "-d", "--idempotency-key", "once")
+    assert (ran.code, "job.yaml:9: deadline: a time from now" in ran.err) == (Exit.BAD_INPUT, True)
+    assert (await to_thread(shell.run, "submit", path, "-y", "-d")).code == 0
+    words = ("submit", path, "-y", "-d", "--json", "--set", "deadline=2099-01-31T12:00Z", "--idempotency-key", "once")
+    first, again = await to_thread(shell.run, *words), await to_thread(shell.run, *words)
+    assert first.document["id"] == again.document["id"]

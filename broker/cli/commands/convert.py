@@ -2,10 +2,9 @@
 
 import asyncio
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-import yaml
 from pydantic import ValidationError
 
 from broker.api.core.problems import of_validation
@@ -17,7 +16,7 @@ from broker.cli.core.command import Json, command
 from broker.cli.core.exit_codes import BadInput
 from broker.cli.core.output import Output
 from broker.cli.spec.spec_file import parsed
-from trainer.contract.yaml_document import parse_value
+from broker.cli.spec.spec_yaml import spec_yaml
 
 SKYPILOT_KEYS = frozenset({"run", "setup", "resources", "num_nodes", "workdir", "file_mounts", "envs"})
 
@@ -38,7 +37,7 @@ async def convert(
         raise BadInput("\n".join(lost), problems=tuple(conversion.lost))
     if output is not None and output.exists():
         raise BadInput(f"{output} already exists; give another name")
-    text = _yaml(conversion.spec)
+    text = spec_yaml(conversion.spec)
     if output is not None:
         try:
             await asyncio.to_thread(output.write_text, text)
@@ -73,21 +72,3 @@ def converted(file: Path) -> Conversion:
         lines = [f"{file}: {p.field} of the converted spec: {p.message}" for p in problems]
         raise BadInput("\n".join(lines), problems=tuple((p.field, p.message) for p in problems)) from None
     return conversion
-
-
-class _SpecDumper(yaml.SafeDumper):
-    """Dumper that writes scripts as blocks, and quotes text that YAML 1.2 reads as another type."""
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in text else None if parse_value(text) == text else '"'
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_SpecDumper.add_representer(str, _text)
-
-
-def _yaml(spec: dict[str, Any]) -> str:
-    first = {name: spec[name] for name in ("name", "cap_usd", "script") if name in spec}
-    text: str = yaml.dump(first | spec, Dumper=_SpecDumper, sort_keys=False, allow_unicode=True, width=110)
-    return text

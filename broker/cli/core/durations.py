@@ -41,6 +41,15 @@ def future(option: str, text: str, *, now: datetime | None = None) -> datetime:
     return _at(option, text, 1, now)
 
 
+def is_relative(text: str) -> bool:
+    """Return whether a valid time depends on now, such as `2h`."""
+    try:
+        moment(text)
+    except ValueError:
+        return True
+    return False
+
+
 def _at(option: str, text: str, sign: int, now: datetime | None) -> datetime:
     try:
         return moment(text)

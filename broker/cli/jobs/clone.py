@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-import yaml
 
 from broker.cli.core.command import JobArgument, Json, client, command
 from broker.cli.core.exit_codes import BadInput
 from broker.cli.core.job_lookup import job_id
 from broker.cli.core.output import Output
-from broker.domain.formatting import visible_document
+from broker.cli.spec.spec_yaml import spec_yaml
 
 STDOUT = "-"
 
@@ -28,12 +27,11 @@ async def clone(
     async with client() as c:
         detail = await c.job(await job_id(c, job))
     spec = detail.spec.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
-    spec = {"name": spec.pop("name"), "cap_usd": spec.pop("cap_usd"), **spec}
     out.document(spec)
     text = f"# Cloned from job {detail.id}. Its data is the stored upload.\n"
-    text += yaml.safe_dump(visible_document(spec), sort_keys=False, allow_unicode=True)
+    text += spec_yaml(spec)
     if file == STDOUT:
-        out.say(*([] if as_json else text.splitlines()))
+        out.say(*([] if as_json else text.removesuffix("\n").split("\n")))
         return
     _write(Path(file), text)
     out.say(f"{file} has the spec of job {detail.id}; submit it: gpubroker submit {file}")

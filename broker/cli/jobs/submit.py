@@ -8,14 +8,16 @@ import typer
 from broker.cli.core import formatting
 from broker.cli.core.command import Json, client, command
 from broker.cli.core.durations import seconds
+from broker.cli.core.exit_codes import BadInput
 from broker.cli.core.output import Output
 from broker.cli.jobs import submission
 from broker.cli.jobs.jobs import follow
 from broker.cli.jobs.watch import PATIENCE_S
-from broker.cli.spec.spec_file import load
+from broker.cli.spec.spec_file import SpecFile, load
 from broker.cli.views import quote as quote_view
 from broker.cli.views import what_if as what_if_view
 from broker.cli.views.what_if import PlotFile, WhatIf
+from trainer.contract.base import MOMENT_EXAMPLES
 
 SpecArgument = Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="Spec of the job, YAML or JSON.")]
 Settings = Annotated[
@@ -80,6 +82,7 @@ async def submit(
     out = Output(as_json=as_json)
     keep_s = None if keep_on_failure is None else round(seconds("--keep-on-failure", keep_on_failure))
     file = load(spec, tuple(settings or ()), keep_on_failure=keep_s)
+    _check_key(file, key)
     async with client(patience_s=0) as c:
         prepared = await submission.prepare(c, file)
         submission.show(out, prepared)
@@ -94,3 +97,12 @@ async def submit(
         return
     async with client(patience_s=PATIENCE_S) as c:
         await follow(c, job.id, out)
+
+
+def _check_key(file: SpecFile, key: str | None) -> None:
+    """Raise BadInput if each repeat of the key would send another spec, which the API refuses."""
+    if key is not None and file.has_relative_deadline:
+        raise BadInput(
+            f"{file.place('deadline')}: a time from now is another one at each repeat of --idempotency-key; "
+            f"write {MOMENT_EXAMPLES}"
+        )

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from pydantic import ValidationError
 
 from broker.api.core.problems import of_validation
 from broker.api.schemas.quotes import QuoteSpec, QuoteView
-from broker.cli.core.durations import future
+from broker.cli.core.durations import future, is_relative
 from broker.cli.core.exit_codes import BadInput
 from broker.cli.spec import overrides, schema
 from trainer.contract.yaml_document import BadYaml, YamlDocument, parse
@@ -31,6 +30,8 @@ class SpecFile:
     given: Given
     data: dict[str, Any]
     spec: QuoteSpec
+    has_relative_deadline: bool = False
+    """The deadline is a time from now, such as `6h`, so each load has another one."""
 
     @property
     def has_cap(self) -> bool:
@@ -71,22 +72,28 @@ def load(path: Path, settings: tuple[str, ...] = (), **options: Any) -> SpecFile
     for name, value in options.items():
         if value is not None:
             data[name], given[(name,)] = value, f"--{name.replace('_', '-')}"
-    _resolve_deadline(data)
+    relative = _resolve_deadline(data)
     try:
         spec = QuoteSpec.model_validate(data)
     except ValidationError as e:
         problems = of_validation(e, QuoteSpec, data, root="").problems
         raise _bad_input(document, given, tuple((p.field, p.message) for p in problems)) from None
-    return SpecFile(path=path, document=document, given=given, data=data, spec=spec)
+    return SpecFile(path=path, document=document, given=given, data=data, spec=spec, has_relative_deadline=relative)
 
 
-def _resolve_deadline(data: dict[str, Any]) -> None:
-    """Replace a deadline that is a time from now, such as `6h`. The model refuses other wrong values."""
+def _resolve_deadline(data: dict[str, Any]) -> bool:
+    """Replace a deadline that is a time from now, such as `6h`, and return whether it is one.
+
+    The model refuses other wrong values.
+    """
     text = data.get("deadline")
     if not isinstance(text, str):
-        return
-    with suppress(BadInput):
+        return False
+    try:
         data["deadline"] = future("deadline", text).isoformat()
+    except BadInput:
+        return False
+    return is_relative(text)
 
 
 def parsed(path: Path, *, hint: str = "") -> YamlDocument:
