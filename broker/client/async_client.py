@@ -56,7 +56,8 @@ class LogChunk(Wire):
 class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyCalls):
     """Client of one daemon, for `async with`. Calls raise ApiError for refusals, DaemonUnreachable without an answer.
 
-    `job`: the id, or the name: that of the live job, otherwise of the newest one.
+    `job`: the id, or the name: that of the caller's live job, otherwise of the newest. Each call looks a name up again;
+    give `job_id(name)` to calls that belong together, such as `artifacts` and `download`.
     `patience_s`: seconds for which a call is repeated without an answer, or after 429, 502, 503, 504. `submit` and
     `retry` have a key against duplicates; `create_token`, `rotate_channel` and `test_channel` may take effect twice.
     `locate` returns the daemon's current address before each retry. `certificate`: file of the trusted certificate of
@@ -76,6 +77,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
             url=connection.address(url, "url"), token=connection.bearer(token, "token"), certificate=certificate
         )
         self._http = Transport(at, patience_s, locate)
+        self._ids = set[str]()
 
     @classmethod
     def found(cls, url: str | None = None, token: str | None = None, *, patience_s: float = 0.0) -> Self:
@@ -178,20 +180,22 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         return await self._call("GET", "/v1/jobs", JobPage, params=plain(params))
 
     async def cancel(self, job: str) -> JobView:
-        return await self._call("POST", f"{await self._job(job)}/cancel", JobView)
+        return await self._call("POST", f"{await self._job(job, writes=True)}/cancel", JobView)
 
     async def retry(self, job: str, *, resume: bool, key: str) -> JobView:
         """Create a job linked to an ended one; with `resume` it continues from the last checkpoint."""
-        path, params = f"{await self._job(job)}/retry", plain({"resume": int(resume)})
+        path, params = f"{await self._job(job, writes=True)}/retry", plain({"resume": int(resume)})
         return await self._call("POST", path, JobView, params=params, headers={"Idempotency-Key": key})
 
     async def raise_cap(self, job: str, cap_usd: Decimal) -> JobView:
-        return await self._call("PATCH", await self._job(job), JobView, json={"cap_usd": str(cap_usd)})
+        return await self._call("PATCH", await self._job(job, writes=True), JobView, json={"cap_usd": str(cap_usd)})
 
     async def delete_data(self, job: str, kinds: Sequence[StoredKindView] = ()) -> jobs_schemas.JobDetail:
         """Delete stored data of an ended job; without `kinds` everything."""
         params = [("kind", kind) for kind in kinds]
-        return await self._call("DELETE", f"{await self._job(job)}/data", jobs_schemas.JobDetail, params=params)
+        return await self._call(
+            "DELETE", f"{await self._job(job, writes=True)}/data", jobs_schemas.JobDetail, params=params
+        )
 
     async def ledger(self, job: str) -> jobs_schemas.LedgerList:
         return await self._call("GET", f"{await self._job(job)}/ledger", jobs_schemas.LedgerList)
@@ -199,11 +203,26 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
     async def decision(self, job: str, number: int) -> plans_schemas.DecisionView:
         return await self._call("GET", f"{await self._job(job)}/decisions/{number}", plans_schemas.DecisionView)
 
-    async def _job(self, job: str) -> str:
-        """Return the path of a job by id or name. Raises ApiError (404) for an unknown name."""
-        if job_names.is_id(job):
-            return _path(job)
-        return _path(job_names.named((await self.jobs(limit=job_names.SEARCHED_JOBS)).items, job))
+    async def job_id(self, job: str, *, writes: bool = False) -> str:
+        """Return the id of the job that a name means, for calls that belong together. An id is returned as it is.
+
+        `writes`: refuse a name that other owners' jobs have too. Raises ApiError for an unknown (404) or ambiguous
+        (409) name.
+        """
+        if not job_names.is_id(job):
+            return await job_names.find(self, job, writes=writes)
+        if job not in self._ids:
+            try:
+                await self._http.read("GET", _path(job))
+            except ApiError as e:
+                if e.problem.status == 404:
+                    return await job_names.find_like_an_id(self, job, writes=writes)
+            self._ids.add(job)  # another refusal is that of the call itself
+        return job
+
+    async def _job(self, job: str, *, writes: bool = False) -> str:
+        """Return the path of a job by id or name."""
+        return _path(await self.job_id(job, writes=writes))
 
     # --- feeds
 

@@ -107,6 +107,7 @@ class Client:
     delete_data = _call(AsyncClient.delete_data)
     retry = _call(AsyncClient.retry)
     raise_cap = _call(AsyncClient.raise_cap)
+    job_id = _call(AsyncClient.job_id)
     ledger = _call(AsyncClient.ledger)
     decision = _call(AsyncClient.decision)
     events = _stream(AsyncClient.events)

@@ -1,11 +1,11 @@
 """Jobs and attempts: rows of the store; `lifecycle.state_machine` defines the transitions of both states."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from broker.domain.ids import AttemptId, InstanceName, JobId
 from broker.domain.money import ZERO
@@ -307,3 +307,29 @@ class Event:
     data: dict[str, Any] = field(default_factory=dict)
     seq: int = 0
     at: datetime | None = None
+
+
+class OwnedJob(Protocol):
+    """Job as the store or the API has it, with the fields that decide which job a name means."""
+
+    @property
+    def team(self) -> str: ...
+    @property
+    def owner(self) -> str: ...
+    @property
+    def state(self) -> JobState: ...
+
+
+AnyJob = TypeVar("AnyJob", bound=OwnedJob)
+
+
+def jobs_meant(named: Sequence[AnyJob], team: str, owner: str, *, writes: bool) -> Sequence[AnyJob]:
+    """Return the jobs that a name may mean for an owner; several: it is ambiguous. `named`: newest first.
+
+    The live job, otherwise the newest, is meant among the owner's own jobs only. A command that writes never prefers
+    the owner's job to another owner's. A job of another owner is meant only if no other job has the name.
+    """
+    own = [job for job in named if (job.team, job.owner) == (team, owner)]
+    if not own or (writes and len(own) < len(named)):
+        return named
+    return [job for job in own if job.state not in RESTING_JOB_STATES] or own[:1]

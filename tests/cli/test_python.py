@@ -5,7 +5,7 @@ import inspect
 import threading
 from asyncio import to_thread
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
@@ -14,13 +14,14 @@ import pytest
 import broker
 from broker.api.schemas.job_list import JobView
 from broker.api.schemas.jobs import EventView
+from broker.cli.core.exit_codes import Exit
+from broker.client import job_names
 from broker.client.async_client import AsyncClient
 from broker.client.fit import Fitted
-from broker.client.job_names import named
 from broker.client.sync_client import Client
 from broker.client.transport.errors import ApiError, DaemonUnreachable, NotFinished
 from broker.domain.ids import JobId
-from broker.domain.job import Event, Job, JobState
+from broker.domain.job import Event, Job, JobState, jobs_meant
 from broker.ports import Change, JobFilter
 from tests.api.harness import CSV, MODEL, Running
 from tests.api.test_files import admitted, put_checkpoint
@@ -96,7 +97,7 @@ async def test_a_client_needs_no_with_and_takes_names(shell: Shell) -> None:
             client.job("cynical")
         second = client.submit(spec, key="b")
         assert [job.id for job in client.jobs().items] == [second.id, first.id]
-        with pytest.raises(ApiError, match="'cynic' matches 2 live jobs"):
+        with pytest.raises(ApiError, match="'cynic' matches 2 jobs"):
             client.cancel("cynic")
         client.close()
         client.close()
@@ -106,25 +107,90 @@ async def test_a_client_needs_no_with_and_takes_names(shell: Shell) -> None:
     await to_thread(use)
 
 
+async def test_a_name_never_means_another_owners_job_next_to_ones_own(shell: Shell) -> None:
+    def submit(headers: dict[str, str], key: str, name: str = "train") -> str:
+        with Client(shell.api.url, headers["Authorization"].removeprefix("Bearer ")) as client:
+            kept = client.upload(CSV.encode(), name="words.csv")
+            train = {"model": MODEL, "data": {"path": kept.ref, "completion": "{definition}"}}
+            return client.submit({"name": name, "cap_usd": "5", "train": train}, key=key).id
+
+    own = await to_thread(submit, await shell.api.token("ada", "read", "submit"), "own")
+    await end(shell.api, JobState.FAILED, "because of a test")
+    mate = await to_thread(submit, await shell.api.token("bob", "read", "submit"), "mate")
+    long = await to_thread(submit, await shell.api.token("ada", "read", "submit"), "long", "finetunellama")
+    with_command = await to_thread(shell.run, "cancel", "train")
+    assert (with_command.code, "'train' matches 2 jobs" in with_command.err) == (Exit.BAD_INPUT, True)
+    assert {job for job in (own, mate) if job in with_command.err} == {own, mate}
+    for words in (("cap", "train", "9"), ("retry", "train"), ("rm", "train", "--data", "-y")):
+        refused = await to_thread(shell.run, *words)
+        assert (refused.code, mate in refused.err) == (Exit.BAD_INPUT, True), words
+    assert (await to_thread(shell.run, "get", "train", "--json")).document["id"] == own
+    assert (await to_thread(shell.run, "get", "finetunellama", "--json")).document["id"] == long
+
+    def use() -> None:
+        with Client() as client:
+            assert client.job("train").id == client.job_id("train") == own
+            assert client.job("finetunellama").id == long
+            with pytest.raises(ApiError, match="'train' matches 2 jobs"):
+                client.cancel("train")
+            with pytest.raises(ApiError, match="no job"):
+                client.job("a" * 13)
+
+    await to_thread(use)
+    assert not (await to_thread(shell.run, "get", mate, "--json")).document["stop_requested"]
+
+
+def job_view(number: int, state: str, owner: str = "ada") -> JobView:
+    return JobView(
+        id=JobId(f"job{number}"), name="a", team="t", owner=owner, state=JobState(state), reason="", labels={},
+        created_at=NOON, finished_at=None, cap_usd=Decimal(1), spent_usd=Decimal(0), attempts=0, retries_used=0,
+        stop_requested=False, retry_of=None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("writes", [True, False])
 @pytest.mark.parametrize(
     ("states", "expected"),
     [
-        (("succeeded", "queued", "capped"), 1),
-        (("failed", "succeeded"), 0),
+        (("succeeded", "queued", "capped"), [1]),
+        (("failed", "succeeded"), [0]),
+        (("queued", "failed", "active"), [0, 2]),
     ],
 )
-def test_a_name_means_the_live_job_otherwise_the_newest(states: tuple[str, ...], expected: int) -> None:
-    jobs = [
-        JobView(
-            id=JobId(f"job{n}"), name="a", team="t", owner="o", state=JobState(state), reason="", labels={},
-            created_at=NOON, finished_at=None, cap_usd=Decimal(1), spent_usd=Decimal(0), attempts=0, retries_used=0,
-            stop_requested=False, retry_of=None,
-        )
-        for n, state in enumerate(states)
-    ]  # fmt: skip
-    assert named(jobs, "a") == f"job{expected}"
-    with pytest.raises(ApiError, match="no job 'b' among the newest 500"):
-        named(jobs, "b")
+def test_a_name_means_ones_live_job_otherwise_the_newest(
+    states: tuple[str, ...], expected: list[int], writes: bool
+) -> None:
+    jobs = [job_view(n, state) for n, state in enumerate(states)]
+    assert [job.id for job in jobs_meant(jobs, "t", "ada", writes=writes)] == [f"job{n}" for n in expected]
+
+
+def test_another_owners_job_is_meant_only_if_no_other_job_has_the_name() -> None:
+    own, other = job_view(0, "failed"), job_view(1, "active", "bob")
+    for team, owner in (("t", "eve"), ("other team", "ada")):
+        assert jobs_meant([other], team, owner, writes=True) == [other]
+        assert jobs_meant([own, other], team, owner, writes=False) == [own, other]
+    assert jobs_meant([own, other], "t", "ada", writes=True) == [own, other]
+    assert jobs_meant([own, other], "t", "ada", writes=False) == [own]
+
+
+async def test_an_old_live_job_is_meant_before_newer_ended_ones(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_names, "SEARCHED_JOBS", 1)
+    with_client = Client()
+    kept = await to_thread(with_client.upload, CSV.encode(), name="words.csv")
+    train = {"model": MODEL, "data": {"path": kept.ref, "completion": "{definition}"}}
+    spec = {"name": "cynic", "cap_usd": "5", "train": train}
+    ended = await to_thread(with_client.submit, spec, key="ended")
+    await end(shell.api, JobState.FAILED, "because of a test")
+    live = await to_thread(with_client.submit, spec, key="live")
+    store = shell.api.service.store
+    before = await store.job(ended.id)
+    assert before is not None
+    newest = replace(
+        before, id=JobId("z" * 13), state=JobState.FAILED, created_at=before.created_at + timedelta(days=1)
+    )
+    await store.submit(replace(newest, finished_at=newest.created_at), key=None, body_sha256="", events=[])
+    assert await to_thread(with_client.job_id, "cynic") == live.id
+    await to_thread(with_client.close)
 
 
 async def test_an_unreferenced_client_ends_its_thread(shell: Shell) -> None:

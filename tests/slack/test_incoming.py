@@ -178,6 +178,17 @@ async def test_status_lists_what_runs_and_one_job(desk: Desk) -> None:
     assert "no job zzz" in await desk.command("status zzz")
 
 
+async def test_a_name_of_several_owners_cancels_no_job(desk: Desk) -> None:
+    await desk.link()
+    own, mate = await desk.job(JobState.FAILED), await desk.job(owner="bob")
+    answer = await desk.command("cancel tune")
+    assert "means 2 jobs" in answer
+    assert own.id in answer
+    assert mate.id in answer
+    assert not (await desk.now(mate)).stop_requested
+    assert own.id in await desk.command("status tune")
+
+
 async def test_spend_and_help_and_cancel(desk: Desk) -> None:
     await desk.link()
     job = await desk.job()

@@ -12,7 +12,7 @@ from broker.api.service.spending import SpendQuery
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.formatting import duration
 from broker.domain.ids import JobId
-from broker.domain.job import RESTING_JOB_STATES, Attempt, Job, JobState
+from broker.domain.job import RESTING_JOB_STATES, Attempt, Job, JobState, jobs_meant
 from broker.domain.money import show
 from broker.domain.spending import SpendBy
 from broker.domain.tenancy import Scope
@@ -21,6 +21,7 @@ from broker.ports import JobFilter
 JOB_ID = re.compile(r"[a-z2-7]{13}")
 SEARCHED_JOBS = 200
 """Number of newest jobs among which a name or the start of an id is looked up."""
+LIVE_STATES = tuple(state for state in JobState if state not in RESTING_JOB_STATES)
 MAX_LINES = 15
 """Maximum number of jobs, attempts or rows of spending in one answer."""
 HELP = (
@@ -96,8 +97,7 @@ class SlackActions:
         if words:
             job = await self._find_job(caller, words[0])
             return _detail(job, await self._service.attempts(caller, job))
-        states = tuple(state for state in JobState if state not in RESTING_JOB_STATES)
-        page = await self._service.jobs(caller, JobFilter(states=states, limit=SEARCHED_JOBS), None)
+        page = await self._service.jobs(caller, JobFilter(states=LIVE_STATES, limit=SEARCHED_JOBS), None)
         if not page.jobs:
             return ("nothing runs or waits",)
         hidden = len(page.jobs) - MAX_LINES
@@ -116,29 +116,45 @@ class SlackActions:
     async def _cancel_command(self, caller: Caller, words: list[str]) -> Sequence[str]:
         if not words:
             return HELP
-        return [await self._cancel(caller, await self._find_job(caller, words[0]), "")]
+        return [await self._cancel(caller, await self._find_job(caller, words[0], writes=True), "")]
 
-    async def _find_job(self, caller: Caller, text: str) -> Job:
+    async def _find_job(self, caller: Caller, text: str, *, writes: bool = False) -> Job:
         """Return the job with this id. With the scope `read`, `text` may also be a prefix of an id, or a name.
 
-        Prefixes and names are searched among the newest `SEARCHED_JOBS` jobs. A name means the live job of that name,
-        otherwise the newest.
+        Prefixes and names are searched among the newest `SEARCHED_JOBS` jobs, live jobs and own jobs. A name means the
+        caller's live job, otherwise the caller's newest; see `jobs_meant` for other owners' jobs.
 
         Raises NotFound, Forbidden; InvalidInput for an ambiguous text.
         """
         if JOB_ID.fullmatch(text):
-            return await self._service.job(caller, JobId(text))
-        require(caller, "read")
-        jobs = (await self._service.jobs(caller, JobFilter(limit=SEARCHED_JOBS), None)).jobs
-        named = [job for job in jobs if job.spec.name == text]
-        live = [job for job in named if job.state not in RESTING_JOB_STATES]
-        matches = [job for job in jobs if job.id.startswith(text)] or live or named[:1]
+            try:
+                return await self._service.job(caller, JobId(text))
+            except NotFound:
+                if not may(caller, "read") or not (named := await self._jobs_meant(caller, text, writes=writes)):
+                    raise
+                matches = named
+        else:
+            require(caller, "read")
+            matches = await self._jobs_meant(caller, text, writes=writes)
         if not matches:
             raise NotFound(f"no job {text} among the newest {SEARCHED_JOBS}; /gpubroker status lists what runs")
         if len(matches) > 1:
             ids = ", ".join(job.id for job in matches[:5])
             raise InvalidInput(Problem(field=text, message=f"means {len(matches)} jobs ({ids}); give the id"))
         return matches[0]
+
+    async def _jobs_meant(self, caller: Caller, text: str, *, writes: bool) -> Sequence[Job]:
+        filters = (
+            JobFilter(limit=SEARCHED_JOBS),
+            JobFilter(team=caller.team, owner=caller.owner, limit=SEARCHED_JOBS),
+            JobFilter(states=LIVE_STATES, limit=SEARCHED_JOBS),
+        )
+        pages = [await self._service.jobs(caller, where, None) for where in filters]
+        by_id = {job.id: job for page in pages for job in page.jobs}
+        jobs = sorted(by_id.values(), key=lambda job: (job.created_at, job.id), reverse=True)
+        by_prefix = [job for job in jobs if job.id.startswith(text)]
+        named = [job for job in jobs if job.spec.name == text]
+        return by_prefix or jobs_meant(named, caller.team, caller.owner, writes=writes)
 
 
 Button = Callable[[SlackActions, Caller, Job, str], Awaitable[str]]

@@ -212,7 +212,7 @@ async def approve(
     """Approve a job that awaits approval, or a higher cap for it."""
     out, usd = Output(as_json=as_json), _usd(up_to)
     async with client() as c:
-        view = await c.approve(await job_id(c, job), up_to_usd=usd)
+        view = await c.approve(await job_id(c, job, writes=True), up_to_usd=usd)
     out.document(view)
     out.say(f"job {view.id} ({view.name}) is approved up to {formatting.money(max(view.cap_usd, usd or view.cap_usd))}")
 
@@ -232,7 +232,7 @@ async def refuse(job: JobArgument, as_json: Json = False) -> None:
     """Refuse and cancel a job that awaits approval."""
     out = Output(as_json=as_json)
     async with client() as c:
-        view = await c.refuse(await job_id(c, job))
+        view = await c.refuse(await job_id(c, job, writes=True))
     out.document(view)
     out.say(f"job {view.id} ({view.name}) is refused and will be cancelled")
 

@@ -40,7 +40,7 @@ async def rm(
         raise BadInput("add --data to delete the job's data; the job itself and its ledger are always kept")
     kinds: tuple[StoredKindView, ...] = tuple(member.value for member in kind or DataKind)
     async with client() as c:
-        detail = await c.job(await job_id(c, job))
+        detail = await c.job(await job_id(c, job, writes=True))
         out.say(f"{detail.name} ({detail.id}) {storage_message(detail.storage)}")
         question = f"Delete its {', '.join(kinds)}? This cannot be undone"
         confirm(out, question, yes=yes or as_json, to="delete", else_="nothing was deleted")

@@ -148,7 +148,7 @@ async def cancel(job: JobArgument, as_json: Json = False) -> None:
     """Cancel a job: it saves a checkpoint, then its machines are destroyed."""
     out = Output(as_json=as_json)
     async with client() as c:
-        view = await c.cancel(await job_id(c, job))
+        view = await c.cancel(await job_id(c, job, writes=True))
     out.document(view)
     out.say(f"cancelling job {view.id}" if view.state not in RESTING_JOB_STATES else f"job {view.id} is {view.state}")
 
@@ -158,7 +158,7 @@ async def cap(job: JobArgument, cap_usd: Annotated[str, typer.Argument(metavar="
     """Raise a job's cap; a capped job resumes."""
     out = Output(as_json=as_json)
     async with client() as c:
-        view = await c.raise_cap(await job_id(c, job), _usd(cap_usd))
+        view = await c.raise_cap(await job_id(c, job, writes=True), _usd(cap_usd))
     out.document(view)
     out.say(f"job {view.id} may spend up to {formatting.money(view.cap_usd)}; its state is {view.state.value}")
 
@@ -173,7 +173,7 @@ async def retry(
     """Run an ended job again, as a new job that is linked to the old one."""
     out = Output(as_json=as_json)
     async with client(patience_s=PATIENCE_S if wait else 0) as c:
-        view = await c.retry(await job_id(c, job), resume=resume, key=secrets.token_hex(16))
+        view = await c.retry(await job_id(c, job, writes=True), resume=resume, key=secrets.token_hex(16))
         out.say(f"job {view.id} submitted, a retry of {view.retry_of}")
         if wait:
             return await follow(c, view.id, out)
