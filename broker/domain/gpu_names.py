@@ -10,6 +10,8 @@ _SIZES: Mapping[str, tuple[int, ...]] = {
 """Memory sizes in GB under which each model is sold, or which its driver reports."""
 _NOMINAL = ("b200", 192)
 """Memory of the chips, of which clouds sell 180 GB."""
+_SIZES_UNLISTED: Mapping[str, tuple[int, ...]] = {"b300": (288,), "mi300x": (192,)}
+"""Sizes of models that names are not made canonical for, if the size is not the next multiple of 8."""
 _ALIASES = {"4090": "rtx4090", "rtx4090": "rtx4090", "rtxa6000": "a6000"}
 _NOISE = frozenset({
     "nvidia", "geforce", "rtx", "gpu", "tensor", "core", "hbm2", "hbm2e", "hbm3", "hbm3e", "gddr6", "gddr6x",
@@ -38,7 +40,8 @@ def marketed_gb(name: str, memory_bytes: int) -> int:
     gib, gb = memory_bytes / 1024**3, memory_bytes / 1000**3
     named = [int(word.removesuffix("gb")) for word in name.split("-") if re.fullmatch(r"\d{1,4}gb", word)]
     model = name.partition("-")[0]
-    sizes = [*named, *(size for size in _SIZES.get(model, ()) if (model, size) != _NOMINAL)]
+    known = _SIZES.get(model) or _SIZES_UNLISTED.get(model, ())
+    sizes = [*named, *(size for size in known if (model, size) != _NOMINAL)]
     sold = [size for size in sizes if 0.98 * gib <= size <= 1.12 * gib]
     return max(sold, default=_round_size(gib, gb))
 

@@ -14,7 +14,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from pydantic import BaseModel, ConfigDict, InstanceOf, ValidationError
 
 from broker.domain.errors import InvalidInput
-from broker.domain.gpu_names import gpu_name
+from broker.domain.gpu_names import marketed_gb
 from broker.domain.workload import ModelShape, Parallelism, Plan
 from broker.estimator.architecture.lora_targets import ALL_LINEAR
 from broker.estimator.memory import estimate as memory_estimate
@@ -22,7 +22,8 @@ from broker.estimator.memory.device_overhead import CONTEXT, Estimate
 from broker.estimator.memory.estimate import EstimateOptions, InvalidEstimate
 from broker.estimator.memory.evidence import exact_margin
 from broker.estimator.planning.scaling import run_of, unmeasured
-from broker.estimator.speed.hardware import GIB, TABLE, Hardware, matches, nearest
+from broker.estimator.speed.cards import KNOWN, candidates, nearest, no_speed
+from broker.estimator.speed.hardware import Hardware
 from broker.estimator.speed.throughput import Speed, speed
 from broker.model_catalog import catalog, trace_tables
 from broker.model_catalog.config_defaults import SAME_CODE, filled
@@ -42,6 +43,10 @@ PAIRED = frozenset({"dpo", "reward_model"})
 
 class EstimateError(ValueError):
     """The request cannot be estimated; the message is one line that says why."""
+
+
+class UnknownGpu(EstimateError):
+    """No table has the GPU: its speed and whether a job fits on it are unknown."""
 
 
 def _read(path: Path) -> str:
@@ -103,29 +108,31 @@ def model_shape(name: str, config: Mapping[str, Any], task: str | None = None) -
         raise EstimateError("; ".join(p.message for p in e.problems)) from None
 
 
-def _candidates(gpu: str) -> list[Hardware]:
-    """Return all GPUs of the table that the name may mean, in the order of the table."""
-    asked = gpu_name(gpu)
-    return [TABLE[asked]] if asked in TABLE else [h for name, h in TABLE.items() if matches(asked, name)]
-
-
 def hardware_of(gpu: str | None) -> Hardware | None:
-    """Return the first GPU of the table that the name may mean. Raise EstimateError."""
+    """Return the first known GPU that the name may mean. Raise UnknownGpu."""
     if gpu is None:
         return None
-    candidates, asked, option = _candidates(gpu), gpu_name(gpu), f"--gpu {' '.join(gpu.split())[:100]}"
-    if not candidates or not candidates[0].gpu:
-        known = ", ".join(name for name, h in TABLE.items() if h.gpu)
-        near = "".join(f", the nearest is {name}" for name in nearest(asked))
-        raise EstimateError(f"{option}: not known{near}; known are {known}")
-    return candidates[0]
+    meant, option = candidates(gpu), f"--gpu {' '.join(gpu.split())[:100]}"
+    if not meant or not meant[0].gpu:
+        known = ", ".join(name for name, h in KNOWN.items() if h.gpu)
+        near = "".join(f", the nearest is {name}" for name in nearest(" ".join(gpu.lower().split())))
+        raise UnknownGpu(f"{option}: not known{near}; known are {known}")
+    return meant[0]
+
+
+def _known_hardware(gpu: str | None) -> tuple[Hardware | None, str | None]:
+    """Return the GPU, and why its speed is unknown if it is unknown itself."""
+    try:
+        return hardware_of(gpu), None
+    except UnknownGpu as e:
+        return None, str(e)
 
 
 def _variant_notes(gpu: str | None) -> Iterator[str]:
     """Yield a note on the assumed variant if the name may mean GPUs of different memory."""
-    candidates = _candidates(gpu) if gpu else []
-    if len({h.memory_bytes for h in candidates}) > 1:
-        first, *others = (f"{h.name} ({h.memory_bytes / GIB:.0f} GiB)" for h in candidates)
+    meant = candidates(gpu) if gpu else ()
+    if len({h.memory_bytes for h in meant}) > 1:
+        first, *others = (f"{h.name} ({marketed_gb(h.name, h.memory_bytes)} GB)" for h in meant)
         yield f"--gpu {gpu}: assumed to be {first}; it could also be {', '.join(others)}"
 
 
@@ -135,6 +142,8 @@ def _speed(shape: ModelShape, ask: EstimateOptions, hardware: Hardware | None, t
         return "no --gpu was given"
     if (why := unmeasured(ask)) is not None:
         return why
+    if (why := no_speed(hardware, ask.precision)) is not None:
+        return f"no basis: {hardware.name}: {why}"
     way: Parallelism = "fsdp" if ask.sharding == "fsdp" else "hybrid" if ask.sharding == "hybrid" else "ddp"
     plan = Plan(
         parallelism=way if ask.gpus > 1 else "single",
@@ -248,9 +257,12 @@ def answer(request: EstimateRequest) -> EstimateResult:
     try:
         version, stack_notes = stack_of(request.stack)
         ask = request.options(optimizer, version)
-        document = _answer(name, config_json, ask, request, hardware_of(request.gpu))
+        hardware, unknown = _known_hardware(request.gpu)
+        document = _answer(name, config_json, ask, request, hardware)
     except InvalidEstimate as e:
         raise EstimateError(str(e)) from None
+    if unknown is not None:
+        document["tokens_per_s_basis"] = unknown
     document["notes"] += [*config_notes, *optimizer_notes, *stack_notes, *_variant_notes(request.gpu)]
     return EstimateResult(document)
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from broker.domain.gpu_names import marketed_gb
 from broker.domain.offer import GIB
 
 
@@ -65,8 +66,9 @@ class EstimateResult(dict[str, Any]):
         yield f"peak in: {self['segment']}; margin {self['margin_pct']:g} % of the peak, {device}"
         yield f"evidence: {self['evidence']} ({self['evidence_detail']})"
         if self["gpu"]:
-            words = "fits" if self["fits"] else "does not fit"
-            yield f"{self['gpu']}: {words} with that margin, of {self['gpu_memory_bytes'] / GIB:.1f} GiB"
+            words, size = "fits" if self["fits"] else "does not fit", self["gpu_memory_bytes"]
+            sold = marketed_gb(self["gpu"], size)
+            yield f"{self['gpu']}: {words} with that margin, of {size / GIB:.1f} GiB (sold as {sold} GB)"
         if self["fits"] is False:
             yield self._way_out()
         elif self["tokens_per_s"] is None:

@@ -11,6 +11,7 @@ from broker.estimator.architecture.families import ATTENTION_ROLES, family_spec
 from broker.estimator.memory import estimate
 from broker.estimator.memory.estimate import EstimateOptions, InvalidEstimate
 from broker.estimator.planning.scaling import A_MACHINE, Point, TrainingLoad, counts_of, scaling
+from broker.estimator.speed.cards import no_speed
 from broker.estimator.speed.hardware import Hardware
 from broker.estimator.workload import optimizer_of
 from broker.model_catalog import trace_tables
@@ -133,6 +134,8 @@ def table(
     load: TrainingLoad,
 ) -> dict[str, Any]:
     """Return the printed document. Raise EstimateError."""
+    if (why := no_speed(hardware, ask.precision)) is not None:
+        raise EstimateError(f"--gpu {hardware.name}: {why}")
     try:
         points = scaling(shape, ask, hardware, counts, load)
     except InvalidEstimate as e:

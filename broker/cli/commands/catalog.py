@@ -10,8 +10,8 @@ from rich.table import Table
 from broker.cli.core.command import Json, command
 from broker.cli.core.exit_codes import NotFoundExit
 from broker.cli.core.output import Output
-from broker.domain.gpu_names import gpu_name, marketed_gb
-from broker.estimator.speed.hardware import TABLE, matches
+from broker.domain.gpu_names import marketed_gb
+from broker.estimator.speed.cards import KNOWN, candidates
 from broker.model_catalog import catalog
 
 CONTEXT = ("max_position_embeddings", "n_positions", "max_target_positions")
@@ -36,8 +36,8 @@ async def _models(words: Words = None, *, as_json: Json = False) -> None:
 async def _gpus(words: Words = None, *, as_json: Json = False) -> None:
     """List the GPUs that estimates cover: memory, arithmetic speed and interconnect."""
     out = Output(as_json=as_json)
-    wanted = gpu_name(" ".join(words or ()))
-    rows = [asdict(gpu) for name, gpu in TABLE.items() if gpu.gpu and (_has(words, name) or matches(wanted, name))]
+    meant = candidates(" ".join(words or ()))
+    rows = [asdict(gpu) for name, gpu in KNOWN.items() if gpu.gpu and (_has(words, name) or gpu in meant)]
     _require_match(rows, words, "GPU", "gpubroker gpus lists all")
     out.document(rows)
     heads = ("GPU", "memory", "bf16", "matrix product", "fp32", "memory bandwidth", "GPU to GPU")

@@ -103,7 +103,6 @@ def test_the_estimate_is_shown_as_a_table_with_its_evidence() -> None:
         (["--config", json.dumps(TINY), "--seq", "-1"], "--seq -1: must be at least 1"),
         (["--config", json.dumps(TINY), "--seq", "9", "--micro-batch", "0"], "--micro-batch 0"),
         (["--config", json.dumps(TINY), "--seq", "9", "--lora-targets", "wq"], "wq matches no module of llama"),
-        (["--config", json.dumps(TINY), "--seq", "9", "--gpu", "tpu"], "--gpu tpu: not known; known are h100-sxm"),
         (["--config", json.dumps(TINY), "--seq", "9", "--stack", "torch"], "--stack torch: write transformers="),
         (["--config", json.dumps(TINY), "--seq", "9", "--method", "x"], "--method x: not one of full"),
         (["no/such-model"], "no/such-model: not in the bundled catalogue"),
