@@ -8,7 +8,7 @@ from tests.security.world import World, world
 from tests.support.memory_store.store import MemoryStore
 
 READ_ONLY_OPERATIONS = {
-    *("quote", "dry_run_policy", "check_providers", "test_channel", "slack_request"),
+    *("quote", "what_if", "dry_run_policy", "check_providers", "test_channel", "slack_request"),
     "create_sign_in_link",  # sessions are kept in the broker's memory, with no more rights than the token
 }
 """Operations other than GET that change nothing here."""

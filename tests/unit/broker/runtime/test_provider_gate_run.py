@@ -28,13 +28,14 @@ def run(folder: Path, *, broken: str = "") -> tuple[int, list[str]]:
 
 def test_the_machines_are_baked_before_the_tests_that_need_their_rsync(tmp_path: Path) -> None:
     told = f"CI=true {REQUIRED}=1"
-    every = [f"{target} {told}" for target in ("venv", "lint", "clouds-test", "test", "test-slow", "reliability")]
+    targets = ("venv", "lint", "browser", "clouds-test", "test", "test-slow", "reliability")
+    every = [f"{target} {told}" for target in targets]
     assert run(tmp_path) == (0, every)
 
 
 def test_one_failure_fails_the_gate_and_the_rest_is_run(tmp_path: Path) -> None:
     status, calls = run(tmp_path, broken="lint")
-    assert (status, len(calls)) == (1, 6)
+    assert (status, len(calls)) == (1, 7)
 
 
 def test_missing_tools_skip_a_test_but_fail_the_provider_gate(monkeypatch: pytest.MonkeyPatch) -> None:
