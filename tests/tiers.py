@@ -18,8 +18,6 @@ SLOW = {
     "tests/api/test_files.py": "15 s",
     "tests/cli/test_demo.py": "make demo in small, 47 s",
     "tests/clouds/": "SkyPilot's server against emulated clouds, 350 s",
-    "tests/conformance/test_provider_accounts.py::test_a_machine_is_not_absent_because_another_account_does_not_list_it[vast]": "60 s, Vast's limit of searches",  # noqa: E501
-    "tests/conformance/test_provider_accounts.py::test_a_new_key_of_the_account_shows_its_machines[vast]": "60 s, the same limit",  # noqa: E501
     "tests/conformance/test_provider_clouds.py": "the law of providers on every emulated cloud, 79 s",
     "tests/controllers/test_spot_moves.py": "half a day of a job, four times, 30 s",
     "tests/conformance/test_store_live_postgres.py": "plans over 5,000 attempts, 3 s",

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from providers.skypilot.plugin.call_turns import CallTurns
 from tests.clouds.emulator import Clouds
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -23,6 +24,13 @@ class Time:
 @pytest.fixture
 def time() -> Time:
     return Time()
+
+
+@pytest.fixture
+def untimed_vast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let SkyPilot's client of Vast call at once, and write no time slots into the home."""
+    monkeypatch.setattr(CallTurns, "wait", lambda turns: None)
+    monkeypatch.setattr(CallTurns, "postpone", lambda turns, seconds: None)
 
 
 @pytest.fixture

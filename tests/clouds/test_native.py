@@ -240,7 +240,9 @@ async def send(clouds: Clouds, method: str, path: str, body: Any) -> None:
         assert "errors" not in await r.json()
 
 
-async def test_limits_of_listing_with_many_instances_of_others(clouds: Clouds, vast: VastCloud) -> None:
+async def test_limits_of_listing_with_many_instances_of_others(
+    clouds: Clouds, vast: VastCloud, untimed_vast: None
+) -> None:
     """A second page that follows at once is refused, so from 26 instances on no listing would be complete."""
     clouds.vast.offers |= {row.id: row for row in many_offers(30)}
     for offer in many_offers(30):

@@ -19,7 +19,7 @@ SKYPILOTS = 'chunked=true georegion=true geolocation="EU" disk_space>=100 num_gp
 
 
 @pytest.fixture
-def sdk(clouds: Clouds) -> VastAI:
+def sdk(clouds: Clouds, untimed_vast: None) -> VastAI:
     return VastAI(api_key="test-key", server_url=clouds.url)
 
 

@@ -34,7 +34,7 @@ from tests.clouds.aws import TAG, Aws
 from tests.clouds.emulator import Clouds
 from tests.clouds.paper import USER, Agents, FarBlobs, Host, PaperLauncher, Server
 from tests.clouds.state import Rented
-from tests.clouds.warp import Life, LoopClock, MortalCloud, Point, held
+from tests.clouds.warp import Life, LoopClock, MortalCloud, Point, ReleasingClock, held
 from tests.conformance.provider_laws import OURS, Trouble
 
 KINDS = ("runpod", "vast", "lambda", "aws")
@@ -172,7 +172,7 @@ class EmulatedCloud:
             case "runpod":
                 return RunpodCloud(RunpodConfig(endpoint=url), **given)
             case "vast":
-                return VastCloud(VastConfig(endpoint=url), **given)
+                return VastCloud(VastConfig(endpoint=url), **given, rate_clock=ReleasingClock())
             case "lambda":
                 return LambdaCloud(LambdaConfig(endpoint=url), **given)
         assert self.aws is not None
