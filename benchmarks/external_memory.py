@@ -13,6 +13,7 @@ from benchmarks.external_rows import (
     Unanswered,
     answer,
     by_column,
+    print_rows,
     refusals,
     rows_option,
     summary,
@@ -58,16 +59,14 @@ def document_of(rows: list[Answered | Unanswered]) -> dict[str, Any]:
     }
 
 
+def _sizes(row: Answered) -> str:
+    return f"{row.measured / 2**30:8.3f} GiB, estimated {row.estimated / 2**30:8.3f}"
+
+
 def main() -> None:
     """Print every row, then one JSON line."""
     rows = [compare(row) for row in rows_option(__doc__, "external_memory.csv")]
-    for row in rows:
-        if isinstance(row, Unanswered):
-            print(f"refused    {row.row.name}: {row.reason}")
-            continue
-        mark = "" if row.inside else " outside the margin"
-        size = f"{row.measured / 2**30:8.3f} GiB, estimated {row.estimated / 2**30:8.3f}"
-        print(f"{row.error:+8.2f} %  {size}  {row.what}: {row.row.name}{mark}")
+    print_rows(rows, _sizes, "margin")
     print(json.dumps(document_of(rows)))
 
 

@@ -10,7 +10,7 @@ import math
 import shlex
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
@@ -131,6 +131,16 @@ def refusals(rows: Sequence[Answered | Unanswered]) -> dict[str, Any]:
     """Return the number of rows without an estimate, in total and by source."""
     sources = Counter(row.row.values["source"] for row in rows if isinstance(row, Unanswered))
     return {"refused": sum(sources.values()), "refused_by_source": dict(sorted(sources.items()))}
+
+
+def print_rows(rows: Iterable[Answered | Unanswered], shown: Callable[[Answered], str], inside: str) -> None:
+    """Print each row. `shown` returns measured and estimated values; `inside`: name of the range of the estimate."""
+    for row in rows:
+        if isinstance(row, Unanswered):
+            print(f"refused    {row.row.name}: {row.reason}")
+        else:
+            mark = "" if row.inside else f" outside the {inside}"
+            print(f"{row.error:+8.2f} %  {shown(row)}  {row.what}: {row.row.name}{mark}")
 
 
 def rows_option(documentation: str | None, default: str) -> list[ExternalRow]:

@@ -16,6 +16,7 @@ from benchmarks.external_rows import (
     Unanswered,
     answer,
     by_column,
+    print_rows,
     refusals,
     rows_option,
     summary,
@@ -58,16 +59,14 @@ def document_of(rows: list[Answered | Unanswered]) -> dict[str, Any]:
     }
 
 
+def _rates(row: Answered) -> str:
+    return f"{row.measured:10.1f} tokens/s, estimated {row.estimated:10.1f} / and x {row.width:.2f}"
+
+
 def main() -> None:
     """Print every row, then one JSON line."""
     rows = [compare(row) for row in rows_option(__doc__, "external_throughput.csv")]
-    for row in rows:
-        if isinstance(row, Unanswered):
-            print(f"refused    {row.row.name}: {row.reason}")
-            continue
-        mark = "" if row.inside else " outside the interval"
-        rates = f"{row.measured:10.1f} tokens/s, estimated {row.estimated:10.1f} / and x {row.width:.2f}"
-        print(f"{row.error:+8.2f} %  {rates}  {row.what}: {row.row.name}{mark}")
+    print_rows(rows, _rates, "interval")
     print(json.dumps(document_of(rows)))
 
 
