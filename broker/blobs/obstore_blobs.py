@@ -118,6 +118,17 @@ class ObstoreBlobs:
         except FileNotFoundError as e:
             raise BlobsUnavailable(f"cannot list {prefix} at {self._url}: {one_line(e)}") from None
 
+    async def folders(self, prefix: str) -> frozenset[str]:
+        """Return the next part of every key below a prefix that ends in `/`."""
+        if not prefix.endswith("/"):
+            raise ValueError(f"prefix {prefix!r} does not end in '/'")
+        listing = obstore.list_with_delimiter_async(self._store, self._prefix + prefix)
+        try:
+            names = (await self._ask("list", prefix, listing))["common_prefixes"]
+        except FileNotFoundError as e:
+            raise BlobsUnavailable(f"cannot list {prefix} at {self._url}: {one_line(e)}") from None
+        return frozenset(name.rstrip("/").rpartition("/")[2] for name in names)
+
     async def delete(self, key: str) -> None:
         try:
             await self._ask("delete", key, obstore.delete_async(self._store, self._prefix + key))

@@ -62,6 +62,10 @@ class Blobs(Protocol):
         """Return all objects below a prefix, in key order."""
         ...
 
+    async def folders(self, prefix: str) -> frozenset[str]:
+        """Return the next part of every key below a prefix that ends in `/`, without the objects of each part."""
+        ...
+
     async def delete(self, key: str) -> None:
         """Delete an object; an absent object is no error."""
         ...

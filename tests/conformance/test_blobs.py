@@ -182,6 +182,13 @@ async def test_a_prefix_that_is_no_folder_is_refused(blobs: ObstoreBlobs) -> Non
         await blobs.list("heartbeats")
 
 
+async def test_folders_are_the_next_parts_of_keys_alone(blobs: ObstoreBlobs) -> None:
+    for key in ("parts/a/x", "parts/a/deep/y", "parts/b/z", "parts/file", "partsother/c/x"):
+        await blobs.put(key, b"1")
+    assert await blobs.folders("parts/") == {"a", "b"}
+    assert await blobs.folders("nothing/") == frozenset()
+
+
 async def test_the_etag_changes_with_the_content_and_is_the_listed_one(blobs: ObstoreBlobs) -> None:
     first = await blobs.put("k/beat", b"1")
     assert [info.etag for info in await blobs.list("k/")] == [first]

@@ -96,6 +96,44 @@ async def test_numbers_behind_one_that_was_never_sent_are_not_issued_again(build
     assert attempt.number == 3
 
 
+async def test_a_lost_attempt_is_found_though_attempts_cannot_be_listed(
+    build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = build_rig(virtual=ENDLESS)
+    job = await lost(rig, 2)
+    rig.for_sale = None
+
+    async def down(prefix: str) -> frozenset[str]:
+        raise BlobsUnavailable("down")
+
+    monkeypatch.setattr(rig.blobs, "folders", down)
+    async with rig.running():
+        await rig.completed(job)
+    (attempt,) = await rig.attempts(job)
+    assert attempt.number == 3
+
+
+async def test_a_job_older_than_the_broker_costs_two_reads_of_specs(
+    build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = build_rig(virtual=ENDLESS)
+    rig.for_sale = ()
+    jobs = [await rig.submit() for _ in range(4)]
+    rig.for_sale = None
+    read: list[str] = []
+    get_range = rig.blobs.get_range
+
+    async def counted(key: str, start: int, size: int) -> bytes | None:
+        read.append(key)
+        return await get_range(key, start, size)
+
+    monkeypatch.setattr(rig.blobs, "get_range", counted)
+    async with rig.running():
+        for job in jobs:
+            await rig.completed(job)
+    assert len([key for key in read if key.endswith("/spec.json")]) <= 2 * len(jobs)
+
+
 async def test_a_restored_job_waits_while_a_cloud_lists_no_machines(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

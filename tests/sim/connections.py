@@ -88,6 +88,11 @@ class BlobConnection:
         found = [(key, *self._objects.data[key]) for key in self._objects.below(prefix)]
         return [BlobInfo(key=key, bytes=len(data), etag=str(number)) for key, data, number in found]
 
+    async def folders(self, prefix: str) -> frozenset[str]:
+        await self._reach()
+        rests = [key.removeprefix(prefix) for key in self._objects.below(prefix)]
+        return frozenset(rest.partition("/")[0] for rest in rests if "/" in rest)
+
     def modified(self, key: str) -> float:
         return self._objects.modified[key]
 

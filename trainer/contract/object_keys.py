@@ -20,20 +20,23 @@ def upload(sha256: str) -> str:
     return f"uploads/{sha256}"
 
 
+ATTEMPTS = "attempts/"
+
+
 def spec(attempt: str) -> str:
-    return f"attempts/{attempt}/spec.json"
+    return f"{ATTEMPTS}{attempt}/spec.json"
 
 
 def desired(attempt: str) -> str:
-    return f"attempts/{attempt}/desired.json"
+    return f"{ATTEMPTS}{attempt}/desired.json"
 
 
 def grant(attempt: str) -> str:
-    return f"attempts/{attempt}/grant.json"
+    return f"{ATTEMPTS}{attempt}/grant.json"
 
 
 def final(attempt: str) -> str:
-    return f"attempts/{attempt}/final.json"
+    return f"{ATTEMPTS}{attempt}/final.json"
 
 
 HEARTBEATS = "heartbeats/"
@@ -59,12 +62,12 @@ def node_of_heartbeat(key: str) -> int | None:
 
 
 def logs(attempt: str) -> str:
-    return f"attempts/{attempt}/log/"
+    return f"{ATTEMPTS}{attempt}/log/"
 
 
 def log_chunk(attempt: str, node: int, boot: str, number: int) -> str:
     """Return the key of a log chunk. Chunks of one boot sort in the order in which they were written."""
-    return f"attempts/{attempt}/log/{node}/{boot}-{number:010d}"
+    return f"{ATTEMPTS}{attempt}/log/{node}/{boot}-{number:010d}"
 
 
 def checkpoints(job: str) -> str:

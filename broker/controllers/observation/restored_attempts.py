@@ -5,7 +5,8 @@ Used by placement before an attempt number is issued, and by launch before a cre
 """
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from pydantic import ValidationError
@@ -13,13 +14,18 @@ from pydantic import ValidationError
 from broker.controllers.base.context import ControllerContext
 from broker.controllers.observation.heartbeats import read_final
 from broker.controllers.observation.inventory import Inventory
-from broker.domain.errors import BlobTooLarge
+from broker.domain.errors import BlobsUnavailable, BlobTooLarge
 from broker.domain.ids import AttemptId, InstanceName, JobId, attempt_id, instance_name
 from broker.domain.job import Attempt, Job, Reason
 from broker.lifecycle.backup_restore import drain_reason, possible_attempts, still_running_message, unproven_message
 from broker.ports import Blobs
 from trainer.contract import object_keys
 from trainer.contract.documents import Desired, Final, Outcome
+
+FOLDERS_S = 5.0
+"""Timeout of the listing of all attempts, in seconds. After it, each possible attempt is read."""
+MOST_FOLDERS = 200_000
+"""Largest number of listed attempts that is kept in memory, about 20 MB."""
 
 
 class RestoredAttempts:
@@ -32,6 +38,7 @@ class RestoredAttempts:
         """Monotonic time of the first check, by name of an attempt without a row. Later listings prove its absence."""
         self._began: datetime | None = None
         """Start of this process. A backup holds no later row, since every broker stops before a restore."""
+        self._folders = _AttemptFolders(context.blobs)
         self._clear: set[JobId] = set()
         """Jobs without attempts bought after the backup. No further attempt of this kind can appear."""
 
@@ -56,12 +63,8 @@ class RestoredAttempts:
         may_be_older = job.id not in self._clear and self._may_be_older(job.created_at)
         if not (shown or may_be_older) and not await _is_written(blobs, following):
             return ()
-        written = await asyncio.gather(*(_is_written(blobs, attempt) for attempt in candidates))
-        used = [
-            candidates[attempt]
-            for attempt, has_spec in zip(candidates, written, strict=True)
-            if attempt in shown or has_spec
-        ]
+        written = await self._written(candidates)
+        used = [candidates[attempt] for attempt in candidates if attempt in shown or attempt in written]
         if not used:
             self._clear.add(job.id)
         return used
@@ -76,12 +79,23 @@ class RestoredAttempts:
         """Return True if a later attempt was bought, although `attempt` is the last of the job in the database."""
         if not self._may_be_older(attempt.created_at):
             return False
-        blobs = self._context.blobs
-        return any(await asyncio.gather(*(_is_written(blobs, candidate) for candidate in possible_attempts(job))))
+        return bool(await self._written(possible_attempts(job)))
 
     def begin(self) -> None:
         """Record the start of this process. Later calls change nothing."""
         self._began = self._began or self._context.clock.now()
+
+    async def _written(self, candidates: Iterable[AttemptId]) -> set[AttemptId]:
+        """Return the candidates whose spec exists.
+
+        The first candidate is read. The others are read only if they had an object when this process began, because
+        no broker that ran before a restore writes later.
+        """
+        folders = await self._folders.listed() if self._began is not None else None
+        first, *others = candidates
+        likely = [first, *(attempt for attempt in others if folders is None or attempt in folders)]
+        written = await asyncio.gather(*(_is_written(self._context.blobs, attempt) for attempt in likely))
+        return {attempt for attempt, has_spec in zip(likely, written, strict=True) if has_spec}
 
     def _may_be_older(self, created_at: datetime) -> bool:
         return self._began is None or created_at < self._began
@@ -114,6 +128,30 @@ class RestoredAttempts:
 
     def _clouds_of(self, name: InstanceName) -> list[str]:
         return [provider for provider in self._context.providers if self._inventory.is_listed(provider, name)]
+
+
+class _AttemptFolders:
+    """Ids of all attempts that had an object in the blob store when this process began.
+
+    One listing replaces a read for each possible attempt of each job that is older than the process.
+    """
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+        self._lock = asyncio.Lock()
+        self._is_known = False
+        self._ids: frozenset[str] | None = None
+
+    async def listed(self) -> frozenset[str] | None:
+        """Return the ids; None: they could not be listed in time, or are too many to keep."""
+        async with self._lock:
+            if not self._is_known:
+                self._is_known = True
+                with contextlib.suppress(BlobsUnavailable, TimeoutError):
+                    async with asyncio.timeout(FOLDERS_S):
+                        ids = await self._blobs.folders(object_keys.ATTEMPTS)
+                    self._ids = ids if len(ids) <= MOST_FOLDERS else None
+            return self._ids
 
 
 async def _is_written(blobs: Blobs, attempt: AttemptId) -> bool:
