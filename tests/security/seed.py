@@ -32,7 +32,7 @@ async def seed(dsn: str) -> None:
 
 
 async def _job(store: PostgresStore, team: str) -> Job:
-    attempt, job = await running(store, AttemptState.TRAINING, team=team)
+    attempt, job = await running(store, AttemptState.TRAINING, team=team, labels={"stage": "test"})
     charge = Charge(attempt_id=attempt.id, job_id=job.id, since=None, to=START, usd=Decimal(1), event=make_event(job))
     assert await store.charge([charge]) == [True]
     return job

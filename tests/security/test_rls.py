@@ -123,7 +123,7 @@ async def test_the_audit_is_append_only_for_everybody(connection: Connection) ->
 
 async def test_a_connection_never_carries_a_team_to_the_next_caller(seeded: str) -> None:
     pool = await Pool.connect(seeded, 1, role=API_ROLE)
-    anybody: tuple[object, ...] = (None, [], "{}", None, None, None, None, 9, None)
+    anybody: tuple[object, ...] = (None, [], None, None, None, None, 9, None)
     red = pool.as_tenant(Tenant(team=RED, owner="ann"))
     operator = pool.as_tenant(Tenant(team=RED, owner="ann", operator=True))
     try:

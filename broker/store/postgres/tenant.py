@@ -5,8 +5,6 @@ A separate concern, such as policies, is a `PostgresPart` in its own module, and
 
 from collections.abc import Mapping, Sequence
 
-from pydantic import TypeAdapter
-
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job
 from broker.domain.money import LedgerEntry
@@ -25,8 +23,6 @@ from broker.store.postgres.spending import PostgresSpending
 from broker.store.postgres.submit import Submitter
 from broker.store.postgres.teams import PostgresTeams
 from broker.store.rules import fences
-
-_LABELS = TypeAdapter(dict[str, str])
 
 
 class PostgresTenant(
@@ -60,17 +56,10 @@ class PostgresTenant(
         return row_codec.job(records[0]) if records else None
 
     async def jobs(self, where: JobFilter) -> Sequence[Job]:
-        records = await self._pool.read(
-            "jobs",
-            where.owner,
-            [state.value for state in where.states],
-            _LABELS.dump_json(dict(where.labels)).decode(),
-            where.since,
-            where.until,
-            *(where.before or (None, None)),
-            where.limit,
-            where.team,
-        )
+        states, labels = [state.value for state in where.states], [f"{k}:{v}" for k, v in where.labels.items()]
+        values = where.owner, states, where.since, where.until, *(where.before or (None, None)), where.limit, where.team
+        name, rest = ("labelled_jobs", [labels]) if labels else ("jobs", [])
+        records = await self._pool.read(name, *values, *rest)
         return [row_codec.job(row) for row in records]
 
     async def attempts(self, job_id: JobId) -> Sequence[Attempt]:

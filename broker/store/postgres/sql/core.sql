@@ -304,12 +304,25 @@ SELECT * FROM jobs WHERE id = $1;
 SELECT * FROM jobs
 WHERE ($1::text IS NULL OR owner = $1)
     AND (cardinality($2::text[]) = 0 OR state = ANY ($2))
-    AND ($3::jsonb = '{}' OR spec -> 'labels' @> $3)
-    AND ($4::timestamptz IS NULL OR created_at >= $4)
-    AND ($5::timestamptz IS NULL OR created_at < $5)
-    AND ($6::timestamptz IS NULL OR (created_at, id) < ($6, $7::text))
-    AND ($9::text IS NULL OR team = $9)
-ORDER BY created_at DESC, id DESC LIMIT $8;
+    AND ($3::timestamptz IS NULL OR created_at >= $3)
+    AND ($4::timestamptz IS NULL OR created_at < $4)
+    AND ($5::timestamptz IS NULL OR (created_at, id) < ($5, $6::text))
+    AND ($8::text IS NULL OR team = $8)
+ORDER BY created_at DESC, id DESC LIMIT $7;
+
+-- name: labelled_jobs
+-- Of the jobs with the first label, newest first, those that have all labels.
+SELECT jobs.* FROM job_labels AS first JOIN jobs ON jobs.id = first.job_id
+WHERE first.label = ($9::text[])[1]
+    AND ($1::text IS NULL OR jobs.owner = $1)
+    AND (cardinality($2::text[]) = 0 OR jobs.state = ANY ($2))
+    AND ($3::timestamptz IS NULL OR first.created_at >= $3)
+    AND ($4::timestamptz IS NULL OR first.created_at < $4)
+    AND ($5::timestamptz IS NULL OR (first.created_at, first.job_id) < ($5, $6::text))
+    AND ($8::text IS NULL OR first.team = $8)
+    AND (cardinality($9::text[]) = 1 OR first.job_id IN (
+        SELECT job_id FROM job_labels WHERE label = ANY ($9) GROUP BY job_id HAVING count(*) = cardinality($9)))
+ORDER BY first.created_at DESC, first.job_id DESC LIMIT $7;
 
 -- name: attempts
 SELECT *, prices_of(id) AS prices FROM attempts WHERE job_id = $1 ORDER BY number;
