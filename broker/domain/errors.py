@@ -10,6 +10,7 @@ GpubrokerError
 │   └── OutcomeUnknown       any other error: the call may or may not have taken effect
 ├── StoreError
 │   ├── IdempotencyConflict  the key was used with another request body
+│   ├── StaleVersion         the row has another version than the one that the caller replaces
 │   ├── InUse                other rows need this row: it is not deleted
 │   ├── OriginDeleted        the checkpoints that a new job starts from are deleted
 │   ├── SchemaNewer          a newer gpubroker has migrated the database: this process must end
@@ -75,6 +76,10 @@ class StoreError(GpubrokerError):
 
 class IdempotencyConflict(StoreError):
     """The idempotency key was used before with another request body."""
+
+
+class StaleVersion(StoreError):
+    """The row has another version than the one that the caller replaces; nothing was written."""
 
 
 class InUse(StoreError):

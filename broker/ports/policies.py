@@ -19,11 +19,12 @@ JobOwner = tuple[str, str]
 class TenantPolicies(Protocol):
     """Part of `TenantStore`: a team has its own policies; only an operator has policies for several teams."""
 
-    async def put_policy(self, policy: Policy) -> StoredPolicy:
+    async def put_policy(self, policy: Policy, *, replaces: int | None = None) -> StoredPolicy:
         """Store a new version of the policy of that team and name.
 
-        An identical policy leaves the version unchanged. Raises StoreError (rule `policies_team`) for a policy of
-        another team.
+        `replaces`: the version that the caller has seen (0: there is no such policy; None: any). If the policy is at
+        another version, nothing is stored, and StaleVersion is raised. An identical policy leaves the version
+        unchanged. Raises StoreError (rule `policies_team`) for a policy of another team.
         """
         ...
 

@@ -20,7 +20,9 @@ async def test_a_policy_is_made_changed_listed_and_deleted(api: Running) -> None
     mia, bob = await api.token("mia", "read", "manage"), await api.token("bob", "read", "submit")
     made = await api.call("PUT", "/v1/policies/limits", mia, 200, json=policy(max_gpus=4, budgets=[MONTH]))
     assert (made["version"], made["changed_by"], made["policy"]["max_gpus"]) == (1, "mia", 4)
-    await api.call("PUT", "/v1/policies/limits", mia, 200, json=policy(max_gpus=2))
+    stale = await api.call("PUT", "/v1/policies/limits?replaces=2", mia, 409, json=policy(max_gpus=3))
+    assert "the policy limits of team default is at version 1" in stale["detail"]
+    await api.call("PUT", "/v1/policies/limits?replaces=1", mia, 200, json=policy(max_gpus=2))
     listed = await api.call("GET", "/v1/policies", bob, 200)
     assert [(one["version"], one["policy"]["max_gpus"]) for one in listed["items"]] == [(2, 2)]
     for method, path in (("PUT", "/v1/policies/limits"), ("POST", "/v1/policy-dry-run")):

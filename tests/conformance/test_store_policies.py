@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker.domain.errors import OverBudget, StoreError
+from broker.domain.errors import OverBudget, StaleVersion, StoreError
 from broker.domain.job import JobState
 from broker.domain.money import LedgerEntry, LedgerKind
 from broker.domain.spending import SpendWindow
@@ -43,6 +43,23 @@ async def test_a_policy_has_versions_and_a_history(store: Store) -> None:
     assert [(one.version, one.policy) for one in history] == [(4, first), (3, None), (2, second), (1, first)]
     assert await store.policy_history("default", "other") == []
     assert not await store.delete_policy("default", "other")
+
+
+async def test_a_policy_replaces_only_the_version_that_was_seen(store: Store) -> None:
+    first, second = policy(max_gpus=1), policy(max_gpus=2)
+    with pytest.raises(StaleVersion, match="is not stored, but version 1 was edited"):
+        await store.put_policy(first, replaces=1)
+    assert (await store.put_policy(first, replaces=0)).version == 1
+    for stale in (0, 2):
+        with pytest.raises(StaleVersion, match="the policy limits of team default is at version 1"):
+            await store.put_policy(second, replaces=stale)
+    assert (await store.put_policy(first, replaces=0)).version == 1  # the repeat of a write whose answer was lost
+    assert (await store.put_policy(second, replaces=1)).version == 2
+    assert await store.delete_policy("default", "limits")
+    with pytest.raises(StaleVersion, match="is deleted, but version 2 was edited"):
+        await store.put_policy(first, replaces=2)
+    assert (await store.put_policy(first, replaces=0)).version == 4
+    assert len(await store.policy_history("default", "limits")) == 4
 
 
 async def test_one_name_is_free_for_every_team_and_the_installation(store: Store) -> None:

@@ -37,6 +37,11 @@ def hidden(text: str, name: str) -> str:
     return str(value)
 
 
+def editor(text: str) -> dict[str, str]:
+    """Return the hidden fields of the policy editor: the policy and the version that it was filled with."""
+    return {name: hidden(text, name) for name in ("edited_name", "edited_team", "edited_version")}
+
+
 def shown_secret(text: str) -> str:
     (secret,) = re.findall(r'class="secret" readonly value="([^"]+)"', text)
     return str(secret)
@@ -142,10 +147,12 @@ async def test_a_policy_is_tried_applied_changed_and_deleted(api: Running, boss:
     assert "It would have changed nothing." in tried.text
     assert "limit_usd: 50" in tried.text  # the form is kept
     assert await api.service.store.policies() == []
+    page = await boss.get("/ui/team/policies")
     for usd in (50, 70):
-        sent = await boss.send("/ui/team/policies", yaml=POLICY.format(usd=usd), do="apply")
+        sent = await boss.send("/ui/team/policies", yaml=POLICY.format(usd=usd), do="apply", **editor(page.text))
         assert sent.status == 303
-    edited = (await boss.get(sent.location)).text
+        page = await boss.get(sent.location)
+    edited = page.text
     assert "$70.00 per month" in edited
     assert "limit_usd: '70'" in edited or "limit_usd: &#39;70&#39;" in edited
     assert edited.count("<td>stored</td>") == 2

@@ -18,7 +18,7 @@ from broker.web.pages import compare
 from broker.web.pages.team import policies
 from broker.web.pages.team.layout import checked
 from tests.api.harness import Running
-from tests.web.test_team import MANAGER, POLICY, hidden, waiting
+from tests.web.test_team import MANAGER, POLICY, editor, hidden, waiting
 from tests.web.visitor import Visitor
 
 ALL_TEAMS = "name: monthly\nbudgets:\n  - limit_usd: 90\n    per: month\n"
@@ -45,12 +45,14 @@ async def test_a_policy_of_all_teams_is_opened_and_deleted_as_such(api: Running,
         assert (await root.send("/ui/team/policies", yaml=text, do="apply")).status == 303
     page = (await root.get("/ui/team/policies")).text
     _, address = [link.replace("&amp;", "&") for link in re.findall(r'href="(/ui/team/policies\?[^"]+)"', page)]
-    assert "limit_usd: &#39;90&#39;" in (await root.get(address)).text
+    opened = (await root.get(address)).text
+    assert "limit_usd: &#39;90&#39;" in opened
     delete = address.replace("policies?", "policies/delete?")
     asked = (await root.get(delete)).text
     assert "Delete the policy monthly of the installation?" in asked
     shown = hidden(asked, "version")
-    await root.send("/ui/team/policies", yaml=ALL_TEAMS.replace("90", "95"), do="apply")
+    changed = ALL_TEAMS.replace("90", "95")
+    assert (await root.send("/ui/team/policies", yaml=changed, do="apply", **editor(opened))).status == 303
     for version in (shown, "", "x" * 50):
         stale = await root.send(delete, version=version)
         assert (stale.status, "not at version" in stale.text) == (409, True)
@@ -60,6 +62,31 @@ async def test_a_policy_of_all_teams_is_opened_and_deleted_as_such(api: Running,
     assert (await root.send(delete, version=version)).status == 409
     (kept,) = await api.service.store.policies()
     assert kept.policy.team == "default"
+
+
+async def test_an_editor_never_overwrites_a_newer_policy(api: Running, boss: Visitor, root: Visitor) -> None:
+    """Two editors hold version 1; the second to apply is refused beside its text, which is kept."""
+    made = await boss.send("/ui/team/policies", yaml=POLICY.format(usd=50), do="apply")
+    opened = editor((await boss.get(made.location)).text)
+    assert opened == {"edited_name": "monthly", "edited_team": "default", "edited_version": "1"}
+    assert (await root.send("/ui/team/policies", yaml=POLICY.format(usd=60), do="apply", **opened)).status == 303
+    for fields, seen in ((opened, "version 1 was edited"), ({}, "it was written as a new policy")):
+        stale = await boss.send("/ui/team/policies", yaml=POLICY.format(usd=70), do="apply", **fields)
+        assert (stale.status, stale.text.count('id="fault-yaml"')) == (409, 1)
+        assert f"the policy monthly of team default is at version 2, but {seen}" in stale.text
+        assert "limit_usd: 70" in stale.text
+        assert fields == {} or editor(stale.text) == opened
+    (kept,) = await api.service.store.policies()
+    assert (kept.version, kept.policy.budgets[0].limit_usd) == (2, 60)
+
+
+async def test_a_dry_run_keeps_the_version_that_was_opened(boss: Visitor) -> None:
+    made = await boss.send("/ui/team/policies", yaml=POLICY.format(usd=50), do="apply")
+    opened = editor((await boss.get(made.location)).text)
+    tried = await boss.send("/ui/team/policies", yaml=POLICY.format(usd=60), do="dry-run", days="3", **opened)
+    assert editor(tried.text) == opened
+    other = POLICY.format(usd=60).replace("monthly", "other")
+    assert (await boss.send("/ui/team/policies", yaml=other, do="apply", **opened)).status == 303  # a new policy
 
 
 async def test_enter_in_the_days_of_a_dry_run_applies_nothing(boss: Visitor) -> None:

@@ -16,6 +16,7 @@ from broker.domain.errors import (
     InvalidInput,
     OverBudget,
     Rejected,
+    StaleVersion,
     StoreUnavailable,
 )
 
@@ -41,6 +42,7 @@ ANSWERS: Mapping[type[GpubrokerError], Answer] = {
     Deleted: Answer(410, "NOT_FOUND"),
     Conflict: Answer(409, "FAILED_PRECONDITION"),
     InUse: Answer(409, "FAILED_PRECONDITION"),
+    StaleVersion: Answer(409, "FAILED_PRECONDITION"),
     OverBudget: Answer(409, "FAILED_PRECONDITION"),
     Gone: Answer(409, "FAILED_PRECONDITION"),
     Rejected: Answer(409, "FAILED_PRECONDITION"),

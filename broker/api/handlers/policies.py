@@ -4,7 +4,7 @@ from broker.api.http.context import SERVICE
 from broker.api.http.openapi import Api, Call
 from broker.api.schemas import policies as wire
 from broker.api.schemas.jobs import JobView
-from broker.api.schemas.queries import DryRunQuery, JobRef, PolicyTeamQuery
+from broker.api.schemas.queries import ApplyPolicyQuery, DryRunQuery, JobRef, PolicyTeamQuery
 from broker.api.service import views
 from broker.domain.policy import Policy
 from broker.domain.spec import Name
@@ -19,10 +19,11 @@ async def list_policies(call: Call) -> wire.PolicyList:
     return wire.PolicyList(items=tuple(wire.PolicyView.model_validate(policy) for policy in policies))
 
 
-@api.op("PUT", "/v1/policies/{name}", scope="manage")
-async def apply_policy(call: Call, name: Name, body: Policy) -> wire.PolicyView:
+@api.op("PUT", "/v1/policies/{name}", scope="manage", errors=(409,))
+async def apply_policy(call: Call, name: Name, query: ApplyPolicyQuery, body: Policy) -> wire.PolicyView:
     """Store a policy, or a new version of it. Every launch from now on obeys it."""
-    return wire.PolicyView.model_validate(await call.request.app[SERVICE].policies.apply(call.caller, name, body))
+    policies = call.request.app[SERVICE].policies
+    return wire.PolicyView.model_validate(await policies.apply(call.caller, name, body, query.replaces))
 
 
 @api.op("DELETE", "/v1/policies/{name}", scope="manage", status=204, errors=(404,))

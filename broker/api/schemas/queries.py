@@ -175,6 +175,13 @@ class PolicyTeamQuery(Config):
     """
 
 
+class ApplyPolicyQuery(Config):
+    replaces: Annotated[int, Field(ge=0, le=MAX_SEQ)] | None = None
+    """Version that is replaced; 0: no policy of this name exists. With another stored version the answer is 409, and
+    nothing is stored. Absent: any version.
+    """
+
+
 class DryRunQuery(Config):
     days: Annotated[int, Field(ge=1, le=90)] = 30
     """Days to look back."""

@@ -38,12 +38,15 @@ class Policies:
     async def policies(self, caller: Caller) -> Sequence[StoredPolicy]:
         return await self._store.as_tenant(caller.tenant).policies()
 
-    async def apply(self, caller: Caller, name: str, policy: Policy) -> StoredPolicy:
-        """Store a policy, or a new version of it. Raises InvalidInput."""
+    async def apply(self, caller: Caller, name: str, policy: Policy, replaces: int | None = None) -> StoredPolicy:
+        """Store a policy, or a new version of it. Raises InvalidInput, StaleVersion.
+
+        `replaces`: the version that the caller has seen; 0: no policy of this name exists; None: any.
+        """
         if policy.name != name:
             raise InvalidInput(Problem(field="name", message=f"is {policy.name}, but the address says {name}"))
         await self._own(caller, policy)
-        return await self._store.as_tenant(caller.tenant).put_policy(policy)
+        return await self._store.as_tenant(caller.tenant).put_policy(policy, replaces=replaces)
 
     async def _own(self, caller: Caller, policy: Policy) -> None:
         if not caller.admin and policy.team != caller.team:

@@ -20,9 +20,10 @@ class PolicyCalls(Calls):
     async def policies(self) -> wire.PolicyList:
         return await self._call("GET", "/v1/policies", wire.PolicyList)
 
-    async def apply_policy(self, policy: Mapping[str, Any]) -> wire.PolicyView:
-        """Store a policy, or a new version of it."""
-        return await self._call("PUT", _policy(str(policy.get("name"))), wire.PolicyView, json=policy)
+    async def apply_policy(self, policy: Mapping[str, Any], *, replaces: int | None = None) -> wire.PolicyView:
+        """Store a version of a policy; raise ApiError unless it is at the version `replaces` (None: any)."""
+        path, params = _policy(str(policy.get("name"))), plain({"replaces": replaces})
+        return await self._call("PUT", path, wire.PolicyView, json=policy, params=params)
 
     async def delete_policy(self, name: str, *, team: str | None = None) -> None:
         await self._http.read("DELETE", _policy(name), params=plain({"team": team}))

@@ -27,7 +27,7 @@ class PostgresTenantPolicies(PostgresPart):
     _all_teams_pool: Pool
     """Pool that sees all teams. A policy may cover other teams' jobs, which the tenant's own pool does not show."""
 
-    async def put_policy(self, policy: Policy) -> StoredPolicy:
+    async def put_policy(self, policy: Policy, *, replaces: int | None = None) -> StoredPolicy:
         policy_rules.check(self._tenant, policy)
         document, actor = policy.model_dump_json(), self._tenant.owner
         async with self._pool.transaction("put_policy") as connection:
@@ -36,6 +36,7 @@ class PostgresTenantPolicies(PostgresPart):
             before = policy_of(known["document"]) if known and known["document"] else None
             if known is not None and before == policy:
                 return _kept(known)
+            policy_rules.check_version(policy, known["version"] if known else 0, before is None, replaces)
             values = policy.team, policy.user, policy.name, document, actor
             (row,) = await connection.fetch(QUERIES["put_policy"], *values)
             await self._record(connection, row, before)

@@ -3,6 +3,7 @@
 from decimal import Decimal
 from typing import Any
 
+from broker.domain.errors import StaleVersion
 from broker.domain.job import Attempt, Job
 from broker.domain.money import LedgerEntry, LedgerKind, show
 from broker.domain.policy import Policy
@@ -15,6 +16,18 @@ def check(tenant: Tenant, policy: Policy) -> None:
     """Raise StoreError for a policy of another team."""
     if not tenant.operator and policy.team != tenant.team:
         raise fences.refused(f"policy {policy.name}", "policies_team")
+
+
+def check_version(policy: Policy, current: int, is_deleted: bool, replaces: int | None) -> None:
+    """Raise StaleVersion unless the stored policy is at the version `replaces`. A deleted one also counts as 0."""
+    if replaces in (None, current) or (replaces == 0 and is_deleted):
+        return
+    owner = f"team {policy.team}" if policy.team else "the installation"
+    state = f"at version {current}" if not is_deleted else "deleted" if current else "not stored"
+    seen = f"version {replaces} was edited" if replaces else "it was written as a new policy"
+    raise StaleVersion(
+        f"not stored: the policy {policy.name} of {owner} is {state}, but {seen}; open it and edit it again"
+    )
 
 
 def changed(tenant: Tenant, before: Policy | None, after: Policy | None) -> AuditEntry:

@@ -29,13 +29,18 @@ from tests.support.memory_store.state import MemoryPart, shown
 
 
 class MemoryTenantPolicies(MemoryPart):
-    async def put_policy(self, policy: Policy) -> StoredPolicy:
+    async def put_policy(self, policy: Policy, *, replaces: int | None = None) -> StoredPolicy:
         policy_rules.check(self._tenant, policy)
         tables = self._state.policies
         if policy.team is not None and policy.team not in self._state.teams:
             raise fences.refused(f"policy {policy.name}", "policies_team")
-        row = tables.rows.setdefault((policy.team, policy.name), PolicyRow(id=len(tables.rows) + 1))
-        if not row.versions or row.versions[-1].policy != policy:
+        key = policy.team, policy.name
+        known = tables.rows.get(key)
+        before = known.versions[-1].policy if known else None
+        if before != policy:
+            policy_rules.check_version(policy, len(known.versions) if known else 0, before is None, replaces)
+        row = tables.rows.setdefault(key, PolicyRow(id=len(tables.rows) + 1))
+        if before != policy:
             self._record(row, policy)
         kept = row.kept
         assert kept is not None

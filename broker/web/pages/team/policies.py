@@ -8,7 +8,7 @@ from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
 from broker.api.schemas.queries import DryRunQuery
-from broker.domain.errors import InvalidInput
+from broker.domain.errors import InvalidInput, StaleVersion
 from broker.domain.policy import Policy
 from broker.domain.spec import Name
 from broker.web.browser import Visit, not_found, see
@@ -25,6 +25,8 @@ INSTALLATION = "installation"
 DELETE = "/delete"
 VERSION_DIGITS = 10
 """Digits that a version has fewer of."""
+EDITED = ("edited_name", "edited_team", "edited_version")
+"""Hidden fields of the editor: name, team (empty: the installation) and version of the policy that it shows."""
 EXAMPLE = """name: monthly
 team: {team}
 budgets:
@@ -64,7 +66,8 @@ async def policies(visit: Visit) -> web.Response:
     versions = await visit.service.policies.exact_history(visit.caller, name, team)
     current = versions[0].policy
     text = "" if current is None else as_yaml(current.model_dump(mode="json", exclude_unset=True))
-    return await _page(visit, text=text, versions=versions, edited=(name, team))
+    opened = dict(zip(EDITED, (name, team or "", str(versions[0].version)), strict=True))
+    return await _page(visit, text=text, versions=versions, edited=(name, team), opened=opened)
 
 
 async def _page(visit: Visit, status: int = 200, **values: Any) -> web.Response:
@@ -75,7 +78,7 @@ async def _page(visit: Visit, status: int = 200, **values: Any) -> web.Response:
     addresses = {row.id: [_address(row.policy.name, row.policy.team, page) for page in ("", DELETE)] for row in rows}
     values = {
         "text": EXAMPLE.format(team=visit.caller.team), "versions": (), "edited": None, "run": None, "days": DAYS,
-        "shown": SHOWN_EFFECTS,
+        "shown": SHOWN_EFFECTS, "opened": dict.fromkeys(EDITED, ""),
     } | values  # fmt: skip
     return team_page(
         visit, "policies", status, policies=rows, editable=editable, limits=limits, addresses=addresses, **values
@@ -98,16 +101,30 @@ async def send(visit: Visit) -> web.Response:
     """Apply the policy of the form, or only show what it would have done."""
     form = await visit.form()
     shown: dict[str, Any] = {"text": form.get(TEXT, ""), "days": form.get("days", DAYS)}
+    shown["opened"] = {name: form.get(name, "") for name in EDITED}
     try:
         policy = await _policy(visit, form)
         if form.get("do") == "apply":
-            stored = await visit.service.policies.apply(visit.caller, policy.name, policy)
+            stored = await visit.service.policies.apply(visit.caller, policy.name, policy, _replaced(form, policy))
             return see(_address(stored.policy.name, stored.policy.team))
         days = checked(DryRunQuery, {"days": shown["days"]}).days
         run = await visit.service.policies.dry_run(visit.caller, policy, days)
     except InvalidInput as error:
         return await _page(visit, 422, faults=_lines(error), **shown)
+    except StaleVersion as error:
+        return await _page(visit, 409, faults={TEXT: str(error)}, **shown)
     return await _page(visit, run=run, **shown)
+
+
+def _replaced(form: Mapping[str, str], policy: Policy) -> int:
+    """Return the version that the editor showed of this policy; 0: it showed none of this name and team."""
+    name, team, version = (form.get(field, "") for field in EDITED)
+    return _version(version) if (name, team) == (policy.name, policy.team or "") else 0
+
+
+def _version(text: str) -> int:
+    """Return the version that a form's field names; 0: it names none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < VERSION_DIGITS else 0
 
 
 async def _policy(visit: Visit, form: Mapping[str, str]) -> Policy:
@@ -148,7 +165,6 @@ async def ask_delete(visit: Visit) -> web.Response:
 @routes.post("/ui/team/policies/delete", scope="manage")
 async def delete(visit: Visit) -> web.Response:
     """Delete the version of a policy that the page showed; its history stays."""
-    shown = (await visit.form()).get("version", "")
-    version = int(shown) if shown.isascii() and shown.isdigit() and len(shown) < VERSION_DIGITS else 0
+    version = _version((await visit.form()).get("version", ""))
     await visit.service.policies.delete_version(visit.caller, *_named(visit), version)
     return see("/ui/team/policies")
