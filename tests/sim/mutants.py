@@ -329,7 +329,7 @@ MUTANTS = (
     ),
     _mutant(
         "retention deletes what is needed", "good_checkpoint_kept",
-        (f"{BILLING}.retention.leftovers", wrong.all_objects),
+        (f"{LIFECYCLE}.decisions.retention_decision.leftovers", wrong.all_objects),
     ),
     _mutant(
         "heirs are not asked about", "good_checkpoint_kept",
@@ -356,7 +356,8 @@ MUTANTS = (
         aim=BACK_TO_LAUNCH,
     ),
     _mutant(
-        "one commit is enough", "good_checkpoint_kept", (f"{BILLING}.retention.superseded", wrong.one_is_enough),
+        "one commit is enough", "good_checkpoint_kept",
+        (f"{LIFECYCLE}.decisions.retention_decision.superseded", wrong.one_is_enough),
     ),
     _mutant("a move without a drain", "move_drains", (f"{LIFECYCLE}.state_machine.ATTEMPT_RULES", wrong_ends.no_drain)),
     _mutant("a move uses up a retry", "move_is_free", (f"{LIFECYCLE}.transitions.FREE_RETRIES", frozenset[Reason]())),

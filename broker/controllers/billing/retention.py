@@ -1,35 +1,32 @@
 """Retention controller: charges for stored data, and deletes expired data, old uploads and old offer history.
 
-Steps for a job: list its objects, decide by `broker.lifecycle.retention` what is due, delete, charge for the rest.
-Facts: the job, its attempts, its objects, a job that starts from it, attempts that a restored backup lacks.
-Decisions: which kinds of data expire, which objects are deleted, what is charged, and when the job is due again.
+Steps for a job: gather `RetentionFacts` and call `decide_retention`. Mark expired kinds and decide again, delete
+objects, write the charge. Steps each hour: delete uploads by `decide_uploads`, merge and delete old offer history.
+Facts: the job, its attempts and objects. Whether another job starts from it is asked only before a deletion.
+Decisions: `ExpiryDecision`, `RetentionDecision`, `UploadsDecision`.
 """
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 
 from broker.controllers.base.batch import decide_batch
 from broker.controllers.base.context import ControllerContext
-from broker.controllers.base.events import event
 from broker.domain.errors import InUse
 from broker.domain.ids import JobId
-from broker.domain.job import Attempt, Job, StoredKind
+from broker.domain.job import Job
 from broker.domain.market.offer_history import BUCKET_S, DAY_BUCKETS, KEEP_DAYS, bucket_of
-from broker.lifecycle.backup_restore import attempts_without_row
-from broker.lifecycle.retention import (
-    CHECK_ENDED_S,
-    RESUMED_FROM,
-    RetainedObjects,
-    accrue,
-    due_now,
-    expired,
-    leftovers,
-    live_check_s,
-    next_check_s,
-    sort_objects,
+from broker.lifecycle.decisions.retention_decision import (
+    DependentNeeded,
+    ExpiryDecision,
+    RetentionDecision,
+    RetentionFacts,
+    decide_retention,
+    decide_uploads,
+    expiry_event,
 )
-from broker.lifecycle.superseded_checkpoints import superseded
+from broker.lifecycle.retention import sort_objects
 from broker.ports import StorageCharge
 from trainer.contract import object_keys
 
@@ -37,7 +34,7 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 60.0
 UPLOADS_S = 3600.0
-"""Seconds between two checks of the uploads. An upload without an owner in two checks is deleted."""
+"""Seconds between two checks of the uploads and of the offer history."""
 LEASE_S = 600.0
 JOBS = 50
 AT_ONCE = 16
@@ -55,9 +52,9 @@ class RetentionController:
     def __init__(self, context: ControllerContext) -> None:
         self._context = context
         self._uploads_at = float("-inf")
-        self._ownerless: set[str] = set()
-        self._spared: set[JobId] = set()
-        """Jobs for which the warning about unknown attempts was logged."""
+        self._ownerless: frozenset[str] = frozenset()
+        self._held_back: set[JobId] = set()
+        """Jobs for which the log says why nothing of them is deleted."""
         self.every_s = EVERY_S
 
     async def step(self) -> bool:
@@ -69,102 +66,81 @@ class RetentionController:
         now = context.clock.monotonic()
         if now - self._uploads_at >= UPLOADS_S:
             self._uploads_at = now
-            await self._uploads()
-            await self._offer_history()
+            await self._check_uploads()
+            await self._trim_offer_history()
         return len(jobs) == JOBS
 
     async def _check_job(self, job: Job, data: Mapping[str, int]) -> None:
+        """Gather, decide and apply for one job. `data`: bytes of all jobs' copies of their data, by key."""
+        facts = await self._gather(job, data)
+        while not isinstance(decision := decide_retention(facts), RetentionDecision):
+            facts = await self._proceed(facts, decision)
+        await self._apply(facts.job, decision)
+
+    async def _gather(self, job: Job, data: Mapping[str, int]) -> RetentionFacts:
         context = self._context
-        now, defaults = context.clock.now(), context.costs.retention
+        now = context.clock.now()
         attempts = await context.store.attempts(job.id)
-        retained = await self._retained_objects(job, attempts, data)
-        deleted: tuple[str, ...] = ()
-        is_held_back = self._has_unknown_attempts(job, retained)
-        if not is_held_back:
-            job = await self._expire(job, expired(job, defaults, now))
-            deleted = (
-                *leftovers(job, attempts, retained),
-                *superseded(job, attempts, retained.by_kind["checkpoints"], now),
-            )
-        if deleted and await context.store.unfinished_dependent(job.id) is not None:  # another job starts from them
-            deleted = tuple(key for key in deleted if key not in retained.by_kind["checkpoints"])
-        await self._delete(deleted)
-        sizes = {key: size for objects in retained.by_kind.values() for key, size in objects.items()}
-        left = retained.bytes - sum(sizes[key] for key in deleted)
-        live_s = live_check_s(attempts, now, most_s=context.intervals.stored_s)
-        again_s = next_check_s(job, left, defaults, now, live_s=live_s)
-        stored = accrue(job.stored, left, context.costs.storage_usd_per_gib_month, now)
-        charge = StorageCharge(
-            job_id=job.id,
-            read=job.stored,
-            to=stored,
-            usd=due_now(job.stored, stored),
-            due_in_s=CHECK_ENDED_S if is_held_back else again_s,  # the deletion stays due
-        )
-        await context.store.charge_storage(charge)
-
-    def _has_unknown_attempts(self, job: Job, retained: RetainedObjects) -> bool:
-        """Return True if the blob store has checkpoints of an attempt that the database does not know.
-
-        That attempt may still train and save, so nothing of its job is deleted.
-        """
-        unknown_attempts = attempts_without_row(job, retained.by_kind["checkpoints"])
-        if unknown_attempts and job.id not in self._spared:
-            self._spared.add(job.id)
-            log.warning(
-                "nothing of job %s is deleted: the database does not know attempt %s, so it is older than those "
-                "(a backup?); once its machine is gone delete %s%s/ in the blob store by hand",
-                job.id, unknown_attempts[0], object_keys.checkpoints(job.id), unknown_attempts[0],
-            )  # fmt: skip
-        return bool(unknown_attempts)
-
-    async def _retained_objects(
-        self, job: Job, attempts: Sequence[Attempt], data: Mapping[str, int]
-    ) -> RetainedObjects:
         prefixes = [object_keys.checkpoints(job.id), *(f"attempts/{attempt.id}/" for attempt in attempts)]
-        listed = [blob for prefix in prefixes for blob in await self._context.blobs.list(prefix)]
-        prefix = object_keys.job_data(job.id, "")
-        copies = [(key, size) for key, size in data.items() if key.startswith(prefix)]
-        return sort_objects(job, attempts, [*((blob.key, blob.bytes) for blob in listed), *copies])
+        listed = [(blob.key, blob.bytes) for prefix in prefixes for blob in await context.blobs.list(prefix)]
+        copies = [(key, size) for key, size in data.items() if key.startswith(object_keys.job_data(job.id, ""))]
+        return RetentionFacts(
+            job=job,
+            attempts=tuple(attempts),
+            retained=sort_objects(job, attempts, [*listed, *copies]),
+            now=now,
+            defaults=context.costs.retention,
+            usd_per_gib_month=context.costs.storage_usd_per_gib_month,
+            stored_s=context.intervals.stored_s,
+        )
 
-    async def _expire(self, job: Job, kinds: Sequence[StoredKind]) -> Job:
-        """Mark the kinds that are due as deleted. Checkpoints wait while another job starts from them."""
-        if not kinds:
-            return job
-        free = [kind for kind in kinds if kind not in RESUMED_FROM]
-        for part in (kinds, free):
-            message = f"deleted, as its retention says: {', '.join(part)}"
-            report = event(job, "job.data_deleted", message, data={"kinds": [*part]})
+    async def _proceed(self, facts: RetentionFacts, decision: ExpiryDecision | DependentNeeded) -> RetentionFacts:
+        """Carry out a step before the last one, and return the facts with its result."""
+        if isinstance(decision, ExpiryDecision):
+            return replace(facts, job=await self._mark(facts.job, decision), is_marked=True)
+        dependent = await self._context.store.unfinished_dependent(facts.job.id)
+        return replace(facts, has_dependent=dependent is not None)
+
+    async def _mark(self, job: Job, decision: ExpiryDecision) -> Job:
+        """Mark kinds as deleted. Return the job after the first mark that the database accepts."""
+        for kinds in decision.marks:
             try:
-                return (await self._context.store.delete_data(job.id, part, report) if part else None) or job
+                return await self._context.store.delete_data(job.id, kinds, expiry_event(job, kinds)) or job
             except InUse:
                 continue
         return job
 
-    async def _delete(self, deleted: Sequence[str]) -> None:
-        """Delete objects, manifests first, so that no manifest names a missing file."""
-        manifests = [*object_keys.manifests(deleted)]
+    async def _apply(self, job: Job, decision: RetentionDecision) -> None:
+        """Delete objects, and then write the charge for the rest."""
+        if decision.held_back and job.id not in self._held_back:
+            self._held_back.add(job.id)
+            log.warning(decision.held_back)
         gate = asyncio.Semaphore(AT_ONCE)
 
         async def delete(key: str) -> None:
             async with gate:
                 await self._context.blobs.delete(key)
 
-        for part in (manifests, deleted[len(manifests) :]):
-            await asyncio.gather(*map(delete, part))
+        for batch in decision.deletions:
+            await asyncio.gather(*map(delete, batch))
+        charge = StorageCharge(
+            job_id=job.id, read=job.stored, to=decision.stored, usd=decision.usd, due_in_s=decision.due_in_s
+        )
+        await self._context.store.charge_storage(charge)
 
-    async def _uploads(self) -> None:
-        store, days = self._context.store, self._context.costs.uploads_days
-        if days is not None and await self._context.is_clock_right():
-            for sha256 in await store.forget_uploads(older_than_s=days * DAY_S, limit=1000):
-                await self._context.blobs.delete(object_keys.upload(sha256))
-        stored = {blob.key.removeprefix(UPLOADS) for blob in await self._context.blobs.list(UPLOADS)}
-        ownerless = stored - set(await store.known_uploads(stored))
-        for sha256 in ownerless & self._ownerless:
-            await self._context.blobs.delete(object_keys.upload(sha256))
-        self._ownerless = ownerless
+    async def _check_uploads(self) -> None:
+        """Delete uploads that are too old by a trusted clock, and uploads without an owner."""
+        context, days = self._context, self._context.costs.uploads_days
+        if days is not None and await context.is_clock_right():
+            for sha256 in await context.store.forget_uploads(older_than_s=days * DAY_S, limit=1000):
+                await context.blobs.delete(object_keys.upload(sha256))
+        stored = {blob.key.removeprefix(UPLOADS) for blob in await context.blobs.list(UPLOADS)}
+        decision = decide_uploads(stored, await context.store.known_uploads(stored), self._ownerless)
+        for sha256 in decision.deleted:
+            await context.blobs.delete(object_keys.upload(sha256))
+        self._ownerless = frozenset(decision.ownerless)
 
-    async def _offer_history(self) -> None:
+    async def _trim_offer_history(self) -> None:
         """Merge the recorded buckets of past hours, and delete those that are too old by a clock that is trusted."""
         store, now = self._context.store, bucket_of(self._context.clock.now())
         if await self._context.is_clock_right():
