@@ -18,6 +18,7 @@ from broker.domain.job import Attempt, Event, Job, JobState, Reason
 from broker.domain.money import LedgerEntry, LedgerKind
 from broker.domain.offer import Quote, QuoteLine
 from broker.lifecycle.account_refusals import refusing_accounts
+from broker.lifecycle.decisions.restored_decision import RestoredDecision
 from broker.lifecycle.recovery import workload_left
 from broker.lifecycle.state_machine import JobEvent, next_job_state
 from broker.policy.budgets import Hold, Refusal, admission, entry, free_gpus, judge
@@ -33,7 +34,6 @@ from broker.quote.placement_facts import (
     PlacementFacts,
     PlacementOutcome,
     QuotedMarket,
-    RestoredFacts,
 )
 
 _NUMBER = re.compile(r"[\d.,]+")
@@ -164,7 +164,7 @@ def _buy_nothing(facts: PlacementFacts, quoted: QuotedMarket) -> PlacementDecisi
     return _wait(facts, _with_troubles(facts, reason))
 
 
-def _after_backup(facts: PlacementFacts, restored: RestoredFacts) -> PlacementDecision:
+def _after_backup(facts: PlacementFacts, restored: RestoredDecision) -> PlacementDecision:
     """Skip the numbers of attempts that were bought after the backup, once their machines are proven absent."""
     if restored.blocked is not None:
         return _wait(facts, restored.blocked)

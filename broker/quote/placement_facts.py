@@ -10,10 +10,11 @@ from typing import Any
 from broker.billing.drain import DrainBudget
 from broker.domain.ids import Installation
 from broker.domain.instance import Caps
-from broker.domain.job import Attempt, Job, Reason
+from broker.domain.job import Attempt, Job
 from broker.domain.money import ZERO, LedgerEntry
 from broker.domain.offer import Offer, Quote
 from broker.estimator.planning.corrections import Corrections
+from broker.lifecycle.decisions.restored_decision import RestoredDecision
 from broker.policy.budgets import Applied
 from broker.quote.placement import Choice
 from broker.quote.spot.plan import PlanSource, plan_for
@@ -49,18 +50,6 @@ class MarketFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RestoredFacts:
-    """Attempts of the job that a restored backup does not contain."""
-
-    numbers: Sequence[int] = ()
-    """Attempt numbers after the job's last number that were already used; empty: none."""
-    blocked: str | None = None
-    """Reason why the job waits for the machines of these attempts; None: their absence is proven."""
-    ended_for: Reason | None = None
-    """Reason for which the last of these attempts ended the job; None: it did not end the job."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class QuotedMarket:
     """The quote of a job and the choice from it."""
 
@@ -93,8 +82,8 @@ class PlacementFacts:
     """None: not gathered yet."""
     quoted: QuotedMarket | None = None
     """Quote that `place` computed before it asked for more facts; None: not computed yet."""
-    restored: RestoredFacts | None = None
-    """None: not gathered yet."""
+    restored: RestoredDecision | None = None
+    """Attempts of the job that a restored backup lacks, by `decide_restored`; None: not gathered yet."""
 
 
 class MissingFacts(StrEnum):

@@ -10,6 +10,7 @@ from unittest.mock import AsyncMock, Mock, patch
 from broker.billing import accrual as money
 from broker.domain.ids import AttemptId
 from broker.domain.job import Reason
+from broker.lifecycle.decisions.restored_decision import RestoredDecision
 from tests.sim import wrong, wrong_ends, wrong_money
 from tests.sim.faults import OF_BROKERS, Fault
 from tests.sim.run import simulate
@@ -338,7 +339,7 @@ MUTANTS = (
     ),
     _mutant(
         "numbers after a backup's are issued again", "issued_once",
-        (f"{OBSERVATION}.restored_attempts.RestoredAttempts.attempt_numbers_used", AsyncMock(return_value=())),
+        (f"{OBSERVATION}.restored_attempts.decide_restored", wrong.always(RestoredDecision())),
         aim=BACK_TO_TRAINING,
     ),
     _mutant(

@@ -1,13 +1,17 @@
 """Attempts of a job that a restored backup does not contain, found in the blob store and in listings.
 
-Used by placement before an attempt number is issued, and by launch before a create is sent. Rules:
-`broker.lifecycle.backup_restore`.
+Used by placement before an attempt number is issued, and by launch before a create is sent.
+Steps: gather `RestoredFacts`, call `decide_restored`, gather the facts that it asks for, remember the result.
+Facts: checkpoints, specs, listings of all clouds, the final report and the drain request of the last such attempt.
+Decisions: `RestoredDecision`; see `broker.lifecycle.decisions.restored_decision`.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
+from typing import assert_never
 
 from pydantic import ValidationError
 
@@ -15,9 +19,19 @@ from broker.controllers.base.context import ControllerContext
 from broker.controllers.observation.heartbeats import read_final
 from broker.controllers.observation.inventory import Inventory
 from broker.domain.errors import BlobsUnavailable, BlobTooLarge
-from broker.domain.ids import AttemptId, InstanceName, JobId, attempt_id, instance_name
+from broker.domain.ids import AttemptId, InstanceName, JobId, instance_name
 from broker.domain.job import Attempt, Job, Reason
-from broker.lifecycle.backup_restore import drain_reason, possible_attempts, still_running_message, unproven_message
+from broker.lifecycle.backup_restore import drain_reason, possible_attempts
+from broker.lifecycle.decisions.restored_decision import (
+    DrainRecord,
+    MissingRestoredFacts,
+    RestoredDecision,
+    RestoredFacts,
+    RestoredFactsNeeded,
+    RestoredMachine,
+    RestoredMachines,
+    decide_restored,
+)
 from broker.ports import Blobs
 from trainer.contract import object_keys
 from trainer.contract.documents import Desired, Final, Outcome
@@ -46,44 +60,75 @@ class RestoredAttempts:
         """List every cloud once, so that existing machines are known before anything is bought."""
         await self._inventory.refresh_all(self._context.providers)
 
-    async def attempt_numbers_used(self, job: Job, manifests: Sequence[str]) -> Sequence[int]:
-        """Return the numbers after the job's last number that were already used.
+    def begin(self) -> None:
+        """Record the start of this process. Later calls change nothing."""
+        self._began = self._began or self._context.clock.now()
 
-        `manifests`: checkpoints that the job can resume from.
-        """
-        candidates, blobs = possible_attempts(job), self._context.blobs
-        traces = {key.split("/")[2] for key in manifests}
-        names = {attempt: self._name(attempt) for attempt in candidates}
-        shown = {
-            attempt
-            for attempt, name in names.items()
-            if attempt in traces or name in self._since or self._clouds_of(name)
-        }
-        following = next(iter(candidates))
-        may_be_older = job.id not in self._clear and self._may_be_older(job.created_at)
-        if not (shown or may_be_older) and not await _is_written(blobs, following):
-            return ()
-        written = await self._written(candidates)
-        used = [candidates[attempt] for attempt in candidates if attempt in shown or attempt in written]
-        if not used:
+    async def decide(self, job: Job, manifests: Sequence[str]) -> RestoredDecision:
+        """Gather and decide for one job. `manifests`: checkpoints that the job can resume from."""
+        facts = self._gather(job, manifests)
+        while isinstance(decision := decide_restored(facts), RestoredFactsNeeded):
+            facts = await self._gather_more(facts, decision)
+        if facts.may_be_older and not decision.numbers:
             self._clear.add(job.id)
-        return used
+        if decision.blocked is None and facts.machines is not None:
+            for machine in facts.machines.machines:
+                self._since.pop(machine.name, None)
+        return decision
+
+    def _gather(self, job: Job, manifests: Sequence[str]) -> RestoredFacts:
+        """Return the facts that need no request."""
+        saved = {key.split("/")[2] for key in manifests}
+        names = {attempt: self._name(attempt) for attempt in possible_attempts(job)}
+        traces = {a for a, name in names.items() if a in saved or name in self._since or self._clouds_of(name)}
+        may_be_older = job.id not in self._clear and self._may_be_older(job.created_at)
+        return RestoredFacts(job=job, may_be_older=may_be_older, traces=traces)
+
+    async def _gather_more(self, facts: RestoredFacts, needed: RestoredFactsNeeded) -> RestoredFacts:
+        match needed.missing:
+            case MissingRestoredFacts.SPECS:
+                written = await self._written(needed.attempts)
+                specs = {attempt: attempt in written for attempt in needed.attempts}
+                return replace(facts, specs={**facts.specs, **specs})
+            case MissingRestoredFacts.MACHINES:
+                return replace(facts, machines=await self._machines(needed.attempts))
+            case MissingRestoredFacts.END:
+                return replace(facts, end=await self._end(next(iter(needed.attempts))))
+            case _:
+                assert_never(needed.missing)
+
+    async def _machines(self, attempts: Mapping[AttemptId, int]) -> RestoredMachines:
+        """List all clouds, and return what they show of these attempts. The proof of absence begins with this call."""
+        now, clouds = self._context.clock.monotonic(), self._context.providers
+        since = {attempt: self._since.setdefault(self._name(attempt), now) for attempt in attempts}
+        silent = await self._inventory.refresh_all(clouds)
+        machines, final_is_read = [], False
+        for attempt, number in attempts.items():
+            name, final = self._name(attempt), None
+            listed_at = tuple(self._clouds_of(name))
+            if listed_at and not final_is_read:
+                final, final_is_read = await read_final(self._context, attempt), True
+            is_absent = all(self._inventory.absence(cloud, name, since[attempt]).proven for cloud in clouds)
+            machines.append(
+                RestoredMachine(number=number, name=name, clouds=listed_at, is_absent=is_absent, final=final)
+            )
+        return RestoredMachines(machines=machines, silent=silent)
+
+    async def _end(self, attempt: AttemptId) -> DrainRecord:
+        final = await read_final(self._context, attempt)
+        return DrainRecord(reason=None if final is None else await drain_reason_sent(self._context, attempt, final))
 
     async def was_sent(self, attempt: Attempt) -> bool:
         """Return True if a create of this attempt may have been sent, although its row says that none was."""
         if not self._may_be_older(attempt.created_at):
             return False
-        return await _is_written(self._context.blobs, attempt.id)
+        return await self._is_written(attempt.id)
 
     async def was_superseded(self, job: Job, attempt: Attempt) -> bool:
         """Return True if a later attempt was bought, although `attempt` is the last of the job in the database."""
         if not self._may_be_older(attempt.created_at):
             return False
         return bool(await self._written(possible_attempts(job)))
-
-    def begin(self) -> None:
-        """Record the start of this process. Later calls change nothing."""
-        self._began = self._began or self._context.clock.now()
 
     async def _written(self, candidates: Iterable[AttemptId]) -> set[AttemptId]:
         """Return the candidates whose spec exists.
@@ -94,40 +139,21 @@ class RestoredAttempts:
         folders = await self._folders.listed() if self._began is not None else None
         first, *others = candidates
         likely = [first, *(attempt for attempt in others if folders is None or attempt in folders)]
-        written = await asyncio.gather(*(_is_written(self._context.blobs, attempt) for attempt in likely))
+        written = await asyncio.gather(*map(self._is_written, likely))
         return {attempt for attempt, has_spec in zip(likely, written, strict=True) if has_spec}
 
     def _may_be_older(self, created_at: datetime) -> bool:
         return self._began is None or created_at < self._began
-
-    async def blocking_machine(self, job: Job, numbers: Sequence[int]) -> str | None:
-        """Return why the job must wait for machines of these attempts; None: their absence is proven at every cloud."""
-        now, names = self._context.clock.monotonic(), [self._name(attempt_id(job.id, number)) for number in numbers]
-        since = {name: self._since.setdefault(name, now) for name in names}
-        silent = await self._inventory.refresh_all(self._context.providers)
-        for number, name in zip(numbers, names, strict=True):
-            if clouds := self._clouds_of(name):
-                final = await read_final(self._context, attempt_id(job.id, number))
-                return still_running_message(number, f"{name} at {', '.join(clouds)}", final)
-        for number, name in zip(numbers, names, strict=True):
-            if silent or not all(
-                self._inventory.absence(cloud, name, since[name]).proven for cloud in self._context.providers
-            ):
-                return unproven_message(number, silent)
-        for name in names:
-            del self._since[name]
-        return None
-
-    async def ended_for(self, attempt: AttemptId) -> Reason | None:
-        """Return the reason for which an attempt ended its job, by its final report and drain request; None: no end."""
-        final = await read_final(self._context, attempt)
-        return None if final is None else await drain_reason_sent(self._context, attempt, final)
 
     def _name(self, attempt: AttemptId) -> InstanceName:
         return instance_name(self._context.installation, attempt)
 
     def _clouds_of(self, name: InstanceName) -> list[str]:
         return [provider for provider in self._context.providers if self._inventory.is_listed(provider, name)]
+
+    async def _is_written(self, attempt: AttemptId) -> bool:
+        """Return True if the attempt's spec exists. The spec is not read, because its host may have replaced it."""
+        return await self._context.blobs.get_range(object_keys.spec(attempt), 0, 1) is not None
 
 
 class _AttemptFolders:
@@ -152,11 +178,6 @@ class _AttemptFolders:
                         ids = await self._blobs.folders(object_keys.ATTEMPTS)
                     self._ids = ids if len(ids) <= MOST_FOLDERS else None
             return self._ids
-
-
-async def _is_written(blobs: Blobs, attempt: AttemptId) -> bool:
-    """Return True if the attempt's spec exists. The spec is not read, because its host may have replaced it."""
-    return await blobs.get_range(object_keys.spec(attempt), 0, 1) is not None
 
 
 async def drain_reason_sent(context: ControllerContext, attempt: AttemptId, final: Final) -> Reason | None:

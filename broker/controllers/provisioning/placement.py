@@ -18,7 +18,7 @@ from broker.controllers.market.offers_by_id import Offers
 from broker.controllers.observation.inventory import Inventory
 from broker.controllers.observation.restored_attempts import RestoredAttempts
 from broker.domain.errors import BlobsUnavailable
-from broker.domain.ids import JobId, attempt_id
+from broker.domain.ids import JobId
 from broker.domain.job import Job, JobState
 from broker.estimator.planning.corrections import NO_CORRECTIONS, LearnedCorrections
 from broker.lifecycle.recovery import furthest_first, lasting_manifests
@@ -33,7 +33,6 @@ from broker.quote.placement_facts import (
     PlacementDecision,
     PlacementFacts,
     PlacementSettings,
-    RestoredFacts,
 )
 from broker.runtime.spot_planner import PlanRound
 from trainer.contract import object_keys
@@ -146,7 +145,8 @@ class Placement:
             if needed.missing is MissingFacts.MARKET:
                 facts = replace(facts, market=await self._market(facts.job, shared))
             else:
-                facts = replace(facts, restored=await self._restored_facts(facts))
+                manifests = facts.market.resume_from if facts.market else ()
+                facts = replace(facts, restored=await self._restored.decide(facts.job, manifests))
         except BlobsUnavailable as e:
             facts = replace(facts, unreadable=str(e))
         return replace(facts, now=self._context.clock.now(), troubles=self._troubles())
@@ -154,15 +154,6 @@ class Placement:
     async def _market(self, job: Job, shared: _PlacementRound) -> MarketFacts:
         resume_from = await self._resume_from(job)
         return MarketFacts(offers=self._offers(), resume_from=resume_from, learned=self._learned(), plans=shared.plans)
-
-    async def _restored_facts(self, facts: PlacementFacts) -> RestoredFacts:
-        job, restored = facts.job, self._restored
-        numbers = await restored.attempt_numbers_used(job, facts.market.resume_from if facts.market else ())
-        if not numbers:
-            return RestoredFacts()
-        blocked = await restored.blocking_machine(job, numbers)
-        ended_for = None if blocked else await restored.ended_for(attempt_id(job.id, numbers[-1]))
-        return RestoredFacts(numbers=numbers, blocked=blocked, ended_for=ended_for)
 
     async def _resume_from(self, job: Job) -> tuple[str, ...]:
         """Return the committed manifests of the job and of the job it starts from, the furthest step first."""

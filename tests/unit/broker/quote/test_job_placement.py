@@ -13,6 +13,7 @@ from broker.domain.job import Event, Job, JobState, Reason
 from broker.domain.offer import ACCOUNT, Offer
 from broker.domain.policy import Policy
 from broker.estimator.planning.corrections import NO_CORRECTIONS
+from broker.lifecycle.decisions.restored_decision import RestoredDecision
 from broker.policy.budgets import Applied, PolicyUsage
 from broker.quote.job_placement import place, placement_events
 from broker.quote.placement_facts import (
@@ -23,7 +24,6 @@ from broker.quote.placement_facts import (
     PlacementFacts,
     PlacementOutcome,
     PlacementSettings,
-    RestoredFacts,
 )
 from tests.support import build
 from tests.support.machines import CAPS, NOW, SCRIPT, WORK, offer, spec
@@ -32,7 +32,7 @@ from tests.unit.broker.quote.test_engine import caps_left, markets
 SETTINGS = PlacementSettings(
     installation=build.INSTALLATION, caps={**CAPS, "new": CAPS["cloud"]}, drain_budget=build.drain_budget()
 )
-NONE_LOST = RestoredFacts()
+NONE_LOST = RestoredDecision()
 
 
 def job(spec_changes: dict[str, Any] | None = None, **changes: Any) -> Job:
@@ -191,13 +191,13 @@ def test_a_policy_can_refuse_the_purchase_itself() -> None:
 
 
 def test_machines_of_lost_attempts_are_waited_for() -> None:
-    wait = decide(job(), [offer()], restored=RestoredFacts(numbers=(1,), blocked="its machine runs"))
+    wait = decide(job(), [offer()], restored=RestoredDecision(numbers=(1,), blocked="its machine runs"))
     assert (wait.outcome, wait.job.reason, wait.admit) == (PlacementOutcome.WAITING, "its machine runs", None)
 
 
 @pytest.mark.parametrize("ended_for", [None, Reason.PREEMPTED])
 def test_numbers_of_lost_attempts_are_skipped(ended_for: Reason | None) -> None:
-    skipped = decide(job(), [offer()], restored=RestoredFacts(numbers=(1, 3), ended_for=ended_for))
+    skipped = decide(job(), [offer()], restored=RestoredDecision(numbers=(1, 3), ended_for=ended_for))
     assert (skipped.outcome, skipped.job.attempts, skipped.job.state) == (
         PlacementOutcome.NUMBERS_SKIPPED, 3, JobState.QUEUED,
     )  # fmt: skip
@@ -209,7 +209,7 @@ def test_numbers_of_lost_attempts_are_skipped(ended_for: Reason | None) -> None:
     [(Reason.STOPPED, JobState.CANCELLED, "job.cancelled"), (Reason.CAPPED, JobState.CAPPED, "job.capped")],
 )
 def test_a_lost_attempt_that_ended_the_job_ends_it(ended_for: Reason, state: JobState, kind: str) -> None:
-    ended = decide(job(), [offer()], restored=RestoredFacts(numbers=(2,), ended_for=ended_for))
+    ended = decide(job(), [offer()], restored=RestoredDecision(numbers=(2,), ended_for=ended_for))
     assert (ended.job.state, ended.job.attempts, ended.job.finished_at) == (state, 2, NOW)
     event = only_event(ended)
     assert (event.kind, event.message) == (kind, f"{ended_for.value} after the backup that this database comes from")
