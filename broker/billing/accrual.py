@@ -28,7 +28,7 @@ def no_machine_known(attempt: Attempt) -> bool:
 
 
 def refused(attempt: Attempt) -> bool:
-    """Return True if its cloud refused the create or was not asked, and no listing shows a machine."""
+    """Return True if the cloud refused the create or was not asked, and no listing shows a machine."""
     not_asked = attempt.reason is Reason.USER_ERROR and attempt.final is None
     return (attempt.reason in REFUSALS or not_asked) and no_machine_known(attempt)
 
@@ -61,7 +61,7 @@ def accrued(attempt: Attempt, until: datetime) -> Decimal:
 
 
 def machine_s(attempt: Attempt, until: datetime) -> float:
-    """Return seconds for which its machines existed; several nodes count once."""
+    """Return seconds for which the attempt's machines existed; several nodes count once."""
     since = billed_since(attempt)
     return 0.0 if since is None else max(0.0, (_billable_until(attempt, until) - since).total_seconds())
 
@@ -99,7 +99,7 @@ def traffic(attempt: Attempt, until: datetime) -> Traffic:
 
 
 def counted(attempt: Attempt, following: Attempt) -> Attempt:
-    """Return `following` with the traffic of the agent's earlier start, since a new start counts from zero."""
+    """Return `following` plus the traffic before the agent's restart, because a restarted agent counts from zero."""
     before, after = attempt.beat, following.beat
     if before is None or after is None or before.boot == after.boot:
         return following

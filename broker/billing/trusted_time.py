@@ -62,6 +62,6 @@ def step_message(step_s: float) -> str | None:
         return None
     way = "ahead" if step_s > 0 else "back"
     return (
-        f"the database's clock was set {duration(abs(step_s))} {way}; charges, caps and deadlines continue as if not; "
+        f"the database's clock was set {duration(abs(step_s))} {way}; charges, caps and deadlines ignore that; "
         "set the clock of the database's host right (timedatectl set-ntp true)"
     )

@@ -56,12 +56,12 @@ class LogChunk(Wire):
 class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyCalls):
     """Client of one daemon, for `async with`. Calls raise ApiError for refusals, DaemonUnreachable without an answer.
 
-    `job`: the id, or the name: that of the caller's live job, otherwise of the newest. Each call looks a name up again;
-    give `job_id(name)` to calls that belong together, such as `artifacts` and `download`.
-    `patience_s`: seconds for which a call is repeated without an answer, or after 429, 502, 503, 504. `submit` and
-    `retry` have a key against duplicates; `create_token`, `rotate_channel` and `test_channel` may take effect twice.
-    `locate` returns the daemon's current address before each retry. `certificate`: file of the trusted certificate of
-    a daemon on this machine. An invalid address or token raises Misconfigured.
+    `job`: an id, or a name, which means the caller's live job of that name, otherwise the newest. Each call looks a
+    name up again; give `job_id(name)` to calls that belong together, such as `artifacts` and `download`. `patience_s`:
+    seconds for which a call is repeated without an answer, or after 429, 502, 503, 504. `submit` and `retry` have a key
+    against duplicates; `create_token`, `rotate_channel` and `test_channel` may take effect twice. `locate` returns the
+    daemon's current address before each retry. `certificate`: file of the trusted certificate of a daemon on this
+    machine. An invalid address or token raises Misconfigured.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
             except ApiError as e:
                 if e.problem.status == 404:
                     return await job_names.find_like_an_id(self, job, writes=writes)
-            self._ids.add(job)  # another refusal is that of the call itself
+            self._ids.add(job)  # any other refusal belongs to the call itself
         return job
 
     async def _job(self, job: str, *, writes: bool = False) -> str:
@@ -339,7 +339,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
             where = f"{file.path} of job {job} broke off after {got} of {file.bytes} bytes, and none was kept"
             raise BrokenOff(f"{where}; try again, and see the daemon's log if it ends there again") from None
         if got != file.bytes or digest.hexdigest() != file.sha256:
-            raise Damaged(f"{file.path}: other bytes came than the job's manifest says; try again")
+            raise Damaged(f"{file.path}: the bytes differ from the job's manifest; try again")
 
     # --- secrets, health
 

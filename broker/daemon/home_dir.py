@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 ANYBODY_WRITES = stat.S_IWOTH
 """Mode bit of a folder that is refused. Group write access is removed instead, because umask 002 sets it on many
-systems for the user's own group."""
+systems for the user's own group.
+"""
 LOCK = "lock"
 SPOOL = ".uploads"
 """Folder in the home for uploads that are not in the blob store yet."""
@@ -49,14 +50,14 @@ def with_room(home: Path) -> Iterator[None]:
         if e.errno not in FULL:
             raise
         where = e.filename or home
-        raise HomeFull(f"home {home}: cannot write {where}: {e.strerror}; make room there, and start again") from e
+        raise HomeFull(f"home {home}: cannot write {where}: {e.strerror}; free space there, and start again") from e
 
 
 def make_home(home: Path) -> None:
     """Create the home with mode 0700. Remove the permissions of other users from an existing home, with a log line.
 
-    Raises InvalidInput for a folder that cannot be created or closed, that every user can change, or that is not the
-    home of a daemon.
+    Raises InvalidInput if the folder cannot be created or closed, is writable for every user, or is not the home of a
+    daemon.
     """
     try:
         private_folder(home)

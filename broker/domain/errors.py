@@ -107,7 +107,7 @@ class AlreadyExists(BlobError):
 
 
 class BlobsUnavailable(BlobError):
-    """The blob store cannot be read, which does not mean that its objects are stale."""
+    """The blob store cannot be read; its objects may be fresh."""
 
 
 class BlobTooLarge(BlobsUnavailable):
@@ -138,7 +138,7 @@ class RetryAfter(NotifyError):
 
 
 class Undeliverable(NotifyError):
-    """This delivery will never be accepted; others may be.
+    """Permanent refusal of one delivery; others may be accepted.
 
     `reason`: a few constant words under which it is counted.
     """

@@ -249,12 +249,12 @@ class OfferSummary(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SpotOutlook:
-    """Expected dollars to finish by what a job with a deadline does now. None: it could miss the deadline."""
+    """Expected dollars to finish for each action of a job with a deadline. None: the action could miss the deadline."""
 
     action: Literal["wait", "on-demand", "spot"]
     """The cheapest choice in time."""
     wait_usd: Decimal | None
-    """Wait for spot, which is sold out, and then do what is cheapest."""
+    """Wait for sold-out spot, and then take the cheapest action."""
     demand_usd: Decimal | None
     """Buy on demand now, or stay there, and return to spot where that pays."""
     spot_usd: Decimal | None

@@ -86,7 +86,9 @@ class Policy(Config):
     approval_above_usd: Annotated[Decimal, Field(ge=0, le=1_000_000, max_digits=13, decimal_places=6)] | None = None
     """A job with a higher cap starts once a user with the scope `manage` has approved it."""
     idle: IdlePolicy | None = None
-    """When a machine counts as idle, and the action to take, for jobs without a setting of their own."""
+    """Conditions under which a machine counts as idle, and the action to take, for jobs without a setting of their
+    own.
+    """
 
     @field_validator("timezone")
     @classmethod

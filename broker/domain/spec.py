@@ -112,15 +112,15 @@ class Resources(Config):
     trust: Literal["community", "secure", "own"] = "community"
     """Hosts that may be used. `community`: any host; `secure`: vetted data centres; `own`: your machines."""
     objective: Literal["cheapest", "hourly", "fastest", "balanced"] = "cheapest"
-    """Criterion of choice: least expected dollars to finish (`cheapest`), least dollars an hour (`hourly`), least
-    expected time (`fastest`), or least product of expected dollars and time (`balanced`).
+    """Criterion of choice, always the least: expected dollars to finish (`cheapest`), dollars an hour (`hourly`),
+    expected time (`fastest`), or dollars times time (`balanced`).
     """
     max_usd_per_hour: Usd | None = None
     aws: AwsOptions = AwsOptions()
 
 
 class Retry(Config):
-    """When a new attempt follows one that did not complete."""
+    """Rules for a new attempt after one that did not complete."""
 
     max: Annotated[int, Field(ge=0, le=1000)] = 5
     """Retries after the first attempt; a preemption or a stop by the dead-man's switch costs none."""
@@ -151,9 +151,9 @@ Window = Annotated[int, Field(ge=60, le=604_800), InSeconds]
 
 
 class IdlePolicy(Config):
-    """When a machine counts as idle, and the action to take. Its times are seconds, or durations such as `15m`.
+    """Conditions under which a machine counts as idle, and the action to take.
 
-    Progress that the trainer reports overrules an idle GPU.
+    Times are seconds, or durations such as `15m`. Progress that the trainer reports overrules an idle GPU.
     """
 
     action: IdleAction = "notify"
@@ -193,7 +193,7 @@ class JobSpec(Config):
     secrets: Annotated[tuple[EnvName, ...], Field(max_length=64)] = ()
     """Names of secrets stored with `gpubroker secret set NAME`; the program gets them as environment variables."""
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
-    """Among queued jobs the highest priority is placed first, among equal ones the oldest."""
+    """Order of placement: of the queued jobs the highest priority is placed first, of equal ones the oldest."""
     labels: Annotated[dict[Name, Annotated[Text, Field(max_length=256)]], Field(max_length=64, default_factory=dict)]
     init_from: Annotated[str, matching(r"^job/[a-z2-7]{13}$", "must be job/ID, with the whole id of a job")] | None = (
         None
@@ -213,7 +213,7 @@ class JobSpec(Config):
     """
     retention: Retention = Retention()
     idle: IdlePolicy | None = None
-    """When a machine counts as idle, and the action to take; absent: as the team's policy says."""
+    """Conditions under which a machine counts as idle, and the action to take; absent: as the team's policy says."""
     keep_on_failure: Annotated[int, Field(ge=0, le=86_400), InSeconds] = 0
     """Time for which a machine on which the job failed is kept for inspection with `gpubroker ssh`, as seconds or
     `15m`; it bills.

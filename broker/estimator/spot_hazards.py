@@ -1,4 +1,4 @@
-"""Chances that spot capacity of a market disappears or returns, by how long it has been there or away.
+"""Chances that spot capacity of a market disappears or returns, by the time since its last change.
 
 A market is a zone, a GPU and a number of machines, or a union of zones. It is up while spot machines can be bought.
 Hazards are a pooled shape over ages times a factor of the market itself, its frailty. The frailty has a Gamma prior of
@@ -38,7 +38,7 @@ UNKNOWN_AGE_MIN: Final = 40.0
 Market = tuple[str, str, str, str, int, int]
 """(provider, cloud, region, accelerator, GPUs of a machine, machines of the job)."""
 Timeline = tuple[tuple[float, bool | None], ...]
-"""Times in minutes at which a market was found to have changed, with its state from then on, oldest first.
+"""Times in minutes at which a market was observed to have changed, with its new state, oldest first.
 
 None: not observed.
 """
@@ -56,7 +56,7 @@ class MarketHistory:
     is_up: bool | None = True
     """None: the market is not observed."""
     age_min: float = 0.0
-    """Minutes since the market entered its state; a lower limit if its begin was not observed."""
+    """Minutes since the market entered its state; a lower limit if its start was not observed."""
     falls: float = 0.0
     """Weighted number of changes from up to down."""
     expected_falls: float = 0.0

@@ -58,7 +58,7 @@ class TransitionVerdict(StrEnum):
     STALE = "stale"
     """Recorded without a change: late heartbeats, late replies and double stops are normal."""
     IMPOSSIBLE = "impossible"
-    """Cannot happen; a controller that requests it has a bug."""
+    """An event that cannot happen here; a controller that requests it has a bug."""
 
 
 @dataclass(frozen=True, kw_only=True)

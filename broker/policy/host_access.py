@@ -36,7 +36,7 @@ class HostUsers:
     teams: Collection[str] = frozenset({DEFAULT_TEAM})
     users: Collection[HostUser] = frozenset()
     operators: Collection[HostUser] = frozenset()
-    """Users whose every token that can submit has the scope `admin`."""
+    """Users who can submit only by tokens with the scope `admin`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def users_of(teams: Iterable[str], tokens: Iterable[tuple[HostUser, Collection[s
     """Return the users of an installation. `tokens`: user and scopes of each valid token.
 
     A token that only reads totals (`metrics`) makes no user. A user with a lesser token that can submit is no operator,
-    because a manager may issue such a token under any owner of the team.
+    because managers issue such tokens under any owner of the team.
     """
     tokens = [(user, scopes) for user, scopes in tokens if not set(scopes) <= {"metrics"}]
     admins = {user for user, scopes in tokens if "admin" in scopes}

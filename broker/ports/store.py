@@ -49,8 +49,8 @@ class Store(TenantStore, ChannelStore, GlobalPolicies, GlobalJobData, OfferHisto
     ) -> Sequence[Leased]:
         """Return training attempts without a signal whose review is due, oldest first, so that one broker reviews each.
 
-        A review is due more than `older_s` seconds after the attempt was last returned, and more than `own_older_s`
-        seconds after it was last returned to `owner`. A new attempt is due at once. Nothing is leased.
+        A review is due `older_s` seconds after the attempt was last returned to any broker, and `own_older_s` seconds
+        after its last return to `owner`. A new attempt is due at once. Nothing is leased.
         """
         ...
 

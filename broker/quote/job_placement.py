@@ -1,7 +1,7 @@
 """Decides what happens to a queued job: buy an offer, wait, or end. Used by the placement controller.
 
-`place` is pure. It names the facts that it lacks (`FactsNeeded`), so that the controller asks the blob store and the
-clouds only where the decision depends on the answer. `placement_events` words the decision.
+`place` is pure. The rule names missing facts (`FactsNeeded`), so that the controller asks blob store and clouds only if
+the decision depends on the answer. `placement_events` words the decision.
 """
 
 import re

@@ -1,8 +1,8 @@
 """Seconds and dollars of a workload on one kind of machine, independent of an offer's price and hazard.
 
-A machine is billed from create to confirmed absence. Symbols: set-up s, work w, a checkpoint every τ that pauses
-training for c and is safe after C, the last upload f, a rate of preemptions λ. Each preemption costs half an interval,
-the checkpoint in progress and another set-up.
+A machine is billed from create to confirmed absence. Symbols: set-up s, work w, interval of checkpoints τ, last upload
+f, rate of preemptions λ. A checkpoint pauses training for c and is safe after C. Each preemption costs half an
+interval, the checkpoint in progress and another set-up.
 
 The expected time is `s + w (1 + c/τ) / (1 - λ (τ/2 + C + s)) + f` (Young's and Daly's form). τ is the interval that the
 trainer itself will choose. Lifetimes of spot machines are heavy-tailed, so on 26 real pools the predicted cost was 6 to

@@ -77,11 +77,11 @@ def _wait_reason(quote: Quote) -> str | None:
 
 
 def choose(quote: Quote, *, cap_left: Decimal, attempt_number: int, least: Callable[[QuoteLine], Decimal]) -> Choice:
-    """Return the line that the spot policy prefers, or the cheapest one to finish, that the cap would not end at once.
+    """Return the line of the spot policy or the cheapest to finish, among lines that the cap would not end at once.
 
-    The choice may be a wait for spot. It ends early enough for the deadline, or where `hour_worth_usd` makes it cost
-    more than spot saves.
-    `attempt_number`: number of the attempt to buy, for the reason. `least`: see `billing.caps.min_budget_usd`.
+    The choice may be a wait for spot. A wait ends early enough for the deadline, or once it has cost more than spot
+    saves (`hour_worth_usd`). `attempt_number`: number of the attempt to buy, for the reason. `least`: see
+    `billing.caps.min_budget_usd`.
     """
     if quote.best is None:
         return queue_verdict(quote, cap_left=cap_left)

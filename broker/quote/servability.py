@@ -57,7 +57,9 @@ class ServableMarket:
     local_files: bool
     scoped_store: bool
     learned: Corrections = NO_CORRECTIONS
-    """Corrections of the estimator, as quotes use them: otherwise both would disagree about memory."""
+    """Corrections of the estimator, the same as for quotes; otherwise quotes and this rule would disagree about
+    memory.
+    """
 
 
 def may_be_served(quoted: Quote) -> bool:
@@ -90,7 +92,7 @@ def unserved(spec: JobSpec, workload: Workload, market: ServableMarket) -> Probl
 
 
 def _is_known(want: Resources, market: ServableMarket) -> bool:
-    """Return True if every provider that the job may use has answered, and those that list everything list something.
+    """Return True if every provider that the job may use has answered, and each `lists_all` provider lists an offer.
 
     A job that may use no configured provider is refused by an earlier check.
     """
@@ -103,7 +105,7 @@ def _is_known(want: Resources, market: ServableMarket) -> bool:
 
 
 def _imagined(want: Resources, market: ServableMarket) -> Iterator[Offer]:
-    """Yield what the configured providers may ever sell: the listing of some, imagined offers of the others."""
+    """Yield offers that providers may ever sell: listed offers of `lists_all` providers, imagined offers of the others."""
     region = want.regions[0] if want.regions else "any"
     counts = sorted({*COUNTS, *([want.gpus] if want.gpus != "auto" and want.gpus <= COUNTS[-1] else [])})
     sizes: dict[str, dict[str, int]] = {name: _sellable(caps) for name, caps in market.caps.items()}

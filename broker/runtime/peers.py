@@ -105,7 +105,7 @@ def _difference(other: Lease, own: BrokerIdentity) -> str | None:
     """Return why the two brokers must not run at the same time; None: they may."""
     theirs, ours = other.clouds, own.clouds
     if other.database and own.database and other.database != own.database:
-        return "works on another database, of which this one is a copy or the other way round; stop it first"
+        return "works on another database, and one of the two is a copy; stop it first"
     if apart := sorted(theirs.keys() ^ ours.keys()):
         who = "has" if apart[0] in theirs else "lacks"
         return f"{who} the provider {apart[0]!r}; stop it, or give both the same providers"

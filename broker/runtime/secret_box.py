@@ -1,7 +1,7 @@
 """Encryption of stored secrets and of the credentials that are sent to attempts.
 
-An installation has one master key. Keys for each purpose are derived by HKDF-SHA256 (RFC 5869), so that an attempt's
-key, which is given to a rented machine, opens that attempt's grant only.
+An installation has one master key. Keys for each purpose are derived by HKDF-SHA256 (RFC 5869). The key that a rented
+machine receives therefore opens the grant of its attempt only.
 """
 
 import base64

@@ -1,7 +1,7 @@
 """Process that builds spot plans, so that no build takes the event loop's CPU time or the interpreter's lock.
 
 It reads keys as JSON lines and writes tables, each after its length. `broker.runtime.spot_planner` starts it. It ends
-with its input, so it also ends after the daemon was killed.
+at the end of its input, so it also ends after the daemon was killed.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Builds spot plans in one process of the daemon, and gives decisions the plans that are ready.
 
 A decision that lacks a plan raises PlanNotReady, and `PlanRound.settle` repeats it once the plan is built. All waits of
-a round together are bounded. Then the policy decides without a model, or the caller skips the decision. Used by
+a round together are bounded. After that, the policy decides without a model, or the caller skips the decision. Used by
 placement, reviews and quotes.
 """
 

@@ -97,7 +97,7 @@ def _cheaper(one: Column, other: Column | None) -> Column:
 
 
 def _plan(ticks: Sequence[_Tick], units: int, changeover: int) -> tuple[SimulatedMachine | None, ...]:
-    """Return the machine of each tick, forwards. An equal cost keeps the machine, so that nothing moves for nothing."""
+    """Return the machine of each tick, forwards. At equal cost the machine stays, because a change must have a gain."""
     machine: SimulatedMachine | None = None
     chosen = list[SimulatedMachine | None]()
     for tick in ticks:

@@ -268,7 +268,7 @@ def answer(request: EstimateRequest) -> EstimateResult:
 
 
 def targets_of(text: str) -> tuple[str, ...] | str:
-    """Split names at commas; a text with other characters than names have is one regular expression."""
+    """Split names at commas; a text with a character that no name has is one regular expression."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if all(re.fullmatch(r"[\w.-]+", name) for name in names):
         return (ALL_LINEAR,) if len(names) == 1 and names[0].lower() == ALL_LINEAR else names

@@ -1,4 +1,4 @@
-"""Search for the fewest GPUs, with FSDP, on which a fine-tune fits that does not fit as asked."""
+"""Search for the fewest GPUs, with FSDP, for a fine-tune that does not fit as requested."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -189,10 +189,10 @@ async def _visit(request: web.Request, scope: Scope) -> Visit:
 
 
 def _to_sign_in(request: web.Request) -> web.Response:
-    """Return the way to the sign-in page, and from there back to this page.
+    """Return the redirect to the sign-in page, which leads back to this page.
 
-    Browsers send no strict cookie with a link of another site. Such a visit loads the same address once more by
-    itself, then with the cookie.
+    Browsers send no strict cookie when they follow a link of another site. Such a visit loads the same address once
+    more by itself, then with the cookie.
     """
     if request.method == "GET" and request.headers.get("Sec-Fetch-Site") == "cross-site":
         return rendered(request, "reload.html", request.app[SERVICE].clock.now())

@@ -183,7 +183,7 @@ def _plain(place: _KeyLocation, key: str, source: str) -> str:
     Such a key is valid in an HTTP header and in the file of each tool.
     """
     if not key.isascii() or not key.isprintable() or set(key) & set(" \"'\\"):
-        raise Rejected(f"{place.cloud}: {source} holds something else than an API key; make one at {place.page}")
+        raise Rejected(f"{place.cloud}: {source} holds no API key; make one at {place.page}")
     return key
 
 

@@ -42,8 +42,9 @@ class LocalConfig(Config):
     teams: tuple[str, ...] = ()
     """Teams whose jobs may run on this host once the installation has several users; empty: operators only."""
     trusted: bool = False
-    """true: with several users, jobs of operators and `teams` run as the daemon's user, who can read all data; false:
-    they run isolated, if this host can do that."""
+    """true: with several users, jobs of operators and `teams` run as the daemon's user, which can read all data. false:
+    they run isolated, if this host can do that.
+    """
 
 
 class LocalProvider:

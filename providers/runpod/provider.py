@@ -63,7 +63,7 @@ class RunpodConfig(Config):
     regions: tuple[str, ...] = ()
     """Country codes, e.g. `US`; empty: all."""
     community: bool = False
-    """Also use private hosts: they are cheaper, but their owners can read the machine's data."""
+    """Include private hosts, which are cheaper, but whose owners can read the machine's data."""
     gpu_counts: tuple[int, ...] = (1, 2, 4, 8)
     """Allowed numbers of GPUs per machine."""
     cuda_min: str = matching(r"^\d+\.\d+$", "must be a CUDA version such as 12.4", default="12.4")

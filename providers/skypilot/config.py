@@ -21,8 +21,9 @@ class SkyConfig(Config):
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Loopback port of the daemon's own server; 0 selects a free port."""
     warm: bool = False
-    """true: start that server together with the daemon, which takes 0.5 GB of memory; false: at the first launch,
-    which then takes about 10 s longer."""
+    """true: start that server together with the daemon, for 0.5 GB of memory. false: start it at the first launch,
+    which then takes about 10 s longer.
+    """
     launches: Annotated[int, Field(ge=1)] = 4
     """Largest number of simultaneous launches; fewer while memory is short, since each takes about 0.4 GB."""
     launch_deadline_s: Annotated[float, Field(gt=0)] = 900.0

@@ -92,7 +92,7 @@ class VastConfig(Config):
     regions: tuple[str, ...] = ()
     """Country codes, e.g. `DE`; empty: all."""
     community: bool = True
-    """Also use hosts outside of data centres, whose owners can read the machine's data."""
+    """Include hosts outside of data centres, whose owners can read the machine's data."""
     verified: bool = True
     """Use only machines that Vast has verified."""
     min_reliability: float = 0.9

@@ -325,7 +325,7 @@ async def test_fit_with_a_key_waits_for_the_first_calls_job(shell: Shell) -> Non
     job = await waiting(shell.api)
     await end(shell.api, JobState.CAPPED, "too dear")
     assert [str(e) for e in await both] == [
-        f"job {job.id} is capped: too dear; `gpubroker cap {job.id} USD` lets it go on"
+        f"job {job.id} is capped: too dear; `gpubroker cap {job.id} USD` lets it resume"
     ] * 2
     assert len(await shell.api.service.store.jobs(JobFilter())) == 1
 

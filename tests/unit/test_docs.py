@@ -71,6 +71,11 @@ def test_the_pages_are_few_enough_to_read() -> None:
     assert sum(len(page.read_text().splitlines()) for page in lasting) < MOST_LINES
 
 
+def test_an_entry_of_the_changelog_is_one_short_line() -> None:
+    long = [line for line in Path("CHANGELOG.md").read_text().splitlines() if len(line) > 120 or line.startswith("  ")]
+    assert long == []
+
+
 PATHS = re.compile(r"`((?:broker|providers|trainer|tests|examples|benchmarks|deploy)/[\w./-]+\.py)`")
 
 

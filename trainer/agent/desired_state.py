@@ -45,7 +45,7 @@ class DesiredStateWatcher:
         self._deadman.observe(lease, time.monotonic())
         if self._deadman.expired:
             stale = round(self._deadman.stale_s)
-            self._state.end(Outcome.DEADMAN, f"the broker's lease stood still for {stale} s; saved and stopped")
+            self._state.end(Outcome.DEADMAN, f"the broker's lease did not change for {stale} s; saved and stopped")
 
     def _follow(self, data: bytes | None) -> None:
         if data is None:

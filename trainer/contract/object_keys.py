@@ -117,7 +117,7 @@ def token_cache(job: str, attempt: str, identity: str, nonce: str) -> str:
     """Return the folder of an attempt's token cache.
 
     `identity` is a hash of everything that the tokens depend on. The folder is in the folder of the attempt's
-    checkpoints, so it has their permissions and retention; its name never matches the name of a checkpoint.
+    checkpoints, so it has their permissions and retention. Its name never matches the name of a checkpoint.
     """
     return f"{checkpoints(job)}{attempt}/token-cache-{identity}-{nonce}/"
 

@@ -54,7 +54,7 @@ class OutputConfig(Config):
     """Copies of the results; the job's artifacts hold them in any case."""
 
     merge: bool = False
-    """Also save the merged full model: adapters added to the published weights."""
+    """Save the merged full model too: adapters added to the published weights."""
     push: PushConfig | None = None
     copy_to: CopyConfig | None = None
 

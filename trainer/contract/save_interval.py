@@ -5,7 +5,7 @@
 is Daly's estimate of the interval with the least lost time (A higher order estimate of the optimum checkpoint interval
 for restart dumps, FGCS 22, 2006, equation 37). Its first order is Young's sqrt(2 C M) (CACM 17, 1974). C is the cost of
 a save, M the mean time between losses. C counts all work of a snapshot and its upload. Training continues during the
-upload, so C is too high and the interval rather too long, but never longer than the loss that the user accepts.
+upload, so C is too high and the interval rather too long. The interval never exceeds the loss that the user accepts.
 """
 
 import math

@@ -32,13 +32,13 @@ class LowRank(Config):
     alpha: Annotated[int, Field(ge=1, le=4096)] = 32
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
     targets: Literal["all-linear", "attention"] | Modules = "all-linear"
-    """Modules that get an adapter: all linear modules except the head, those of attention, or modules whose names
-    end in an item of a list, such as `[q_proj, v_proj]`.
+    """Modules with an adapter: all linear modules except the head, those of attention, or modules whose names end in an
+    item of a list (`[q_proj, v_proj]`).
     """
     rslora: bool = False
     """Scale by alpha over the square root of r instead of r (arXiv 2312.03732): for large ranks."""
     dora: bool = False
-    """Also learn the magnitude of each weight's rows (arXiv 2402.09353). Slower; its memory is not estimated."""
+    """Learn the magnitude of each weight's rows too (arXiv 2402.09353). Slower; its memory is not estimated."""
 
     @field_validator("targets", mode="before")
     @classmethod

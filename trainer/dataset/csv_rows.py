@@ -95,7 +95,7 @@ def find_delimiter(lines: list[str], *, is_tsv: bool = False) -> str:
 def _widths(lines: list[str], delimiter: str, count: int) -> list[int]:
     """Return the number of cells of the first `count` rows without blank ones; empty if one is no CSV.
 
-    A row that goes on after the lines is left out, if it follows two whole rows.
+    A row that continues after the lines is left out, if it follows two whole rows.
     """
     widths: list[int] = []
     try:
@@ -124,11 +124,11 @@ def decoding_problem(texts: Iterable[str]) -> str | None:
 def _error(error: csv.Error, first: int, last: int, where: str) -> DataError:
     """Return the error of a row on lines `first` to `last`.
 
-    Raises: DataError if the row may have swallowed other rows, because a cell with an open quote extends to the next
-    quote, the end, or the cell's size limit.
+    Raises: DataError if the row may have swallowed other rows. A cell with an open quote extends to the next quote, the
+    end, or the cell's size limit.
     """
     if last > first or str(error) == "unexpected end of data" or str(error).startswith("field larger than"):
-        lines = f"line {first}: a cell goes on to line {last}" if last > first else f"line {first}"
+        lines = f"line {first}: a cell continues to line {last}" if last > first else f"line {first}"
         raise DataError(f"{where} {lines}: {error}; check the quotes of this CSV") from None
     return DataError(f"{where} line {first}: {error}; check the quotes of this CSV")
 

@@ -47,8 +47,8 @@ def require_or_report(lacks: str) -> None:
     if not lacks:
         return require()
     accelerations.notice(
-        f"{lacks} has no kernel here that gives the same bits each time, so the results of a resumed run may differ in "
-        "the last bits from the results of an uninterrupted run"
+        f"{lacks} has no kernel here that gives the same bits each time; a resumed run may differ from an uninterrupted"
+        " run in the last bits"
     )
 
 

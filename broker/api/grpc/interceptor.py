@@ -71,8 +71,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         authorization: str | None = next((value for key, value in metadata or () if key == "authorization"), None)
         method = _Method.of(handler_call_details.method, registered)
 
-        # Register every method as a stream: gRPC calls the handler of a single message only when the message has
-        # arrived, so a caller without a token could hold a place by sending no message.
+        # Register every method as a stream. gRPC calls the handler of a single message only when the message has
+        # arrived. A caller without a token could hold a place by sending no message.
         kind = (
             grpc.stream_stream_rpc_method_handler
             if method.has_response_stream

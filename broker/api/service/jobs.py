@@ -106,7 +106,7 @@ class Service:
         except BlobsUnavailable:
             raise
         except BlobError:
-            message = "its content was deleted, because nobody had sent it for a long time; upload it again"
+            message = "its content was deleted, because no user had sent it for a long time; upload it again"
             raise InvalidInput(Problem(field="upload", message=message)) from None
         message = "; ".join(filter(None, [f"{job.spec.name} submitted, cap {show(job.cap_usd)}", note]))
         event = Event(job_id=job.id, kind="job.submitted", message=message)

@@ -240,8 +240,8 @@ class Slack:
         A team that knows its app's secrets can impersonate the app's users. Links of other teams and the scope `admin`
         are therefore excluded, unless a channel of the app belongs to the installation.
 
-        Raises Conflict if the user is linked in several teams and the conversation belongs to none or several of them,
-        and Forbidden if all of the owner's tokens have expired.
+        Raises Conflict if the user is linked in several teams and the conversation belongs to none or several of them.
+        Raises Forbidden if all of the owner's tokens have expired.
         """
         teams = {channel.team for channel in sent.channels}
         links = await self._service.store.slack_users(sent.workspace, sent.user)

@@ -50,7 +50,10 @@ def _opened(url: str) -> bool:
 
 
 async def link(c: AsyncClient) -> str:
-    """Return a link that signs in once within a minute; of a daemon on another machine the page that takes a token."""
+    """Return a link that signs in once within a minute.
+
+    For a daemon on another machine, return its page that takes a token.
+    """
     if not is_this_host(c.url):
         return c.url + PAGES
     return c.url + (await c.sign_in_link()).path

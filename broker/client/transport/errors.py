@@ -62,6 +62,6 @@ class NotFinished(ClientError):
     """The job failed, was cancelled or reached its cap."""
 
     def __init__(self, job: "JobDetail") -> None:
-        fix = f"; `gpubroker cap {job.id} USD` lets it go on" if job.state == "capped" else ""
+        fix = f"; `gpubroker cap {job.id} USD` lets it resume" if job.state == "capped" else ""
         super().__init__(f"job {job.id} is {job.state.value}: {job.reason or 'see gpubroker events'}{fix}")
         self.job = job

@@ -18,7 +18,7 @@ class LoopThread:
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._lock = threading.RLock()
         """Orders each `start` before or after the end of the loop. The loop runs callbacks in the order of their
-        scheduling, so a call that is scheduled before the end is a task when the open tasks are cancelled.
+        scheduling. A call scheduled before the end is therefore a task when the open tasks are cancelled.
         """
         self._stopping = False
         self._thread = threading.Thread(target=self._serve, name="gpubroker-client", daemon=True)

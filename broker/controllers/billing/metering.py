@@ -1,8 +1,8 @@
 """Billing: charges every live attempt by its billing quantum and for its traffic, and signals the cap and time limits.
 
 Steps: read the live attempts; for each, gather `ChargeFacts` and call `decide_charge`; write all charges at once.
-Facts: listed prices, extra machines, the end of listings, the time without any broker.
-Decisions: no charge, or a charge up to a time, with price changes and with the signal CAP or OUT_OF_TIME if it is due.
+Facts: listed prices, extra machines, the end of listings, the time without any broker. Decisions: no charge, or a
+charge up to a time, with price changes and, if due, the signal CAP or OUT_OF_TIME.
 """
 
 import logging

@@ -1,9 +1,9 @@
 """Termination: destroys terminating attempts until their absence is proven, and then closes their ledger.
 
 Steps: list the clouds; for each attempt gather `TerminationFacts`, call `terminate`, and apply its decision: send the
-destroys and decide again (`after_destroy`), block offers, write. Delete the heartbeats of attempts that ended.
-Facts: launcher, listings, prices; once the machines are proven absent, the final report, the drain request, earlier
-attempts of the job and the record of the host. Decisions: see `TerminationStep`.
+destroys and decide again (`after_destroy`), block offers, write. Delete the heartbeats of attempts that ended. Facts:
+launcher, listings, prices. Once the machines are proven absent: the final report, the drain request, earlier attempts
+of the job, the record of the host. Decisions: see `TerminationStep`.
 """
 
 from collections.abc import Sequence

@@ -23,7 +23,7 @@ class OwnSpotRun(NamedTuple):
 
     @property
     def span_min(self) -> tuple[float, float]:
-        """Return begin and end in minutes. The end of clocks that disagree is the begin."""
+        """Return start and end in minutes. If clocks disagree, the end equals the start."""
         begin = self.since_s / 60
         return begin, max(begin, self.until_s / 60)
 

@@ -1,7 +1,7 @@
 """Choice of the modules that a LoRA adapts, by peft's rules over transformers' module names.
 
-A name in a list matches a module with that whole name, or with a name that ends in a dot and that name. A single
-pattern must match the whole name. The regular expression engine runs in linear time, so no pattern can hang.
+A name in a list matches a module of that whole name, or of a name ending in a dot and the listed name. A single pattern
+must match the whole name. The regular expression engine runs in linear time, so no pattern can hang.
 """
 
 from collections import Counter
@@ -88,8 +88,8 @@ _UNESTIMATED: Mapping[str, tuple[str, ...]] = {
 class SelectedModules:
     """Result of matching LoRA targets with a model's modules.
 
-    `roles` are the roles of the chosen modules, `missing` the targets that match no module, and `partly` the roles that
-    are chosen in some layers only.
+    `roles`: roles of the chosen modules. `missing`: targets that match no module. `partly`: roles chosen in some layers
+    only.
     """
 
     roles: frozenset[str]

@@ -1,8 +1,8 @@
 """Memory of models without a simulator, from coefficients that were fitted to traces.
 
-Within one segment of a step, the bytes of a category are linear: a constant, a part per row, and a part per row and
-size. The size is the number of generated tokens, or of pixels of the latents. The rank of a LoRA adds to the constant,
-or to the part for all tokens of a row. The peak is the peak of the worst segment.
+Within a segment of a step, the bytes of a category are linear: a constant, a part per row, a part per row and size. The
+size is the number of generated tokens, or of pixels of the latents. The rank of a LoRA adds to the constant, or to the
+part for all tokens of a row. The peak is the peak of the worst segment.
 """
 
 from collections.abc import Mapping, Sequence

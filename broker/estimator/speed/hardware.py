@@ -103,8 +103,8 @@ TABLE: dict[str, Hardware] = {
             "b200", 180e9 / GIB, 2250.0, 75.0, 8000, NVLINK5, matmul=1745, attention=2250 * HOPPER_ATTENTION,
             network=FAST,
         ),
-        # Effective rates of one core of an AMD EPYC with AVX-512, set so that LoRA on SmolLM2-135M (r 16, all linear
-        # layers, rows of about 90 tokens, fp32) trains the measured 2.2 rows/s on two cores.
+        # Effective rates of one core of an AMD EPYC with AVX-512. With them, LoRA on SmolLM2-135M trains the measured
+        # 2.2 rows/s on two cores (r 16, all linear layers, rows of about 90 tokens, fp32).
         Hardware(
             name="cpu",
             memory_bytes=0,

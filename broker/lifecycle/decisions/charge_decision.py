@@ -87,8 +87,8 @@ def decide_charge(facts: ChargeFacts) -> ChargeDecision | None:
 def charged_until(facts: ChargeFacts) -> datetime:
     """Return the time up to which an attempt is charged now.
 
-    Charges are final. So a machine that listings omit is not charged further before its absence is proven; if it
-    exists after all, the next charge includes the time between. A machine that vanished while no broker ran is
+    Charges are final. So a machine that listings omit is not charged further before its absence is proven. If the
+    machine exists after all, the next charge includes the time between. A machine that vanished while no broker ran is
     charged only when its attempt ends, because its possible lifetime counts from the previous charge.
     """
     attempt, now = facts.attempt, facts.now

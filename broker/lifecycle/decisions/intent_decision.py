@@ -56,7 +56,7 @@ class IntentOutcome(StrEnum):
     """Decisions about a planned attempt."""
 
     WAIT = "wait"
-    """It is unknown whether the create was sent, because the blob store cannot be read."""
+    """Decision while the blob store cannot be read, so that it is unknown whether the create was sent."""
     SEND = "send"
     """Send the create once the decision is written."""
     LOOK_UP = "look up"

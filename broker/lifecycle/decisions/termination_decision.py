@@ -1,8 +1,8 @@
 """Decides what becomes of a terminating attempt: keep its machine, destroy it, wait, or close its ledger.
 
-`terminate` is pure. It names the facts that it lacks (`EndFactsNeeded`), so that the controller reads the blob store
-and the database only where the decision depends on them. `after_destroy` decides once destroys were sent.
-`termination_events` words the decisions.
+`terminate` is pure. The rule names missing facts (`EndFactsNeeded`), so that the controller reads blob store and
+database only if the decision depends on them. `after_destroy` decides once destroys were sent. `termination_events`
+words the decisions.
 """
 
 from collections.abc import Sequence

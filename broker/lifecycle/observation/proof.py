@@ -53,8 +53,8 @@ class AbsenceProof:
     proven_at: datetime | None = None
     """Latest time at which a machine may have existed; None: the absence of all machines is not proven.
 
-    Only listings of the proof that began at least a lag after the creation of the machines count, because earlier
-    listings may omit a young machine. The time is the answer of the second of them, or `missing_twice_at` if earlier.
+    Listings count only if they began at least a lag after the creation of the machines, because earlier listings may
+    omit a young machine. The time is the answer of the second of them, or `missing_twice_at` if earlier.
     """
     lost: frozenset[str] = frozenset()
     """Ids of recorded machines whose absence is proven one by one."""

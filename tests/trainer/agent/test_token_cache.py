@@ -259,7 +259,7 @@ async def test_an_interrupted_token_cache_upload_resumes(
 
 @pytest.mark.parametrize(
     ("free", "most", "why"),
-    [(10**12, 100, "no more than 100 bytes are worth"), (10_000, MB, "the store has room for 10.0 kB")],
+    [(10**12, 100, "no more than 100 bytes are worth"), (10_000, MB, "the store has space for 10.0 kB")],
 )
 async def test_a_token_cache_over_the_limit_is_not_uploaded(
     token_store: TokenStore, monkeypatch: pytest.MonkeyPatch, free: int, most: int, why: str

@@ -255,9 +255,9 @@ def test_a_bad_row_does_not_hide_those_after_it(data: bytes, fmt: Any, places: l
 def test_a_file_with_a_broken_csv_structure_is_refused_as_a_whole() -> None:
     with pytest.raises(DataError, match="UTF-16"):
         list(each_row("a,b\n1,2\n".encode("utf-16"), "csv"))
-    with pytest.raises(DataError, match=r"^data line 2: a cell goes on to line 3: unexpected end of data"):
+    with pytest.raises(DataError, match=r"^data line 2: a cell continues to line 3: unexpected end of data"):
         list(each_row(b'a,b\n1,"2\n3,4\n', "csv"))
-    with pytest.raises(DataError, match=r"^data line 4: a cell goes on to line 6: ',' expected after"):
+    with pytest.raises(DataError, match=r"^data line 4: a cell continues to line 6: ',' expected after"):
         list(each_row(b'a,b\n1,2\n\n3,"4\n5,6\n7,"8\n9,0\n', "csv"))
     with pytest.raises(DataError, match=r"^data line 2: field larger than field limit"):
         list(each_row(b'a,b\n1,"' + b"x" * 1_000_001 + b'"\n3,4\n', "csv"))

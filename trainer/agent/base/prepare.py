@@ -179,9 +179,9 @@ async def furthest(objects: Objects, spec: AttemptSpec, origin: Origin, load: Lo
     """Return the result of `load` for the first usable candidates, or None if none is usable.
 
     The order is: checkpoints of this attempt (after a restart of the agent), then the checkpoints of its job that the
-    spec names. For a start from another job: the first that the spec names, then all that the other job stores now,
-    newest first, then the rest that the spec names. The rest matters because a running job deletes recent checkpoints
-    but keeps some far older ones. Each machine searches on its own.
+    spec names. For a start from another job: the first of the spec, all that the other job stores now (newest first),
+    the rest of the spec. The rest matters because a running job deletes recent checkpoints but keeps some far older
+    ones. Each machine searches on its own.
     """
     others = [n for n, key in enumerate(spec.resume_from, 1) if key.split("/")[1] != spec.job]
     candidates = [*await protocol.own_manifests(objects, origin), *spec.resume_from[: min(others, default=None)]]

@@ -150,7 +150,7 @@ class Saver:
         await _remove(folder)
         self._log(
             f"checkpoint of step {info.step} committed: {total / 1e6:.1f} MB "
-            f"in {manifest.save_s:.2f} s; training stood still for {info.stall_s * 1e3:.0f} ms"
+            f"in {manifest.save_s:.2f} s; training paused for {info.stall_s * 1e3:.0f} ms"
         )
         self._effort.saved(manifest.save_s, sending)
         self._committed(manifest.save_s)

@@ -156,7 +156,8 @@ class Sender:
         url = urlsplit(self._state.env.blobs)
         if url.scheme == "file" and size * SPARE > (free := shutil.disk_usage(unquote(url.path)).free):
             return (
-                f"they have {disk_space.format_bytes(size)}, and the store has room for {disk_space.format_bytes(free)}"
+                f"they have {disk_space.format_bytes(size)}, and the store has space"
+                f" for {disk_space.format_bytes(free)}"
             )
         return ""
 

@@ -1,6 +1,6 @@
 """Data of a task: rows become parsed rows, examples, and batches of tensors.
 
-A parsed row depends on its own row alone; the token cache stores parsed rows. An example is made from a parsed row and
+A parsed row depends on its own row alone; the token cache stores parsed rows. An example is made from a parsed row. It
 may also depend on all other rows, e.g. if it contains the number of a label.
 """
 

@@ -40,8 +40,8 @@ class Depth:
     def extremes(self, number: int, *, forward: bool) -> Iterator[tuple[str, Mapping[int, int]]]:
         """Yield (place, offsets) of the first and the last represented layer of the simulated layer, in running order.
 
-        `offsets` maps each simulated middle layer to a count: how many more layers of its kind have run in the model
-        at that moment than on the tape.
+        `offsets` maps each simulated middle layer to a count of its kind: layers run so far in the model, less those on
+        the tape.
         """
         between, kind = self._between(), self.simulated[number]
         positions = [i for i, other in enumerate(between) if other == kind]

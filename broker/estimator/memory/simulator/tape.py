@@ -1,8 +1,8 @@
 """Tape of the allocations and frees of a training step, by eager PyTorch's rules, with sizes in place of tensors.
 
 A tensor lives while Python or the autograd graph holds it. The backward pass runs the tape in reverse. A node's input
-gradients are made while its own gradient and saved tensors still live. A second gradient of a tensor is added in place
-if the first has no other holder and is no view, as in autograd's input buffer.
+gradients are made while its own gradient and saved tensors still live. As in autograd's input buffer, a tensor's second
+gradient is added in place if the first has no other holder and is no view.
 """
 
 from collections.abc import Mapping, Sequence

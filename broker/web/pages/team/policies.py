@@ -24,7 +24,7 @@ INSTALLATION = "installation"
 """Query parameter of a policy that has no team."""
 DELETE = "/delete"
 VERSION_DIGITS = 10
-"""Digits that a version has fewer of."""
+"""Number of digits that no version reaches."""
 EDITED = ("edited_name", "edited_team", "edited_version")
 """Hidden fields of the editor: name, team (empty: the installation) and version of the policy that it shows."""
 EXAMPLE = """name: monthly
