@@ -105,7 +105,7 @@ def _is_known(want: Resources, market: ServableMarket) -> bool:
 
 
 def _imagined(want: Resources, market: ServableMarket) -> Iterator[Offer]:
-    """Yield offers that providers may ever sell: listed offers of `lists_all` providers, imagined offers of the others."""
+    """Yield offers that providers may ever sell: listed offers of `lists_all` providers, imagined offers of others."""
     region = want.regions[0] if want.regions else "any"
     counts = sorted({*COUNTS, *([want.gpus] if want.gpus != "auto" and want.gpus <= COUNTS[-1] else [])})
     sizes: dict[str, dict[str, int]] = {name: _sellable(caps) for name, caps in market.caps.items()}

@@ -2,6 +2,9 @@
 
 Each process has some of the heads and of the MLP's columns. Norms and embeddings are replicated. Adapters
 follow their module: a column-wise module divides `lora_B`, a row-wise module `lora_A`.
+
+transformers' `DistributedConfig` (5.24) is not used. It divides within `from_pretrained` only, where each process reads
+the weights, and peft then refuses an adapted output head. Its mesh has no context parallelism, and its FSDP no fp16.
 """
 
 import re
