@@ -235,7 +235,7 @@ def _warnings(train: TrainConfig, report: PreflightReport, notices: Sequence[str
     if report.duplicates:
         notes.append(f"{report.duplicates} rows repeat an earlier one; they may be in the training and held-out part")
     if report.equal_pairs:
-        notes.append(f"{report.equal_pairs} rows have equal answers, chosen and rejected: nothing is learned of them")
+        notes.append(f"{report.equal_pairs} rows have equal answers, chosen and rejected: nothing is learned from them")
     labels_warning = cells.many_labels_warning(len(report.labels), report.rows - report.bad_rows, train.data.label)
     if labels_warning and train.task != "token_classification":
         notes.append(labels_warning)

@@ -190,7 +190,7 @@ SYNONYMS: Mapping[str, str] = {
     "price": "gpubroker offers",
     "cost": "gpubroker spend",
 }
-"""Commands of similar programs, with what to use here."""
+"""Commands of similar programs, with the command to use here."""
 CODES = "; ".join(f"{int(code)}: {text}" for code, text in MEANINGS.items())
 
 

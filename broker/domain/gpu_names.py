@@ -11,7 +11,7 @@ _SIZES: Mapping[str, tuple[int, ...]] = {
 _NOMINAL = ("b200", 192)
 """Memory of the chips, of which clouds sell 180 GB."""
 _SIZES_UNLISTED: Mapping[str, tuple[int, ...]] = {"b300": (288,), "mi300x": (192,)}
-"""Sizes of models that names are not made canonical for, if the size is not the next multiple of 8."""
+"""Sizes of further models whose size is not the next multiple of 8. Their names have no canonical form."""
 _ALIASES = {"4090": "rtx4090", "rtx4090": "rtx4090", "rtxa6000": "a6000"}
 _NOISE = frozenset({
     "nvidia", "geforce", "rtx", "gpu", "tensor", "core", "hbm2", "hbm2e", "hbm3", "hbm3e", "gddr6", "gddr6x",

@@ -15,13 +15,13 @@ from broker.estimator.spot_hazards import Market, Timeline
 BUCKET_MIN: Final = BUCKET_S / 60
 """Minutes of a bucket, and those for which a preemption or a refused create shows that there was no capacity."""
 CURRENT_MIN: Final = 30.0
-"""Age up to which the latest observation counts as the state of now: evidence is read every ten minutes."""
+"""Age up to which the latest observation counts as the current state: evidence is read every ten minutes."""
 MOST_CHANGES: Final = 400
 """Maximum number of changes of a timeline, the latest ones."""
 MOST_MARKETS: Final = 4000
 """Maximum number of timelines, those with the most changes."""
 MOSTLY: Final = 50
-"""Percentage of polls with an offer for sale from which on a bucket counts as available."""
+"""Least percentage of polls with an offer for sale at which a bucket counts as available."""
 _LISTED, _REFUSED, _PREEMPTED, _RUNNING = range(4)
 """Ranks of observations; a higher one counts where several differ."""
 

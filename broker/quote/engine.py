@@ -304,7 +304,7 @@ def _outlook(evaluation: _Evaluation, *, on_demand: bool) -> tuple[SpotOutlook, 
 
 
 def _latest_on_demand_start(ask: QuoteRequest) -> datetime | None:
-    """Return the time at which the rest on demand, by its P90, takes as long as is left until the deadline."""
+    """Return the latest time at which the rest can start on demand and end by the deadline, by its P90."""
     if ask.deadline_s == inf or ask.fallback_s == inf:
         return None
     return ask.now + timedelta(seconds=ask.deadline_s - ask.fallback_s)

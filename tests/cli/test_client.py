@@ -193,7 +193,7 @@ async def test_a_file_comes_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sent", [SHARD[:-1] + b"x", SHARD + b"x"])
 async def test_a_damaged_file_is_not_left_behind(sent: bytes, tmp_path: Path) -> None:
     async with serving(sent) as url:
-        with pytest.raises(Damaged, match="adapter/a: other bytes came"):
+        with pytest.raises(Damaged, match="adapter/a: the bytes differ"):
             await fetched(url, tmp_path)
     assert files_in(tmp_path) == []
 

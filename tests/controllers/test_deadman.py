@@ -37,7 +37,7 @@ class Agents(VirtualBackend):
         switch.observe(await self._blobs.get(keys.BROKER_LEASE), self._clock.monotonic())
         if switch.expired:
             await self._save(instance, spec, step)
-            await self._finish(instance, Outcome.DEADMAN, step, "the broker's lease stood still")
+            await self._finish(instance, Outcome.DEADMAN, step, "the broker's lease did not change")
             return
         await super()._obey(instance, spec, step)
 

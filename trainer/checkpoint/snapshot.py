@@ -178,7 +178,7 @@ def _slices(window: Window, base: tuple[int, ...]) -> tuple[slice, ...]:
 
 
 class Snapshots:
-    """Writer of snapshots, one at a time; `stall_s` is how long the newest blocked the loop."""
+    """Writer of snapshots, one at a time; `stall_s`: seconds for which the newest snapshot blocked the loop."""
 
     def __init__(self, run: RunFolder, writer: SnapshotWriter | None) -> None:
         """Create; `writer` is None for a process that writes nothing."""
@@ -332,8 +332,8 @@ class Snapshots:
 def _to_host(tensors: Mapping[str, Local], *, copy: bool = True) -> Tensors:
     """Return tensors in host memory.
 
-    `copy`: True copies also tensors that are in host memory already. False copies of those only tensors that share
-    memory, because safetensors rejects them.
+    `copy`: True copies also tensors that are in host memory already. False: of those, only tensors that share memory
+    are copied, because safetensors rejects shared memory.
     """
     copies: Tensors = {}
     memories: set[int] = set()

@@ -58,7 +58,7 @@ def memory_line(model: torch.nn.Module, optimizer: Any, *, peak: int, expected: 
         "gradients": _bytes(p.grad for p in parameters if p.grad is not None),
         "optimizer": _bytes(v for s in optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor)),
     }
-    states["activations and all other"] = max(0, peak - sum(states.values()))
+    states["activations and the rest"] = max(0, peak - sum(states.values()))
     estimates = expected and (expected.weights, expected.gradients, expected.optimizer, expected.activations)
     parts = [f"{name} {count / GIB:.2f}" for name, count in states.items()]
     if estimates:

@@ -31,7 +31,10 @@ class HealthServicer(stubs.HealthServicer):  # type: ignore[misc]  # the package
         return pb.HealthListResponse(statuses=dict.fromkeys(self._known, answer))
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        """Send each change of the status. For an unknown service, the protocol requires SERVICE_UNKNOWN, no error."""
+        """Send each change of the status.
+
+        For an unknown service, the protocol requires SERVICE_UNKNOWN instead of an error.
+        """
         if request.service not in self._known:
             yield pb.HealthCheckResponse(status=pb.HealthCheckResponse.SERVICE_UNKNOWN)
             await asyncio.Event().wait()

@@ -71,7 +71,7 @@ class Policies:
             if await rows.delete_policy(candidate, name):
                 return
             what = f"the policy {name} of team {candidate}" if candidate else f"the installation's policy {name}"
-            raise NotFound(f"{what} is deleted already; the web page Policies deletes those of other scopes")
+            raise NotFound(f"{what} is deleted already; the web page Policies deletes policies of other scopes")
         raise NotFound(f"no policy {name}; `gpubroker policy ls` lists them")
 
     async def delete_version(self, caller: Caller, name: str, team: str | None, version: int) -> None:

@@ -119,7 +119,7 @@ class AttemptReview:
         return False
 
     async def _claim(self, now_s: float) -> Sequence[Leased]:
-        """Claim attempts before their review is late, which it is after `review_s`."""
+        """Claim attempts before their review is late (`review_s`)."""
         intervals = self._context.intervals
         older_s = max(0.0, intervals.review_s - intervals.billing_s)
         return await self._context.store.claim_reviews(
@@ -153,7 +153,7 @@ class AttemptReview:
             try:
                 if (note := self._note(row, await self._decide(row, shared))) is not None:
                     notes.append(note)
-            except PlanNotReady:  # a later review has it; a move must not rest on a guess
+            except PlanNotReady:  # a later review has the plan; a move must not rest on a guess
                 log.info(
                     "review: attempt %s of job %s stays, its spot plan is not built yet", row.attempt.id, row.job.id
                 )

@@ -140,7 +140,7 @@ class Inventory:
     def missing_twice_at(
         self, provider: str, name: InstanceName, *, born_by: datetime | None, sent_at: datetime | None = None
     ) -> datetime | None:
-        """Return when the second listing had answered in the current run of listings that do not show a name.
+        """Return the answer time of the second listing in the current run of listings without a name.
 
         None: the run has fewer than two listings. This proves no absence: without `born_by` the machine may be too
         young to be listed, or not created yet. The name is followed from the first call on, so the result stays known
@@ -162,12 +162,12 @@ class Inventory:
         return self._histories[provider].machine_spans(attempt.name, known_until)
 
     def last_listed_at(self, attempt: Attempt) -> datetime | None:
-        """Return when the latest listing that shows one of its machines had answered; None: no listing shows any."""
+        """Return the answer time of the latest listing that shows one of its machines; None: no listing shows any."""
         history = self._histories.get(attempt.line.offer.provider)
         return None if history is None else history.last_listed_at(attempt.name)
 
     def latest_possible_end(self, attempt: Attempt) -> datetime | None:
-        """Return until when machines of a terminating attempt that never booted may have billed; None: unknown.
+        """Return the latest end of billing for machines of a terminating attempt that never booted; None: unknown.
 
         A launcher whose death is not proven may create machines. A machine that exists for longer than the longest gap
         between listings plus their lag is listed. So an unlisted machine bills for at most that long after termination

@@ -176,7 +176,7 @@ class CloudHistory:
         )
 
     def last_listed_at(self, name: InstanceName) -> datetime | None:
-        """Return when the latest listing that shows a machine of a name had answered; None: no listing shows any."""
+        """Return the answer time of the latest listing that shows a machine of a name; None: no listing shows any."""
         history = self.names.get(name)
         return max((machine.last for machine in history.machines.values()), default=None) if history else None
 

@@ -207,7 +207,7 @@ def _mix(share: float, columns: Column, others: Column) -> Column:
 
 
 def _later(column: Column, units: float, paid: float) -> Column:
-    """Return the costs after a use of slack that costs `paid`; less slack than that is never enough."""
+    """Return the costs after `units` of slack are used for `paid`; with less slack the cost is NEVER."""
     whole = int(units)
     if whole == units:
         return [*([NEVER] * whole), *[cost + paid for cost in column[: len(column) - whole]]]

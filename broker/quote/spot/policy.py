@@ -29,13 +29,13 @@ from broker.quote.spot.plan import CLASSES, PlanSource, SpotAction, SpotPlan, Sp
 ACCEPTABLE_SHARE: Final = 0.6
 """Spot is acceptable up to this share of the on-demand price."""
 CHEAPEST_SHARE: Final = 0.9
-"""The same share if no offer is acceptable otherwise: then the cheapest offer may cost so much."""
+"""Spot is acceptable up to this share if no offer is below ACCEPTABLE_SHARE; then only the cheapest offer is."""
 HORIZONS_H: Final = (6, 12, 24, 48, 72, 96)
 SLACKS_H: Final = (3, 6, 12, 24, 48)
 LEAST_CHANGEOVER_MIN: Final = 3.0
 CHANGEOVER_STEP: Final = 1.1
 DEARER: Final = 1.25
-"""An offer above this multiple of the usual price does not make the market count as available to the others."""
+"""The market counts as available only while its best offer costs at most this multiple of the usual price."""
 PRICE_STEP: Final = 1.15
 DECISION_MIN: Final = 10.0
 """Maximum minutes between two decisions about a waiting job."""
@@ -129,7 +129,7 @@ def _planned(case: SpotSituation, best: SpotOption, life: float, plan: SpotPlan,
 
 
 def _unplanned(case: SpotSituation, best: SpotOption, key: SpotPlanKey) -> Outlook:
-    """Return the costs as if spot stayed once it is bought; the guard alone ends a wait."""
+    """Return the costs under the assumption that bought spot is never lost; only the guard ends a wait."""
     work_min, start = case.time_min - case.slack_min, 0.0 if case.on_demand else key.changeover_min
     on_spot = best.price * (work_min + key.changeover_min) / 60
     is_waiting = not (best.is_for_sale or case.on_demand)

@@ -61,7 +61,7 @@ def test_killed_worker_blames_no_host() -> None:
     assert not result_of(-9, report=BAD_HOST, stopped=True).bad_host
 
 
-ENDING = Ending(outcome=Outcome.DEADMAN, reason="the lease stood still", save=True, asked_at=0.0)
+ENDING = Ending(outcome=Outcome.DEADMAN, reason="the lease did not change", save=True, asked_at=0.0)
 
 
 @pytest.mark.parametrize(
@@ -69,10 +69,10 @@ ENDING = Ending(outcome=Outcome.DEADMAN, reason="the lease stood still", save=Tr
     [
         (0, True, None, (Outcome.COMPLETED, "")),
         (0, True, ENDING, (Outcome.COMPLETED, "")),
-        (0, False, ENDING, (Outcome.DEADMAN, "the lease stood still, before the results were in the blob store")),
+        (0, False, ENDING, (Outcome.DEADMAN, "the lease did not change, before the results were in the blob store")),
         (0, False, None, (Outcome.INFRASTRUCTURE, "the results could not be written to the blob store in time")),
-        (70, True, ENDING, (Outcome.DEADMAN, "the lease stood still")),
-        (70, False, ENDING, (Outcome.DEADMAN, "the lease stood still")),
+        (70, True, ENDING, (Outcome.DEADMAN, "the lease did not change")),
+        (70, False, ENDING, (Outcome.DEADMAN, "the lease did not change")),
         (70, True, None, (Outcome.DRAINED, "another machine of this job is to end, so all of them do")),
         (65, True, ENDING, (Outcome.DATA, "the worker ended with exit code 65")),
         (65, False, None, (Outcome.DATA, "the worker ended with exit code 65")),

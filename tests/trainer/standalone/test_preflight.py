@@ -298,7 +298,7 @@ def test_equal_pairs_and_labels_without_classes_are_reported(
     rows = "word,meaning\nw1,w2\nw3,w3\nw4,w5\nw6,w6\n"
     code, found, _ = told(spec(tmp_path, rows, model=str(model), task="reward_model", data=PAIRS), capsys)
     assert (code, found["equal_pairs"]) == (0, 2)
-    assert "2 rows have equal answers, chosen and rejected: nothing is learned of them" in found["warnings"]
+    assert "2 rows have equal answers, chosen and rejected: nothing is learned from them" in found["warnings"]
     strange = "column 'meaning' has another label in each of 4 rows; is it classes?"
     train: dict[str, Any] = {"model": str(model), "task": "text_classification", "data": CLASSES}
     rows = rows.replace("w6,w6", "w6,w7")
