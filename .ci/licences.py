@@ -1,9 +1,9 @@
 """Check that nothing that is shipped with gpubroker is under the AGPL or GPL: `.venv/bin/python .ci/licences.py`.
 
-Reads the licences that the installed packages state: of `.venv` for the client and the daemon (pyproject.toml) and for
-the trainer (constraints-trainer.txt), of `.venv-skypilot` for SkyPilot's environment. A package under the LGPL, and
-one that states no licence or is not installed here, needs a line in EXCEPTIONS. Prints one line a problem, and one a
-shipped artifact; exits with 1 if there is a problem.
+Reads the licences that the installed packages state. `.venv` holds client and daemon (pyproject.toml) and the trainer
+(constraints-trainer.txt), `.venv-skypilot` SkyPilot's environment. A package under the LGPL, and one that states no
+licence or is not installed here, needs a line in EXCEPTIONS. Prints one line a problem, and one a shipped artifact;
+exits with 1 if there is a problem.
 """
 
 from __future__ import annotations

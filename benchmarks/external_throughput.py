@@ -1,7 +1,7 @@
 """Compare estimated speed with other laboratories' published rows: `python -m benchmarks.external_throughput`.
 
 Every row is printed. The last line is JSON: errors in percent, `coverage_90` as a share of the answered rows, and
-`median_width` as the factor of the interval (1.5: from the speed / 1.5 to the speed x 1.5).
+`median_width`. The width is the factor of the interval (1.5: from the speed / 1.5 to the speed x 1.5).
 """
 
 import json

@@ -1,10 +1,10 @@
 """Comparison of killed and undisturbed runs on this machine's GPU: `python -m benchmarks.gpu_resume`.
 
-`python -m trainer --config` runs as a process, on decoders of 60 million weights in every way they can be trained, and
-on the tiny jobs of every task (`tests.trainer.support.tiny_jobs`). Each job runs once undisturbed. Then it is SIGKILLed
-`--kills` times, each a few steps after a checkpoint, and started again until it is done. Exact: every loss, learning
-rate and norm, and every file of weights, moments and results of the complete checkpoint, is bitwise that of the
-undisturbed run. Three jobs share the GPU; with more, the check of the machine refuses it. The last line is JSON.
+`python -m trainer --config` runs as a process: decoders of 60 million weights by every method, and the tiny jobs of
+every task (`tests.trainer.support.tiny_jobs`). Each job runs once undisturbed. Then it is SIGKILLed `--kills` times,
+each a few steps after a checkpoint, and started again until it is done. Exact: every loss, rate and norm, and every
+file of the complete checkpoint (weights, moments, results), equals the undisturbed run's bit for bit. Three jobs share
+the GPU; with more, the check of the machine refuses it. The last line is JSON.
 """
 
 import argparse

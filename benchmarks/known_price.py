@@ -2,8 +2,8 @@
 
 The published run used one L40S at $2.75 an hour. The source does not state the samples' length, so several lengths are
 quoted; other settings that the source does not state have their defaults. The API runs on a socket, with an emulated S3
-and one offer in its market, and the command line in a process of its own. Prints the quote as a user sees it, a line
-for each length, and one JSON line.
+and one offer in its market. The command line is a separate process. Prints the quote as a user sees it, a line for each
+length, and one JSON line.
 """
 
 import asyncio

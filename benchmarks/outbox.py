@@ -1,8 +1,8 @@
 """Speed of one webhook channel: `python -m benchmarks.outbox --events 20000`.
 
-Events of many jobs are written to PostgreSQL, which fans them out. Then the outbox's controller of one broker delivers
-them to a receiver on loopback in a process of its own: signed posts over kept connections, answered with 204. The
-receiver counts events that come twice or out of their job's order. The last line is JSON.
+Events of many jobs are written to PostgreSQL, which fans them out. Then the outbox of one broker delivers them to a
+receiver on loopback, a separate process: signed posts over kept connections, answered with 204. The receiver counts
+events that come twice or out of their job's order. The last line is JSON.
 """
 
 import argparse

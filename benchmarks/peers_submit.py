@@ -1,10 +1,10 @@
 """Measure submits to other projects' servers: `python -m benchmarks.peers_submit --skypilot --dstack-venv FOLDER`.
 
-The last line is JSON. Each server runs on this machine as its package starts it, with its SQLite database, no cloud and
-no backend, in a folder that is removed. Clients are closed loops over aiohttp, as in `benchmarks.submit --transport
-aiohttp`. The servers do different work before they answer: see docs/reports/2026-11-27-benchmarks.md. The benchmark
-installs nothing: SkyPilot comes with the extra `clouds`, and dstack (`dstack[server]`) must be in a virtual environment
-of its own.
+The last line is JSON. Each server runs on this machine as its package starts it, in a folder that is removed. It has
+its SQLite database, no cloud and no backend. Clients are closed loops over aiohttp, as in `benchmarks.submit
+--transport aiohttp`. The servers do different work before they answer: see docs/reports/2026-11-27-benchmarks.md. The
+benchmark installs nothing: SkyPilot comes with the extra `clouds`, and dstack (`dstack[server]`) must be in a virtual
+environment of its own.
 """
 
 import argparse

@@ -39,7 +39,7 @@ REFUSED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """After so many seconds: of the life, or of its `save`th save."""
+    """Seconds after the start of the life, or of its `save`th save."""
 
     after_s: float
     save: int | None = None
@@ -237,7 +237,7 @@ def _noted(output: Path) -> list[Any]:
 
 
 def _loaded(accelerator: Any, folder: Path) -> int:
-    """Return the step of the newest checkpoint, which is loaded; the names go on from there, as the guide says."""
+    """Return the step of the newest checkpoint, which is loaded; the names continue from there, as in the guide."""
     numbers = [int(path.name.rsplit("_", 1)[1]) for path in folder.glob("checkpoint_*")]
     if not numbers:
         return 0

@@ -3,7 +3,7 @@
 `python -m benchmarks.resume_time` runs `python -m trainer` on SmolLM2-135M's shape, LoRA and full. `start_s` is the
 time from the start of the process to the end of its first optimizer step. The process group is then SIGKILLed after a
 save and started again at once. `resume_s` is the time from the kill to the end of the first step that was not finished
-before the kill; it includes the restore and the repeated steps.
+before the kill. Restore and repeated steps are included.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
 In `python -m benchmarks.save_stall` the real agent trains a model of SmolLM2-135M's size over a folder as blob store,
 saving every few seconds. `stall_share` is the loop's pause for a save over the time of a step, as the worker measured
-both. `slowdown_share` compares steps during which a save was copied, written and uploaded with other steps, so it
-includes the load of the save on processor and disk.
+both. `slowdown_share` compares steps during a save (copy, write, upload) with other steps. It includes the load of the
+save on processor and disk.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Compare estimated speed-up by more GPUs with published results for 8 to 512 GPUs.
 
-Covers every row of llm-foundry and torchtitan that is not fp8. Prints the error of the throughput by number of GPUs, of
-a fit without the row's model, and the error of its change from the fewest measured GPUs. The last line is JSON.
+Covers every row of llm-foundry and torchtitan that is not fp8. Prints two errors by number of GPUs: of the throughput
+by a fit without the row's model, and of its change from the fewest GPUs. The last line is JSON.
 """
 
 import argparse

@@ -4,8 +4,8 @@
 is reviewed (`review_active`) once a tick. The priors of `broker.estimator.spot_hazards` were fitted on traces that
 include `benchmarks/data/spot`, so only other traces judge the product: `--traces FOLDER`. The last line is JSON.
 
-`single` runs each trace alone. `multi` lets a job use all zones of a market, which are files `ZONE_GPU_COUNT.csv` with
-the same GPU and count, with one machine at a time; null if no market has two zones.
+`single` runs each trace alone. `multi` lets a job use all zones of a market, with one machine at a time; null if no
+market has two zones. Files `ZONE_GPU_COUNT.csv` with the same GPU and count are one market.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""When a launch reached each of its stages: by the broker's rows and events, the cloud's log, and the machine's disk.
+"""Times at which a launch reached each of its stages: by the broker's rows and events, the cloud's log, the machine's
+disk.
 
 Nothing is watched while it happens but the file of the first step; files tell afterwards when they were made. Broker,
 clouds and machines share one kernel's clock.
@@ -44,7 +45,7 @@ MEANING = {
 }
 AFTER_BOOT = (*DISK, "step")
 ATTEMPTS = 6
-"""A job may need some that never train: a machine that is sold out, a price that moved."""
+"""Maximum number of attempts of a job: some never train, because a machine is sold out or a price moved."""
 LOOK_S = 0.05
 
 

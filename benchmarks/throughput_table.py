@@ -1,7 +1,7 @@
 """Compare the broker's model of training speed with published results.
 
-Prints tables by source and GPU, the errors of rows whose model size, method or GPU was left out of the fit, and one
-JSON line. `--fit` prints newly fitted shares for `broker.estimator.speed.calibration`; `--rows` prints every row.
+Prints tables by source and GPU, and one JSON line. Other tables show errors of rows whose model size, method or GPU the
+fit left out. `--fit` prints newly fitted shares for `broker.estimator.speed.calibration`; `--rows` prints every row.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Run the example job from end to end on this machine: `make demo`, or `python -m examples.demo`.
 
-Starts a daemon with a simulated market, submits examples/devils-dictionary.yaml through the command line's own code,
-and shows the job through a preemption to its end. Writes `<home>/summary.json`, also as the last line of output.
-Meanwhile the daemon may be killed and started again by hand: see the line that names its process.
+Starts a daemon with a simulated market and submits examples/devils-dictionary.yaml through the command line's own code.
+Shows the job through a preemption to its end. Writes `<home>/summary.json`, also as the last line of output. Meanwhile
+the daemon may be killed and started again by hand: see the line that names its process.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Draw the README's pictures from a real run: `python -m examples.pictures`.
 
-Starts the demo's daemon on the simulated market, runs `gpubroker quote`, `submit` and `watch` on a terminal, and writes
-its screen to docs/img/quote.svg and docs/img/watch.svg. Needs the demo's model (`make model`) and about four minutes.
+Starts the demo's daemon on the simulated market. Runs `gpubroker quote`, `submit` and `watch` on a terminal, and writes
+its screens to docs/img/quote.svg and docs/img/watch.svg. Needs the demo's model (`make model`) and about four minutes.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""The long versions of the reliability tests, for as long as they are let, and what they have come to in all.
+"""The long versions of the reliability tests, for a given time, with totals over all runs.
 
-    .venv/bin/python -m tests.soak --minutes 120        # goes on where the last one ended
-    .venv/bin/python -m tests.soak --only checkpoints fuzz --totals FILE
+    .venv/bin/python -m tests.soak --minutes 120        # continues where the last one ended .venv/bin/python -m
+    tests.soak --only checkpoints fuzz --totals FILE
 
 The part with the least time so far is next. One that has reached its goal leaves its time to the others, until all are
 there.

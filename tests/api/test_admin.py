@@ -82,7 +82,7 @@ async def test_readyz_names_the_failing_part_and_its_cause_to_operators(
             why,
             "no broker has ever held the lease; start gpubroker serve",
         ]
-    assert caplog.text.count(why) == 1, "told once, not at every probe"
+    assert caplog.text.count(why) == 1, "reported once, not at every probe"
 
 
 async def why_unready(api: Running) -> dict[str, str]:

@@ -58,7 +58,7 @@ async def test_deleted_data_is_gone_with_its_date(api: Running) -> None:
         gone = await api.call("GET", f"/v1/jobs/{name}/{path}", me, 410)
         assert " were deleted on 20" in gone["detail"]
     again = await api.call("POST", f"/v1/jobs/{name}/retry", me, 202)
-    assert again["retry_of"] == name, "its data is there; it begins anew"
+    assert again["retry_of"] == name, "its data is there; it begins from zero"
     detail = await api.call("GET", f"/v1/jobs/{again['id']}", me, 200)
     assert detail["spec"]["init_from"] is None
     await api.call("DELETE", f"/v1/jobs/{name}/data", me, 202)

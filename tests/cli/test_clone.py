@@ -1,4 +1,4 @@
-"""A cloned spec, written as YAML, loads as the same spec, whatever its texts are."""
+"""A cloned spec, written as YAML, loads as the same spec with any texts."""
 
 from pathlib import Path
 from typing import Any

@@ -1,6 +1,6 @@
 """Kills of broker, launch server or both at twenty points of a launch leave one machine, no orphan and a true ledger.
 
-The controllers, the native halves of the clouds and their HTTP APIs are real; the server behind the launcher creates
+The controllers, the native halves of the clouds and their HTTP APIs are real. The server behind the launcher creates
 machines by the calls that SkyPilot makes.
 """
 
@@ -299,8 +299,8 @@ async def _ends_well(story: Story, job: Job, *, tries: int) -> None:
 
 
 async def _honest(story: Story, attempt: Attempt) -> None:
-    """Check that one machine at most ran, that none outlived the attempt, and that the ledger is the bill plus a
-    bounded uncertainty.
+    """Check that one machine at most ran, none outlived the attempt, and the ledger is the bill plus a bounded
+    uncertainty.
     """
     lives = [(machine.created_at, machine.gone_at) for machine in story.clouds.world.named(attempt.name)]
     assert len(lives) == 1, lives

@@ -1,4 +1,4 @@
-"""After a key is exchanged, SkyPilot's next request uses the new key, even in a worker that has used the old one."""
+"""SkyPilot's next request after an exchange of keys uses the new key, even in a worker that has used the old one."""
 
 import asyncio
 import json

@@ -135,7 +135,7 @@ async def test_joined_machines_know_their_rank_and_where_the_first_is(
     told = sorted([_home(machine) / "rank" for machine in clouds.world.named(mine)], key=Path.read_text)
     (zero, own_zero), (one, own_one) = (path.read_text().splitlines() for path in told)
     assert (zero.split()[0], one.split()[0]) == ("0", "1")
-    assert zero.split()[1:] == one.split()[1:], "all are told the same order"
+    assert zero.split()[1:] == one.split()[1:], "all receive the same order"
     addresses = zero.split()[1:]
     assert addresses[0] in own_zero.split()
     assert addresses[1] in own_one.split()

@@ -210,7 +210,7 @@ async def test_local_takes_one_job_at_a_time(make_world: Callable[..., World], t
 
 
 async def test_launcher_counts_as_alive_after_a_false_timeout(faulty: Any) -> None:
-    """After a lying timeout the launcher is alive until the machine comes."""
+    """The launcher is alive after a lying timeout until the machine comes."""
     world = await faulty(lying_timeout=1.0, lying_delay_s=0.3)
     provider, name = world.open(), new_name()
     with pytest.raises(OutcomeUnknown):

@@ -113,7 +113,7 @@ def test_cancelled_create_ends_and_leaves_its_machine_under_its_name(kind: str, 
 
 
 def test_machines_that_are_joined_bear_one_name_and_end_one_by_one(tmp_path: Path) -> None:
-    """Only Lambda is tested: RunPod and Vast join no machines, and moto has no placement groups, which AWS requires."""
+    """Lambda alone is tested: RunPod and Vast join no machines; AWS requires placement groups, which moto lacks."""
 
     async def story() -> None:
         async with open_emulated_cloud("lambda", tmp_path) as world:

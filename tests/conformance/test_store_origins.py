@@ -56,7 +56,7 @@ async def test_a_checkpoint_is_either_deleted_or_used_as_an_origin(store: Store)
         assert isinstance(done[0], OriginDeleted)
         assert f"job {gone.id} had its checkpoints deleted on 20" in str(done[0])
         assert await store.job(late.id) is None
-        assert [made for made in done[1:] if isinstance(made, BaseException)] == [], "those beside it are made"
+        assert [made for made in done[1:] if isinstance(made, BaseException)] == [], "those next to it are made"
 
 
 async def test_a_checkpoint_that_another_teams_job_starts_from_is_not_deleted(store: Store) -> None:

@@ -113,7 +113,7 @@ async def _looked(rig: BrokerRig, keeper: Keeper, job: str) -> bool:
 
 
 async def test_superseded_checkpoints_are_deleted_while_the_job_runs(build_rig: RigBuilder) -> None:
-    """They are deleted once the next attempt has committed two checkpoints, which stay."""
+    """Superseded checkpoints are deleted once the next attempt has committed two, which stay."""
     rig = build_rig(virtual=LONG)
     rig.intervals = replace(rig.intervals, stored_s=0)
     async with rig.running():

@@ -86,7 +86,7 @@ async def test_a_restored_job_waits_while_a_lost_attempts_machine_exists(build_r
 
 
 async def test_numbers_behind_one_that_was_never_sent_are_not_issued_again(build_rig: RigBuilder) -> None:
-    """Only specs are left of these attempts."""
+    """Specs alone are left of these attempts."""
     rig = build_rig(virtual=ENDLESS)
     job = await lost(rig, 2)
     rig.for_sale = None
@@ -229,7 +229,7 @@ async def test_drain_unknown_to_the_database_is_read_from_the_machine(
 async def test_nothing_is_deleted_of_a_job_with_an_unknown_attempts_checkpoints(
     build_rig: RigBuilder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its machine may train on, and save: the job was resumed after the backup."""
+    """The machine may train on, and save: the job was resumed after the backup."""
     rig = build_rig()
     rig.costs = CostSettings(retention=Days(checkpoints_days=0, logs_days=0, data_days=0))
     rig.for_sale = ()

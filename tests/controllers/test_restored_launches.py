@@ -61,7 +61,7 @@ def test_the_machine_of_an_intent_that_was_sent_is_taken_up(build: BuildOnBackup
             await rig.eventually(lambda: trains(rig, job, 1))
             assert await rig.machines() == [attempt.name]
         (again,) = await rig.attempts(job)
-        assert again.create_sent_at == attempt.created_at, "it is charged for all of the time that it may have stood"
+        assert again.create_sent_at == attempt.created_at, "it is charged for all of the time that it may have run"
         assert rig.provider.created == [attempt.name]
 
     run_in_virtual_time(story())
@@ -100,7 +100,7 @@ def test_a_launch_that_finished_after_the_backup_is_not_repeated(build: BuildOnB
             ended = await rig.until(job, lambda found: found.state is JobState.SUCCEEDED)
         (known,) = await rig.attempts(job)
         assert (known.reason, known.charged_to) == (Reason.COMPLETED, known.absent_at)
-        assert ended.spent_usd > 0, "it stood from when its create may have been sent"
+        assert ended.spent_usd > 0, "it may have run since its create may have been sent"
         assert rig.provider.created == [attempt.name]
 
     run_in_virtual_time(story())

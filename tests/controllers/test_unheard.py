@@ -54,7 +54,7 @@ def test_the_reason_why_an_attempt_does_not_end_is_reported(
             await rig.stop(job)
             await rig.clock.sleep(2 * HOUR)
             messages = [one.message for one in await rig.events(job) if one.kind == "attempt.destroy_failed"]
-            assert 1 <= len(messages) <= 8, "it is told less and less often"
+            assert 1 <= len(messages) <= 8, "it is reported less and less often"
             assert all(words in message for message in messages)
             (attempt,) = await rig.attempts(job)
             assert attempt.state is AttemptState.TERMINATING

@@ -245,8 +245,8 @@ async def _free(lock: Path) -> None:
 async def enumerate_points(bench: Bench, store: StoreKind) -> list[Kill]:
     """Return the points before and after every step of two lives, of which the second one restores.
 
-    In an S3 the steps are its requests. In a folder they are calls of the trainer's functions, each once with a kill of
-    the machine and once with a kill of the worker alone.
+    In an S3 the steps are its requests. In a folder they are calls of the trainer's functions. Each is killed twice:
+    the machine, and the worker alone.
     """
     found = CrashCounts()
     saved = Saved(bench, store, found)

@@ -1,4 +1,4 @@
-"""After a kill of a machine during a save, the next machine finds exactly the committed checkpoints."""
+"""The next machine finds exactly the committed checkpoints after a kill of a machine during a save."""
 
 from collections.abc import AsyncIterator
 

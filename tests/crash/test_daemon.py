@@ -188,7 +188,7 @@ async def test_on_a_new_database_under_an_old_home_orphans_are_only_reported(
     shutil.rmtree(daemon.home / "postgres")
     for _ in range(2):
         await daemon.start()
-        async with Within(300, "the log tells of orphans", daemon.log):
+        async with Within(300, "the log reports orphans", daemon.log):
             while "only reported: the database is new to this home" not in daemon.log():  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         await daemon.stop()

@@ -58,7 +58,7 @@ async def test_a_life_that_becomes_another_one_is_reported(
 
 
 async def test_a_create_whose_reply_is_lost_is_adopted(services: SharedServices) -> None:
-    """There is one create and one machine, even if the daemon is killed before it records the unknown outcome."""
+    """One create and one machine exist, even if the daemon is killed before it records the unknown outcome."""
     for moment in ("before", "after"):
         totals = Totals()
         await kill_at(services, Point(name="unheard/commit:apply(launching)", number=1, moment=moment), totals)

@@ -101,7 +101,7 @@ async def test_restored_database_only_reports_orphans_until_an_operator_acts(ser
         await rig.daemon.leave()
         await rig.restore()
         rig.daemon.start()
-        async with Within(300, "the log tells of what is only reported", rig.daemon.status_message):
+        async with Within(300, "the log names what is only reported", rig.daemon.status_message):
             while "only reported: this installation bought it" not in rig.daemon.log():  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_S)
         report = await run(home, "doctor", "--orphans")

@@ -142,7 +142,7 @@ async def test_a_message_of_too_many_values_is_refused(servers: ApiServers) -> N
 
 
 async def test_metadata_past_the_limit_is_refused_always(servers: ApiServers) -> None:
-    """Between a soft and a hard limit, gRPC accepts a part of the calls."""
+    """gRPC accepts a part of the calls between a soft and a hard limit."""
     stub = stubs.JobServiceStub(servers.channel)
     metadata = (*await signed(servers), ("filler", "x" * METADATA_BYTES))
     with pytest.raises(grpc.aio.AioRpcError) as error:

@@ -12,7 +12,7 @@ class ReadCall:
     target: str
     purpose: str
     expected: str
-    """What a person with a valid key should see in the answer."""
+    """Answer that a person with a valid key should see."""
 
 
 def _call(verb: str, target: str, purpose: str, expected: str) -> ReadCall:

@@ -81,7 +81,7 @@ async def taken(installation: LiveInstallation, cloud: str, cap: Decimal) -> Non
     await installation.until(name, "noticed", lambda d: d.runs[0].state is not AttemptState.TRAINING, within_s=NOTICE_S)
     detail = await installation.until(name, "resumed to its end", _succeeded, within_s=RUN_S)
     assert len(detail.runs) >= 2, "it succeeded without a second attempt"
-    assert detail.runs[1].resume_from, "the second attempt began anew"
+    assert detail.runs[1].resume_from, "the second attempt began from zero"
     await _nothing_stands(installation, cloud)
 
 

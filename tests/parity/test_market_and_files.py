@@ -187,4 +187,4 @@ async def test_a_damaged_large_file_is_never_sent_in_full(servers: ApiServers) -
         with pytest.raises((Refused, aiohttp.ClientPayloadError)) as refused:  # HTTP has sent its status by then
             await ada.artifact(job.id, "shard")
         assert getattr(refused.value, "kind", "damaged") == "damaged"
-    assert (await ada.artifact(job.id, "even"))[0] == large[: 8 << 20], "the transport goes on"
+    assert (await ada.artifact(job.id, "even"))[0] == large[: 8 << 20], "the transport continues"

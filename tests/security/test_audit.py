@@ -13,7 +13,7 @@ READ_ONLY_OPERATIONS = {
 }
 """Operations other than GET that change nothing here."""
 UNSUPPORTED_OPERATIONS = {"refuse_job", "link_slack_user", "unlink_slack_user"}
-"""Operations that need rows which this world lacks: a job that awaits approval, a Slack workspace."""
+"""Operations whose rows do not exist here: a job that awaits approval, a Slack workspace."""
 OPERATORS = {"create_team", "delete_team"}
 LIMIT = 10_000
 

@@ -96,8 +96,9 @@ class Backups:
         return known is not None and keys.spec(new.id) in self._world.objects.data
 
     def came_late(self, made_at: float) -> Set[str]:
-        """Return machines that came after the backup for attempts that were terminating at that moment. No row records
-        those that have gone again."""
+        """Return machines that came after the backup for attempts terminating at that moment. Machines that have gone
+        again have no row.
+        """
         rows = self._world.state.attempts
         ending = {own for own, row in rows.items() if row.value.state is AttemptState.TERMINATING}
         return {one.id for one in self._world.watch.stands if one.attempt in ending and one.born > made_at}

@@ -45,8 +45,9 @@ class Trainee:
 
 
 class Body(VirtualBackend):
-    """Machine backend with agents that fall silent, machines that stop or die during a save, and trainers that outlive
-    theirs."""
+    """Machine backend with silent agents, machines that stop or die during a save, and trainers that outlive their
+    machines.
+    """
 
     world: "World"
     silent: set[str]
@@ -276,7 +277,7 @@ class Body(VirtualBackend):
         if one is None or one.spec is None or self._does_nothing(name):
             return
         outcome = FAILURES[int(which * len(FAILURES))]
-        with contextlib.suppress(BlobError):  # then it goes on
+        with contextlib.suppress(BlobError):  # then it continues
             await self._finish(one, outcome, self._step(one, self._clock.monotonic()), f"failed: {outcome}")
 
     async def _beat(self, instance: _Instance, step: int) -> None:

@@ -286,8 +286,10 @@ class CloudConnection:
             world.launches.remove(launch)
 
     async def _create(self, launch: Launch, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
-        """Create a machine with its agent, if launchers start agents. A launcher that dies or is cancelled before that
-        leaves a machine that bills and does nothing."""
+        """Create a machine with its agent, if launchers start agents.
+
+        A launcher that dies or is cancelled before leaves a machine that bills and does nothing.
+        """
         world = self._world
         if world.cloud.caps.agent_start_s is None:
             return await world.cloud.create(launch.name, offer, boot)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LOOK_S = 10.0
-"""Between two looks for something that a fault could strike."""
+"""Seconds between two checks for a target of a fault."""
 DEAD_S = 20.0
 
 

@@ -7,8 +7,8 @@ Numbers are those of "Invariants" in docs/design/architecture.md.
 - 5 no_job_lost, legal_step, success_is_real; 8 live_state_ends, signal_is_heard, death_is_seen
 - 10 manifest_last, torn_never_loaded, own_checkpoint, good_checkpoint_kept; 11 no_secret; 12 other_team_unseen
 - 13 one_lease_holder, fenced; 14 lease_needs_database, broker_gone_stops; liveness: drains (the end itself)
-- without a number: foreign_untouched, spared_stands, orphan_grace, no_false_death, who_writes_what, no_internal_error,
-  move_drains, move_is_free, retry_is_counted_once
+- no number: foreign_untouched, spared_stands, orphan_grace, no_false_death, who_writes_what, no_internal_error,
+- no number either: move_drains, move_is_free, retry_is_counted_once
 
 Checks of durations run every ten virtual seconds: no_leak, live_state_ends, signal_is_heard, death_is_seen and
 broker_gone_stops. `other_team_unseen` runs then too, because its answer changes with submissions only.

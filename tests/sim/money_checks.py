@@ -293,8 +293,8 @@ class MoneyChecks:
         return any(could(one, shown[one.id]) for one in self._world.brokers() if one.id in shown)
 
     def _not_overbilled(self, attempt: Attempt, stands: Sequence[MachineRecord]) -> None:
-        """Check the charge of every machine, from the row that announced the create to the time at which all brokers
-        knew that none is left.
+        """Check the charge of every machine: from the row that announced the create until all brokers knew that none is
+        left.
         """
         begun, offer = self._sent[attempt.id], attempt.line.offer
         gone = max((one.ended for one in stands if one.ended is not None), default=begun)

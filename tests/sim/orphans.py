@@ -1,4 +1,4 @@
-"""Checks that no machine without an owner runs for long, and that the sweep spares the machines that it must."""
+"""Checks that no machine without an owner runs for long, and that the sweep spares the machines of a backup."""
 
 from typing import TYPE_CHECKING
 

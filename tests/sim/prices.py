@@ -19,8 +19,8 @@ STEP_S = (5.0, 60.0)
 BARE = Decimal("0.9")
 """Listed share of a fixed price: the listing omits the disk, which is billed as well."""
 CLOCK_S = 2.0
-"""Seconds by which a charge's time may be off: a read of the database's clock takes up to a second, and a charge is
-written after its decision.
+"""Seconds by which a charge's time may be off: a read of the database's clock takes up to a second; the write follows
+the decision.
 """
 
 
@@ -28,8 +28,8 @@ written after its decision.
 class Charged:
     """Written charge up to `to`. `asked`: time of its broker's decision.
 
-    `begun` and `price` are those of the listing that the broker had then, if that listing was young enough and showed
-    the price of every machine. `partly`: the last such listing, if the broker's listing showed only some prices.
+    `begun` and `price` are those of the broker's listing at that time, if it was young enough and showed the price of
+    every machine. `partly`: the last such listing, if the broker's listing showed only some prices.
     """
 
     to: float

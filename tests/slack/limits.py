@@ -53,7 +53,7 @@ class Limits:
     buckets: dict[tuple[str, str], Bucket] = field(default_factory=dict)
 
     def retry_after(self, method: str, channel: str) -> int:
-        """Return whole seconds for `Retry-After`; 0: go on."""
+        """Return whole seconds for `Retry-After`; 0: no wait."""
         if not self.enforced:
             return 0
         key = (method, channel if method == POST else "")

@@ -71,7 +71,7 @@ async def test_nonsense_with_a_good_signature_is_refused(desk: Desk) -> None:
 
 
 async def test_answers_go_to_slack_only(desk: Desk) -> None:
-    """Even a signed request cannot make the broker call another address."""
+    """A signed request cannot make the broker call another address either."""
     url = desk.there.response_url()
     for other in (url.replace("127.0.0.1", "localhost"), url.replace("http://", "https://"), "file:///etc/passwd"):
         form = {"command": "/gpubroker", "text": "help", "user_id": "U0ANN", "team_id": WORKSPACE,

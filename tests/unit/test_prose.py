@@ -1,4 +1,4 @@
-"""The check of the texts by `make lint`: it refuses what the writing rules refuse, and nothing else."""
+"""The check of the texts by `make lint`: it refuses what the writing rules refuse, and no correct text."""
 
 import sys
 from collections.abc import Callable

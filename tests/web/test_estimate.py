@@ -1,4 +1,4 @@
-"""The page Estimate: memory by category, scaling, faults beside their fields, and its pure parts."""
+"""The page Estimate: memory by category, scaling, faults next to their fields, and its pure parts."""
 
 import json
 import re

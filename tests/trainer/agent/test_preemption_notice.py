@@ -77,7 +77,7 @@ async def test_a_notice_enters_the_heartbeat_and_drains_in_time(watch: Watch, se
     assert "takes this machine away in 1000 s" in ending.reason
     assert notice_s is not None
     assert 900 < notice_s <= 1000
-    assert watch.hurried.is_set(), "the broker hears at once"
+    assert watch.hurried.is_set(), "the broker receives it at once"
     watch.state.limits = Limits(drain_s=5000)
     assert watch.state.drain_left_s <= 1000 - FINAL_REPORT_S, "the checkpoint has to be safe before"
 
@@ -147,7 +147,7 @@ def test_a_written_notice_counts_from_when_it_was_written(state: AgentState, tmp
     assert look.once()
     assert state.notice_s is not None
     assert state.notice_s <= 600
-    assert hurried.is_set(), "the broker hears at once"
+    assert hurried.is_set(), "the broker receives it at once"
     assert state.ending is not None
     assert (state.ending.outcome, state.ending.save) == (Outcome.DRAINED, True)
 
@@ -242,4 +242,4 @@ async def test_a_notice_during_the_last_drain_leaves_less_for_it(watch: Watch, s
         await noticed_while_it_saves()
     assert watch.state.drain_left_s < 0
     assert watch.state.ending is not None
-    assert watch.state.ending.reason == "the broker asked to drain", "the first reason stands"
+    assert watch.state.ending.reason == "the broker asked to drain", "the first reason stays"

@@ -165,7 +165,7 @@ def test_before_the_first_commit_the_save_in_progress_gives_the_duration(clock: 
 
 
 class Halfway:
-    """Uploads that stop halfway until they may go on."""
+    """Uploads that stop halfway until they may continue."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.go_on = asyncio.Event(), asyncio.Event()
@@ -308,7 +308,7 @@ def test_a_notice_too_short_for_a_save_lets_the_one_under_way_end(bench: Bench, 
     assert final.checkpoint is not None
     assert final.checkpoint.step == 2
     assert bench.committed()[0][0] == final.checkpoint.manifest
-    assert len(hold.begun()) == 2, "it went on, and did not begin anew"
+    assert len(hold.begun()) == 2, "it continued, and did not begin from zero"
 
 
 def test_a_notice_without_time_aborts_the_upload(bench: Bench, hold: Hold, service: Service) -> None:

@@ -93,7 +93,7 @@ def test_loss_covers_the_assistants_turns(tokenizer: Any) -> None:
 
 
 def test_template_that_hides_an_answer_leaves_the_last_one(tokenizer: Any) -> None:
-    """FORGETS renders the last message alone, so that nothing else can be learned; the reader hears why."""
+    """FORGETS renders the last message alone, so that no other message can be learned; the user gets the reason."""
     messages = [turn("user", "w0"), turn("assistant", "w1"), turn("user", "w2"), turn("assistant", "w3")]
     notices: list[str] = []
     kept, tokenizer.chat_template = tokenizer.chat_template, FORGETS

@@ -52,7 +52,7 @@ def test_a_mapped_dataset_returns_its_rows(kind: type, tmp_path_factory: pytest.
         writer = DatasetWriter(folder, kind)
         for one in made:
             writer.append(one)
-        assert rows_note(folder) is None, "nobody reads what is not whole"
+        assert rows_note(folder) is None, "no reader uses an incomplete file"
         writer.close({"rows": len(made)})
         found = MmapDataset(folder, kind)
         assert [list(found), found[-9:9], rows_note(folder)] == [made, made, {"rows": len(made)}]

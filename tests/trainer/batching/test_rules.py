@@ -64,7 +64,7 @@ def test_deadman_counts_only_what_it_saw() -> None:
     assert not switch.expired
     switch.observe(b"2", 10)
     switch.observe(b"2", 19)
-    assert not switch.expired, "a change starts anew"
+    assert not switch.expired, "a change starts from zero"
     switch.unreadable()
     switch.observe(b"2", 1000)
     assert not switch.expired, "a store that cannot be read is not a broker that is gone"

@@ -68,7 +68,7 @@ def test_a_run_resumes_from_a_checkpoint_that_a_full_store_refused(place: Path) 
     assert said is not None, word
     step, stays = int(said[1]), Path(said[2])
     assert (stays / "model.safetensors").stat().st_size > SMALL
-    assert [p.name for p in (place / "out/work").iterdir()] == ["run"], "what can be had again takes no room"
+    assert [p.name for p in (place / "out/work").iterdir()] == ["run"], "what can be fetched again takes no space"
 
     code, word = Run(place, full=True).end(asked=False)
     assert code == ExitCode.INFRASTRUCTURE

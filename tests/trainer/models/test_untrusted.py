@@ -134,8 +134,8 @@ class Held(Own):
             time.sleep(0.01)
         return super().forward(*args, **kwargs)
 """
-"""While a file is there, goes no further than four steps, of four micro-batches each. They last for 1.6 s at the least,
-so that a save has begun by then, however slow the machine is; it is committed meanwhile."""
+"""Worker that stops after four steps, of four micro-batches each, while a file exists. They last for 1.6 s at the
+least, so that a save has begun by then, however slow the machine is; it is committed meanwhile."""
 
 
 def test_code_that_is_allowed_trains_and_resumes_exactly(tiny: Path, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_a_finished_machine_waits_for_the_firsts_final_report(bench: Bench, code
     bench.env = {"GPUBROKER_NODE": "1"}
     agent = script(bench, f"import sys; sys.exit({code})")
     seq = until(lambda: beats_done(agent), "it is done")
-    until(lambda: beats_done(agent, seq + 10), "it goes on beating")
+    until(lambda: beats_done(agent, seq + 10), "it continues to send heartbeats")
     assert not bench.path(keys.final(agent.attempt)).exists()
     first = Final(attempt=agent.attempt, outcome=Outcome.COMPLETED)
     bench.put(keys.final(agent.attempt), first)
@@ -115,7 +115,7 @@ def test_a_finished_machine_ends_on_request(bench: Bench, told: str) -> None:
     deadman_s = 12.0 if told == "lease" else 0.0
     agent = script(bench, "", limits=FAST.model_copy(update={"deadman_s": deadman_s, "drain_s": 0.5}))
     seq = until(beats_on, "it is done")
-    until(lambda: beats_on(seq + 3), "it goes on beating")
+    until(lambda: beats_on(seq + 3), "it continues to send heartbeats")
     if told == "order":
         agent.desire("stop")
     elif told == "signal":

@@ -1,5 +1,7 @@
-"""A server on loopback with datasets as the Hub has them and objects as S3 and GCS have them, and a tally of what was
-fetched."""
+"""A server on loopback with datasets as the Hub has them and objects as S3 and GCS have them.
+
+It counts what was fetched.
+"""
 
 import hashlib
 import json

@@ -1,7 +1,7 @@
 """Runs that are killed repeatedly by schedule, and must equal the undisturbed run.
 
-A schedule is drawn from its seed: one to four kills of one job. A kill comes inside an accumulation window, at the end
-of an epoch, in an evaluation, in a save, in a restore, or at any time. It ends the machine or its worker alone, or it
+A schedule is drawn from its seed: one to four kills of one job. A kill comes inside an accumulation window, an
+evaluation, a save or a restore, at the end of an epoch, or at any time. It ends the machine or its worker alone, or it
 is a drain.
 """
 

@@ -1,4 +1,4 @@
-"""Chat templates with today's date: a job has one date, on whatever day an attempt of it tokenises."""
+"""Chat templates with today's date: a job has one date, independent of the day on which an attempt tokenises."""
 
 import hashlib
 import json

@@ -115,7 +115,7 @@ def test_scores_are_those_of_the_textbook() -> None:
 
 
 def test_labels_of_the_spec_keep_the_order_of_a_trained_head(models: Made, data: Path, tmp_path: Path) -> None:
-    """Its first output would otherwise get the meaning of another one."""
+    """The first output would otherwise get the meaning of another one."""
     from transformers import AutoTokenizer, BertForSequenceClassification
 
     trained = BertForSequenceClassification.from_pretrained(

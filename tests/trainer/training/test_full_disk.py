@@ -74,7 +74,7 @@ def test_a_job_without_space_for_its_results_fails(tmp_path: Path) -> None:
     assert "no file may have more than 16.4 kB; raise that limit (ulimit -f), or free space there" in ended.message
     assert "saved at step" not in ended.message
     assert not worker.run.waiting()
-    assert [p.name for p in worker.run.snapshots.iterdir()] == [], "what could not be finished takes no room"
+    assert [p.name for p in worker.run.snapshots.iterdir()] == [], "what could not be finished takes no space"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk")

@@ -86,7 +86,7 @@ def test_the_next_attempt_sees_the_same_samples_at_the_same_global_batch(
         assert short.message.startswith("host memory is too small: ")
         assert "\n" not in short.message
         assert re.search(
-            r"GiB held: weights 0\.0\d \(estimated 0\.25\), gradients 0\.00 .*, activations and all", short.message
+            r"GiB held: weights 0\.0\d \(estimated 0\.25\), gradients 0\.00 .*, activations and the", short.message
         )
 
         work = Workload(shape=None, method="lora", lora_r=4, micro_batch=ROWS, global_batch=ROWS)

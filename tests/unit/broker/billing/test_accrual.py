@@ -281,7 +281,7 @@ def test_no_billing_minimum_breaks_the_cap_of_what_placement_buys(
         return
     launched, job = build.attempt(line=line), build.active_job(cap_usd=cap)
     standing = replace(launched, handles=STANDING)
-    assert accrued(standing, build.at(1)) <= cap, "it is destroyed as soon as it stands"
+    assert accrued(standing, build.at(1)) <= cap, "it is destroyed as soon as it exists"
     lead = drain_lead_s(launched, CAPS, drain_budget(tick_s=tick))
     now = tick * max(0, int((float(cap / price) * 3600 - lead - 2 * quantum) / tick) - 3)
     while not cap_is_near(standing if now >= boots else launched, job, CAPS, build.at(now), drain_budget(tick_s=tick)):

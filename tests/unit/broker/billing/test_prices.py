@@ -99,14 +99,14 @@ def test_extra_machine_between_two_charges_counts_while_it_existed() -> None:
     gone = (span(1), span(2, 70, 112))
     passed = (extra_change(70, "0.36"), change(112, "0.36"))
     assert price_changes(attempt, TWO[:1], build.at(115), gone) == passed
-    assert price_changes(attempt, (), build.at(115), gone) == passed, "whatever is listed now"
+    assert price_changes(attempt, (), build.at(115), gone) == passed, "with any listing now"
     assert not price_changes(replace(attempt, prices=passed), TWO[:1], build.at(115), gone)
     assert accrued(replace(attempt, prices=passed), build.at(150)) == usd(Decimal("0.36") * (150 + 42) / 3600)
 
 
 def test_extra_machine_is_charged_at_each_price_of_its_life() -> None:
-    """If the price changes during the life of an extra machine, each price counts. The last price counts once more
-    after its end, without the machine.
+    """Each price counts if the price changes during the life of an extra machine. The last price counts once more after
+    its end, without the machine.
     """
     attempt = priced("0.36", charged_to=build.at(100), prices=(change(80, "0.72"), change(95, "0.12")))
     gone = (span(1), span(2, 70, 90))
@@ -216,7 +216,7 @@ def test_extra_machines_are_unknown_without_sightings() -> None:
     assert not price_changes(both, (gone,), build.at(115), over)
     assert price_changes(both, (seen("0.36"), gone), build.at(115), over) == (change(115, "0.36"),)
     unsent = replace(both, create_sent_at=None, prices=())
-    assert not price_changes(unsent, (), build.at(115), BOTH), "nobody has bought anything"
+    assert not price_changes(unsent, (), build.at(115), BOTH), "nothing was bought"
 
 
 def test_broker_that_knows_less_of_a_birth_adds_nothing() -> None:

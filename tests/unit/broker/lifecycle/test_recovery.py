@@ -1,4 +1,4 @@
-"""The next attempt goes on from the furthest checkpoint, with a plan that memory allows."""
+"""The next attempt resumes from the furthest checkpoint, with a plan that memory allows."""
 
 from dataclasses import replace
 from typing import Literal

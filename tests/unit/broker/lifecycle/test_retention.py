@@ -1,4 +1,4 @@
-"""Retention: which files are deleted and in which order, which are never deleted, and the cost of storage."""
+"""Retention: the deleted files and their order, the files that are never deleted, and the cost of storage."""
 
 from dataclasses import replace
 from datetime import timedelta

@@ -171,7 +171,7 @@ def latest_h(**changes: Any) -> float:
 
 
 def test_a_move_leaves_time_for_on_demand_after_it() -> None:
-    """After the longest drain, the whole rest must still fit on demand, with two changeovers and its P90."""
+    """The whole rest must still fit on demand after the longest drain, with two changeovers and its P90."""
     rest = quote(
         spec(), replace(LONG, steps=LONG.steps - 990), (ON_DEMAND,), now=NOW, local_files=False, scoped_store=True,
         spent=Decimal(0), cap_left=Decimal(1000), excluded={}, caps=CAPS,

@@ -149,8 +149,8 @@ def test_preemptions_cost_lost_work_and_another_setup() -> None:
     calm, spot = (only(quoted([offer(spot=True, preemptions_per_hour=r)], work=work)) for r in (0.0, 1.0))
     assert calm.hours_p50 is not None
     assert spot.hours_p50 is not None
-    # Lost in each: half an interval, a checkpoint that was under way and a set-up of 120 s, 15 s of start and the
-    # download of 16 GB at 200 MB/s.
+    # Lost in each: half an interval, a checkpoint under way, and a set-up. Set-up: 120 s, 15 s of start, the download
+    # of 16 GB at 200 MB/s.
     setup = (120 + 15 + 2 * 8_030_261_248 / 200e6) / 3600
     assert calm.hours is not None
     last = calm.hours_p50 - setup - calm.hours.training - calm.hours.evaluation  # stalls, and the last upload

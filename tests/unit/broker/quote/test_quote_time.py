@@ -68,7 +68,7 @@ def test_the_p90_must_keep_the_deadline_and_leave_time_for_the_drain(
 
 
 def test_an_uncertain_duration_alone_leaves_no_job_without_a_machine() -> None:
-    """If no P90 meets the deadline, offers whose P50 meets it are kept, and the quote says so."""
+    """Offers whose P50 meets the deadline are kept if no P90 meets it, and the quote says so."""
     fast_p50_s, fast_p90_s = seconds(FAST)
     assert fast_p90_s < seconds(offer())[0]
     made = by(fast_p90_s + DRAINED_S - 1)

@@ -131,7 +131,7 @@ def test_a_job_without_steps_left_has_nothing_to_plan() -> None:
 
 
 def test_one_offer_stands_for_each_spot_market() -> None:
-    """The cheapest offer on sale in a region is compared, whatever the order of the listing."""
+    """The cheapest offer on sale in a region is compared in any order of the listing."""
     dearer = replace(SPOT, id="cloud/dearer", usd_per_hour=Decimal("0.90"))
     for spots in ((SPOT, dearer), (dearer, SPOT)):
         made = quoted(6 * HOUR, (ON_DEMAND, *spots))

@@ -169,7 +169,7 @@ async def test_a_notice_that_could_not_be_posted_comes_later() -> None:
 
 
 async def test_a_suspended_host_is_no_step() -> None:
-    """Its monotonic clock stops while it sleeps, the machines bill on, and the counted time includes the sleep."""
+    """The monotonic clock stops while the host sleeps. Machines bill on, and the counted time includes the sleep."""
     host, asleep_s = Host(), 0.0
     database = Database(host)
     clock = DatabaseClock(cast(Store, database), host, counted=lambda: host.monotonic() + asleep_s)

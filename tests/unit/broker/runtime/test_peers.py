@@ -80,7 +80,7 @@ async def test_a_broker_does_not_start_next_to_one_with_other_clouds(clouds: dic
     with pytest.raises(OtherBroker) as refused:
         await started(own, other)
     assert words in str(refused.value)
-    assert await started(own, other, lives=False) == pytest.approx(45), "it is dead, and in nobody's way"
+    assert await started(own, other, lives=False) == pytest.approx(45), "it is dead, and blocks no broker"
 
 
 async def test_broker_refuses_a_database_copy_while_the_other_lives() -> None:

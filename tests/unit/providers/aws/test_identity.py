@@ -1,4 +1,4 @@
-"""One AWS identity: the half that lists and SkyPilot, which creates, use the credentials that botocore chooses."""
+"""One AWS identity: the listing half and SkyPilot, which creates, use the credentials of botocore's choice."""
 
 import json
 import os

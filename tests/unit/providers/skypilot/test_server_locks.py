@@ -51,7 +51,7 @@ def _act(state: Path, times: int) -> None:
     for _ in range(times):
         with launch_lock(state, NAME):
             if not is_launching(state, NAME):
-                raise SystemExit("a worker acts on the name, and nobody sees it")
+                raise SystemExit("a worker acts on the name unobserved")
 
 
 def test_workers_that_come_and_go_at_once_never_lock_a_file_that_is_gone(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Longest time that a machine may have run unobserved, from the last moment at which a broker knew that it existed."""
+"""Longest time that a machine may have run unobserved, from the last moment at which a broker knew of it."""
 
 from dataclasses import replace
 from typing import Any

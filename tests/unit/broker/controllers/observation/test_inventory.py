@@ -109,7 +109,7 @@ async def test_later_process_relies_on_its_first_two_listings() -> None:
 
 
 async def test_process_relies_on_listings_after_its_first_ones() -> None:
-    """Only listings that begin a lag after the birth count. The result stays when these listings are forgotten."""
+    """Listings count if they begin a lag after the birth. The result stays when these listings are forgotten."""
     seen, times = await listed([(1, ()), (1, ()), *[(LAG_S, ())] * 11])
     assert seen._listings["scripted"][0].begun > times[3]
     assert seen.missing_twice_at("scripted", NAME, born_by=build.T0) == build.T0 + timedelta(seconds=times[3])
@@ -243,7 +243,7 @@ async def test_the_first_absence_after_a_machines_end_is_known() -> None:
     seen, times = await listed([(1, TWO), (5, (*THERE, replace(SECOND, state=InstanceState.GONE))), (5, THERE)])
     assert spans_s(seen)["late"] == (None, times[1]), "one that calls it gone is enough"
     seen, _ = await listed([(1, TWO), (5, THERE), (5, THERE), (5, TWO)])
-    assert spans_s(seen)["late"] == (None, None), "it stands after all"
+    assert spans_s(seen)["late"] == (None, None), "it exists after all"
 
 
 async def test_an_old_listing_shows_no_machine_beyond_its_age() -> None:
@@ -271,7 +271,7 @@ async def test_a_machine_omitted_by_one_listing_counts_as_missing_once() -> None
         assert seen.absence("scripted", OWN.name, None).missing_once == omitted
     first, _ = await listed([(1, THERE)])
     assert first.absence("scripted", OWN.name, None, nodes=2).missing_once, (
-        "of the process's first listing nobody knows what it leaves out"
+        "no earlier listing shows what the process's first one leaves out"
     )
 
 
@@ -440,7 +440,7 @@ async def test_broker_cut_off_from_a_cloud_leaves_its_rows_to_others() -> None:
     assert first > 0
     for _ in range(UNANSWERED):
         await seen.refresh_all(["scripted"])
-    assert seen.turns["scripted"] > first, "whoever hears a little comes first"
+    assert seen.turns["scripted"] > first, "a broker with some answers comes first"
     cloud.away = False
     await seen.refresh("scripted")
     assert seen.turns["scripted"] == 0.0

@@ -64,7 +64,7 @@ async def test_only_the_sender_reports_a_launchers_completion_after_its_launch()
     assert first.cloud.cancelled == 1
     await asyncio.gather(call, return_exceptions=True)
     await first.through.step()
-    assert len(await said()) == 1  # the cloud's side of it goes on
+    assert len(await said()) == 1  # the cloud's side of it continues
     first.cloud.creating = False
     await second.through.step()
     assert len(await said()) == 1
@@ -85,7 +85,7 @@ async def test_repeated_create_is_not_over_when_an_earlier_one_was() -> None:
     assert await broker.launchers.dead_since(sent) is not None
     broker.launchers.register(sent)
     broker.cloud.creating = True
-    broker.launchers.release(sent.name)  # given up on; the cloud's side of it goes on
+    broker.launchers.release(sent.name)  # given up on; the cloud's side of it continues
     assert await broker.launchers.dead_since(sent) is None
 
 

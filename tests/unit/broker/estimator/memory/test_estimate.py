@@ -54,7 +54,10 @@ def test_mistral_7b_agrees_with_a_measured_a100(change: dict[str, Any], measured
 
 
 def test_fsdp1_holds_inputs_and_gradients_of_frozen_layers() -> None:
-    """Its hooks hold them; reentrant checkpointing makes leaves of them. FSDP 2, and trained layers, do without."""
+    """FSDP 1's hooks hold the inputs; reentrant checkpointing makes leaves of them.
+
+    FSDP 2, and trained layers, do without.
+    """
     two = replace(A100, **QLORA_FSDP, rows=2)
     held = (
         estimate(MISTRAL_7B, two).peak_allocated
@@ -215,7 +218,9 @@ def test_each_optimizer_holds_its_own_states() -> None:
     ],
 )  # fmt: skip
 def test_under_hf_trainer_8_bits_leave_tables_in_float32(shape: ModelShape, rows: int) -> None:
-    """It registers every nn.Embedding with bitsandbytes' GlobalOptimManager; gpubroker's own trainer does not."""
+    """transformers registers every nn.Embedding with bitsandbytes' GlobalOptimManager; gpubroker's own trainer does
+    not.
+    """
     ask = replace(A100, method="full", optimizer="adamw_8bit")
     stack, own = (estimate(shape, replace(ask, transformers=v)).by_category["optimizer"] for v in ("4.48.1", None))
     assert stack - own == pytest.approx(6 * rows * 4096, rel=0.01)

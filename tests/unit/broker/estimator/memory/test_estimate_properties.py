@@ -99,12 +99,12 @@ def test_more_work_never_takes_less_and_more_shards_never_more(
     assert three <= two
     if "q" in family_spec(shape).names and not shape.kv_heads % 2 and ask.method not in ("qlora", "lora8"):
         divided = estimate(shape, replace(ask, gpus=2, sharding="tensor")).peak_allocated
-        assert divided <= 1.01 * base.peak_allocated, "the sum of both parts may stand beside one of them"
+        assert divided <= 1.01 * base.peak_allocated, "the sum of both parts may exist next to one of them"
 
 
 @given(shape=st.sampled_from(FAMILIES), ask=asks.map(answerable))
 def test_everything_that_a_step_allocates_is_freed_again(shape: ModelShape, ask: EstimateOptions) -> None:
-    """Only weights, gradients, states and the memory of the update are left at the optimizer. With checkpointed
+    """The optimizer's step holds weights, gradients, states and the memory of the update alone. With checkpointed
     adapters the embeddings, which are made to require a gradient, and their gradient are left too.
     """
     how, _ = numerics(shape, ask)

@@ -308,7 +308,7 @@ def complete(needed: EndFactsNeeded) -> TerminationFacts:
 
 @given(FACTS)
 def test_an_attempt_ends_only_when_absence_is_proven(given_facts: TerminationFacts) -> None:
-    """Its reservation is released once, and no time is charged again or after the proof."""
+    """The reservation is released once, and no time is charged again or after the proof."""
     rounds = 0
     while isinstance(decision := terminate(given_facts), EndFactsNeeded):
         given_facts, rounds = complete(decision), rounds + 1

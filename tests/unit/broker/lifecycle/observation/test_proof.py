@@ -69,7 +69,7 @@ def test_an_existing_machine_is_never_proven_absent(
 def test_every_list_of_listings_has_an_answer(
     apart: list[tuple[float, bool]], since: float, lag_s: float, born: float
 ) -> None:
-    """Also where the machines existed only after the first listing, so that few listings may count."""
+    """The machines may exist only after the first listing, so that few listings count."""
     times, begun = [], 0.0
     for pace_s, shows in apart:
         begun += pace_s

@@ -72,8 +72,10 @@ def test_keys_were_repeated_until_kernels_shared_them(
 
 
 def test_one_head_of_keys_that_is_repeated_writes_no_scores_out() -> None:
-    """It is a view, so that every kernel sees as many heads of keys as of queries: also where 32 bits have none that
-    shares them."""
+    """The expansion is a view, so that every kernel sees as many heads of keys as of queries.
+
+    In 32 bits no kernel shares them.
+    """
     ask = EstimateOptions(method="full", precision="fp32", length=4096, rows=4, transformers="4.48.1")
     one, all_heads = (estimate(replace(MISTRAL_7B, kv_heads=heads), ask) for heads in (1, MISTRAL_7B.heads))
     assert one.by_category["activations"] <= all_heads.by_category["activations"]
