@@ -65,7 +65,7 @@ async def test_a_policy_of_all_teams_is_opened_and_deleted_as_such(api: Running,
 
 
 async def test_an_editor_never_overwrites_a_newer_policy(api: Running, boss: Visitor, root: Visitor) -> None:
-    """Two editors hold version 1; the second to apply is refused beside its text, which is kept."""
+    """Two editors hold version 1; the second to apply is refused next to its text, which is kept."""
     made = await boss.send("/ui/team/policies", yaml=POLICY.format(usd=50), do="apply")
     opened = editor((await boss.get(made.location)).text)
     assert opened == {"edited_name": "monthly", "edited_team": "default", "edited_version": "1"}

@@ -161,7 +161,7 @@ def _held_back_message(facts: RetentionFacts) -> str:
         return ""
     first = unknown_attempts[0]
     return (
-        f"nothing of job {job.id} is deleted: the database does not know attempt {first}, so it is older than those "
-        f"(a backup?); once its machine is gone delete {object_keys.checkpoints(job.id)}{first}/ in the blob store by "
-        "hand"
+        f"nothing of job {job.id} is deleted: the database does not know attempt {first}, so it may be a "
+        "restored backup; once the machine of that attempt is gone, delete "
+        f"{object_keys.checkpoints(job.id)}{first}/ in the blob store by hand"
     )
