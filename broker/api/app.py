@@ -11,7 +11,7 @@ from aiohttp.typedefs import Handler, Middleware
 from broker.api.core.auth import Authenticator
 from broker.api.core.loop_lag import LoopLag
 from broker.api.core.metrics import Metrics
-from broker.api.core.problems import Overloaded, problem
+from broker.api.core.problems import Overloaded, drop_tracebacks, problem
 from broker.api.core.readiness import Readiness
 from broker.api.core.sessions import WebSessions
 from broker.api.core.status_codes import again_after_s, answer_to, public_text
@@ -162,7 +162,9 @@ async def _refused(request: web.Request, handler: Handler) -> web.StreamResponse
     try:
         return await handler(request)
     except GpubrokerError as error:
-        return _of_error(error)
+        answer = _of_error(error)
+        drop_tracebacks(error)
+        return answer
     except web.HTTPException as error:
         return _of_http(error)
     except ConnectionError:

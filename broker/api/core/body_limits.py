@@ -13,16 +13,26 @@ MOST_VALUES = 20_000
 QUOTES = 4
 """Quotation marks of a key and a text, the value with the most."""
 
+MOST_TEXT_BYTES = 400_000
+"""Bytes of one text or key. The longest valid text has 32,768 characters, each of at most 12 bytes as `\\u` escapes."""
+
 
 def check_json_values(raw: bytes) -> None:
-    """Raise InvalidInput if a JSON document has more than MOST_VALUES values. Malformed documents pass."""
-    if raw.count(b",") < MOST_VALUES:
+    """Raise InvalidInput if a JSON document has more than MOST_VALUES values, or a text of over MOST_TEXT_BYTES.
+
+    Malformed documents pass.
+    """
+    if raw.count(b",") < MOST_VALUES and len(raw) <= MOST_TEXT_BYTES:
         return
-    unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    unescaped = raw.replace(b"\\\\", b"__").replace(b'\\"', b"__")
     if unescaped.count(b'"') > QUOTES * MOST_VALUES:
         raise _too_many("body")
-    if sum(part.count(b",") for part in unescaped.split(b'"')[::2]) >= MOST_VALUES:
+    parts = unescaped.split(b'"')
+    if sum(part.count(b",") for part in parts[::2]) >= MOST_VALUES:
         raise _too_many("body")
+    if any(len(part) > MOST_TEXT_BYTES for part in parts[1::2]):
+        message = f"has a text of more than {MOST_TEXT_BYTES} bytes; send less, and upload files"
+        raise InvalidInput(Problem(field="body", message=message))
 
 
 def check_message_values(message: Message) -> None:

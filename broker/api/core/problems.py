@@ -55,6 +55,17 @@ class Corrupt(GpubrokerError):
     """The bytes in the blob store differ from those that the manifest states."""
 
 
+def drop_tracebacks(error: BaseException | None) -> None:
+    """Remove the tracebacks of an answered error and of those behind it.
+
+    A traceback refers to the frame that raised it, and that frame to the error. Until the garbage collector looks at
+    its oldest objects, such a circle keeps the body of the request in memory.
+    """
+    while error is not None and error.__traceback__ is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
 def problem(
     status: int, detail: str, errors: Iterable[Problem] = (), headers: Mapping[str, str] | None = None
 ) -> web.Response:

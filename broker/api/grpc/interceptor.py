@@ -14,6 +14,7 @@ from google.rpc import status_pb2
 
 from broker.api.core.auth import Authenticator, Caller
 from broker.api.core.metrics import Metrics
+from broker.api.core.problems import drop_tracebacks
 from broker.api.core.stream_limits import ANSWER_S, Streams
 from broker.api.grpc.anonymous_limits import OPEN, AnonymousCallLimit
 from broker.api.grpc.status import DETAILS, internal_error, status_of
@@ -229,6 +230,7 @@ class _CallMetrics:
         else:
             log.exception("%s failed", self._method, exc_info=error)
             status = internal_error()
+        drop_tracebacks(error)
         self._code = CODES[status.code]
         await _abort(context, self._code, status)
 
