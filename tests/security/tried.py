@@ -43,7 +43,7 @@ class ParameterValues:
             "after": [("1", "1"), ("99", "99")],
             "follow": [("0", "0")], "tail": [("1", "1")], "timestamps": [("1", "1")],
             "attempt": [("1", "1"), ("2", "2")], "number": [("1", "1"), ("2", "2")],
-            "resume": [("0", "0")],
+            "resume": [("0", "0")], "replaces": [("0", "0"), ("7", "7")],
             "provider": [("one", "simulated")], "cloud": [("one", "alpha"), ("none", "beta")],
             "accelerator": [("one", "l40s")], "gpu": [("one", "l40s")], "gpus": [("1", "1")], "points": [("9", "9")],
             "region": [("one", "eu")], "market": [("spot", "spot"), ("on-demand", "on-demand")],
