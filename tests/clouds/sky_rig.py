@@ -1,5 +1,6 @@
 """SkyPilot's own API server against the emulated clouds, with the daemon's launchers, purchases and tasks."""
 
+import asyncio
 import os
 import shutil
 import stat
@@ -10,6 +11,7 @@ from typing import Any
 import psutil
 
 from broker.domain.ids import Installation, InstanceName
+from broker.domain.instance import Liveness
 from providers.common.cloud import Purchase
 from providers.common.machine_task import MachineTask
 from providers.skypilot.config import SkyConfig
@@ -17,6 +19,7 @@ from providers.skypilot.launcher import SkyLauncher
 from providers.skypilot.plugin.shared import LOCK
 from tests.clouds.bake import cache_folder
 from tests.clouds.emulator import Clouds
+from tests.clouds.wait import GUARD_S, LOOK_S
 
 INSTALLATION = Installation("abcd")
 KEY = "test-key"
@@ -134,3 +137,11 @@ def server(state: Path) -> psutil.Process:
     """Return the main process of the one server below `state`."""
     [found] = [p for p in processes(state).values() if "sky.server.server" in p.cmdline()]
     return found
+
+
+async def certain_liveness(sky: SkyLauncher, server: str, wanted: InstanceName) -> Liveness:
+    """Return a launch's liveness once it is known: after a kill it is unknown until the kernel frees the locks."""
+    async with asyncio.timeout(GUARD_S):
+        while (liveness := await sky.liveness(server, wanted)) is Liveness.UNKNOWN:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)
+        return liveness

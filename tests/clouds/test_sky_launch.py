@@ -27,6 +27,7 @@ from tests.clouds.sky_rig import (
     PLAIN,
     TASK,
     NoRsync,
+    certain_liveness,
     launcher,
     name,
     of_community,
@@ -278,10 +279,7 @@ async def test_a_killed_server_creates_no_more(sky: SkyLauncher, clouds: Clouds)
     with pytest.raises(OutcomeUnknown):
         await launch
     await until(lambda: processes(state) == {})
-    async with asyncio.timeout(GUARD_S):  # unknown is a right answer while the kernel frees the server's locks
-        while (liveness := await sky.liveness(died, name("k"))) is Liveness.UNKNOWN:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-    assert liveness is Liveness.DEAD
+    assert await certain_liveness(sky, died, name("k")) is Liveness.DEAD
     clouds.control.capacity("lambda", H100, 0)
     with pytest.raises(NoCapacity):
         await sky.launch(name("l"), of_lambda(), PLAIN)

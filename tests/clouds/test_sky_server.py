@@ -21,7 +21,7 @@ from providers.skypilot.plugin.server_supervisor import MAX_LOG_BYTES
 from providers.skypilot.plugin.shared import SUPERVISOR, TOKEN_HEADER
 from tests.clouds.emulator import Clouds
 from tests.clouds.required import cannot
-from tests.clouds.sky_rig import KEY, PLAIN, NoRsync, launcher, name, of_lambda, processes, server
+from tests.clouds.sky_rig import KEY, PLAIN, NoRsync, certain_liveness, launcher, name, of_lambda, processes, server
 from tests.clouds.wait import GUARD_S, until
 from tests.support.skypilot import sky_python
 
@@ -243,7 +243,7 @@ async def test_workers_do_not_outlive_a_server_that_was_killed(state: Path) -> N
     await until(lambda: len(processes(state)) >= 3)
     server(state).send_signal(signal.SIGKILL)
     await until(lambda: processes(state) == {})
-    assert await sky.liveness(died, NAME) is Liveness.DEAD
+    assert await certain_liveness(sky, died, NAME) is Liveness.DEAD
     await sky.warm()
     assert sky.id != died
     assert await sky.liveness(died, NAME) is Liveness.DEAD
