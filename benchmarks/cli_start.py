@@ -27,6 +27,8 @@ GPUBROKER = (sys.executable, "-m", "broker.cli")
 ESTIMATE = (*GPUBROKER, "estimate", "Qwen/Qwen2.5-0.5B", "--gpu", "L40S")
 SKY_ENVIRONMENTS = (Path(sys.prefix), Path(f"{sys.prefix}-skypilot"))
 JOBS = 20
+CONFIG = "grpc: {port: null}\nproviders: {local: null, simulated: {sold_out: 1}}\n"
+"""Configuration of the daemon: its market lists the jobs' GPU, and is sold out, so that the jobs stay queued."""
 RUNS = 9
 
 
@@ -65,7 +67,7 @@ def daemon(home: Path) -> Iterator[dict[str, str]]:
     for name in ("GPUBROKER_URL", "GPUBROKER_TOKEN"):
         environment.pop(name, None)
     home.mkdir(mode=0o700)
-    (home / "gpubroker.yaml").write_text("grpc: {port: null}\n")
+    (home / "gpubroker.yaml").write_text(CONFIG)
     command = [*GPUBROKER, "serve", "--port", "0"]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
@@ -79,7 +81,7 @@ def daemon(home: Path) -> Iterator[dict[str, str]]:
 
 
 async def submit_jobs(address: Mapping[str, str]) -> None:
-    """Submit jobs for a GPU that this machine does not have."""
+    """Submit jobs for a GPU that is sold out."""
     archive = BytesIO()
     pack(ROOT / "examples" / "script", archive)
     async with AsyncClient(address["url"], address["token"]) as client:
