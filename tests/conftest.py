@@ -32,6 +32,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sample", action="store_true", help="run the commit's choice of long products: tests/tiers.py")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave files without a chosen test out: every process of pytest-xdist would import them."""
+    if collection_path.suffix != ".py" or not collection_path.is_relative_to(config.rootpath):
+        return None
+    path = collection_path.relative_to(config.rootpath).as_posix()
+    return tiers.has_nothing_for(config.option.markexpr, path) or None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if tiers.is_slow(item.nodeid):

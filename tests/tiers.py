@@ -2,7 +2,8 @@
 
 `make test` runs all tests but the slow ones, `make test-all` both, `make test-fast` the unit tests of broker and
 providers. With `--sample`, the commit chooses which parameters of the tests in SAMPLED run, and which files of
-ROTATED; one commit always runs the same ones. tests/conftest.py applies the tables.
+ROTATED; one commit always runs the same ones. tests/conftest.py applies the tables, and leaves files without a chosen
+test out of the collection.
 """
 
 import hashlib
@@ -101,6 +102,18 @@ def is_slow(test: str) -> bool:
     path, _, name = test.partition("::")
     in_memory = path.startswith(IN_MEMORY) and ("[memory]" in name or "[memory-" in name)
     return in_memory or any(test.startswith(entry) if entry.endswith("/") else entry in (path, test) for entry in SLOW)
+
+
+def has_nothing_for(markers: str, path: str) -> bool:
+    """Return True if no test of a file is chosen by pytest's `-m`, so that the file need not be imported.
+
+    `path`: the file, relative to the repository. Of other expressions than those of the Makefile nothing is known.
+    """
+    folders = tuple(entry for entry in SLOW if entry.endswith("/"))
+    if markers == "not slow":
+        return path.startswith(folders) or path in SLOW
+    holders = {entry.partition("::")[0] for entry in SLOW}
+    return markers == "slow" and not (path.startswith(folders + IN_MEMORY) or path in holders)
 
 
 def drawn(ids: Sequence[str], count: int, seed: str) -> set[str]:

@@ -37,6 +37,36 @@ def test_slow_tests_are_distinguished_from_the_others(test: str, slow: bool) -> 
     assert tiers.is_slow(test) == slow
 
 
+@pytest.mark.parametrize("markers", ["slow", "not slow"])
+@pytest.mark.parametrize(
+    "test",
+    [
+        "tests/crash/test_lives.py::test_a",
+        "tests/cli/test_demo.py::test_a",
+        "tests/trainer/training/test_resume_bitwise.py::test_resume_bitwise[lora]",
+        "tests/trainer/training/test_resume_bitwise.py::test_resume_bitwise[full]",
+        "tests/controllers/test_rented.py::test_a[memory-shown0]",
+        "tests/controllers/test_rented.py::test_a[postgres-shown0]",
+        "tests/unit/broker/test_a.py::test_a",
+    ],
+)
+def test_a_file_with_a_chosen_test_is_collected(markers: str, test: str) -> None:
+    if tiers.is_slow(test) == (markers == "slow"):
+        assert not tiers.has_nothing_for(markers, test.partition("::")[0])
+
+
+@pytest.mark.parametrize("markers", ["", "slow or postgres"])
+def test_other_choices_collect_every_file(markers: str) -> None:
+    assert not tiers.has_nothing_for(markers, "tests/crash/test_lives.py")
+    assert not tiers.has_nothing_for(markers, "tests/unit/test_tiers.py")
+
+
+def test_files_without_a_chosen_test_are_not_imported() -> None:
+    assert tiers.has_nothing_for("slow", "tests/unit/test_tiers.py")
+    assert tiers.has_nothing_for("not slow", "tests/crash/test_lives.py")
+    assert tiers.has_nothing_for("not slow", "tests/api/test_fuzz.py")
+
+
 def test_a_sample_is_the_same_for_a_commit_and_comes_round_to_all() -> None:
     ids = [f"test_a[{number}]" for number in range(10)]
     first = tiers.drawn(ids, 3, "one commit")
