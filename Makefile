@@ -1,6 +1,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
+# Otherwise every process of a test compiles all modules that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
 BIN    := .venv/bin
@@ -50,7 +52,7 @@ run_all = failed=; table=; \
 	printf '\n%s' "$$table"; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
 
-.PHONY: help venv demo clouds clouds-test container-test test test-all test-slow test-fast $(TEST_PARTS:%=part-%) $(SLOW_PARTS:%=part-%) part-coverage reliability soak mutation browser screenshots docs lint licences sbom audit fix proto proto-baseline model constraints pins image clean
+.PHONY: help venv demo clouds clouds-test container-test test test-all test-slow test-fast $(TEST_PARTS:%=part-%) $(SLOW_PARTS:%=part-%) part-coverage reliability simulations kills soak mutation browser screenshots docs lint licences sbom audit fix proto proto-baseline model constraints pins image clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -116,11 +118,18 @@ part-slow-tests-of-the-trainer:
 part-coverage:
 	$(BIN)/pytest $(PURE_TESTS) -q -n $(SLOW_WORKERS) --dist loadfile $(COVERED)
 
-reliability: venv ## simulated job lifetimes under faults, by default 10,000, and kills of real processes; others for every commit
+reliability: ## simulated job lifetimes under faults, by default 10,000, and kills of real processes; others for every commit
+	@$(MAKE) --no-print-directory simulations
+	@$(MAKE) --no-print-directory kills
+
+# Every lifetime has a clock of its own, so other load makes the simulations longer and changes nothing else.
+simulations: venv ## the first part of `make reliability`: simulated job lifetimes
 	$(BIN)/python -m tests.sim --seeds commit --lifetimes $(LIFETIMES)
 	$(BIN)/python -m tests.sim --seeds commit --lifetimes 1000 --hints dropped
 	$(BIN)/python -m tests.sim --seeds commit --hashes 100
 	$(BIN)/python -m tests.sim --mutants --known --seeds 0:2000
+
+kills: venv ## the second part: kills of real daemons, databases and machines
 	$(BIN)/python -m tests.crash --ci $(SAMPLE)
 
 soak: venv ## the reliability tests at length, e.g. MINUTES=600; totals are added up in TOTALS, over runs
