@@ -5,41 +5,34 @@ for each set of providers and regions. For each attempt, gather `ActiveReview` a
 notes with the signal MOVE, so that interruption, termination and placement do the rest. When a spot offer appears or
 becomes cheaper, each broker reviews the attempts again that it reviewed last.
 Facts: the market, blocked offers, policies, heartbeats; earlier attempts only of a job that would move.
-Decisions: `Move` or `Stay`.
+Decisions: `Move` or `Stay`, reported by `review_event`.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
-from decimal import Decimal
 from functools import partial
 from zlib import crc32
 
 from broker.controllers.base.context import ControllerContext
-from broker.controllers.base.events import event
 from broker.controllers.market.host_offers import host_offers, refused_offers
 from broker.controllers.market.offers_by_id import Offers
+from broker.controllers.monitoring.review_market import ReviewMarket, ReviewShortlists
 from broker.controllers.observation.inventory import Inventory
 from broker.domain.job import Signal
-from broker.domain.offer import Offer
-from broker.domain.spec import Resources
 from broker.estimator.planning.corrections import NO_CORRECTIONS, Corrections, LearnedCorrections
 from broker.policy.budgets import Applied
 from broker.ports import Leased, Note
 from broker.ports.policies import JobOwner
-from broker.quote.job_placement import same_but_for_numbers
 from broker.quote.placement_facts import PlacementSettings
 from broker.quote.spot.plan import PlanNotReady
 from broker.quote.spot.review import ActiveReview, Move, Stay, may_move, review_active
-from broker.quote.spot.shortlist import shortlist
+from broker.quote.spot.review_report import review_event
 from broker.runtime.spot_planner import PlanRound
 
 log = logging.getLogger(__name__)
-
-CHEAPER = Decimal("0.95")
-"""A spot offer is news if its price falls to this share of the price at the previous review."""
 
 REST = 2.0
 """Pause after a claim, as a multiple of the time that its decisions took: a large market has news at each poll."""
@@ -59,26 +52,8 @@ class _ReviewRound:
     """Time at which the store read `applied`."""
     applied: Mapping[JobOwner, Sequence[Applied]]
     refused_on_host: Mapping[JobOwner, Mapping[str, str]]
-    lists: "_ShortLists"
+    lists: ReviewShortlists
     plans: PlanRound
-
-
-@dataclass(frozen=True, kw_only=True)
-class _ShortLists:
-    """Short lists that later rounds use again while market, own runs and exclusions are the same."""
-
-    offers: Sequence[Offer]
-    learned: Corrections
-    excluded: Mapping[str, str]
-    by_key: dict[object, tuple[Offer, ...]] = field(default_factory=dict)
-    """Short lists by the owner's exclusions, providers and regions."""
-
-    def of(self, resources: Resources, refused_on_host: Mapping[str, str]) -> tuple[Offer, ...]:
-        key = frozenset(refused_on_host), tuple(resources.providers), tuple(resources.regions)
-        if key not in self.by_key:
-            excluded = {**self.excluded, **refused_on_host}
-            self.by_key[key] = shortlist(self.offers, self.learned.spots, resources, excluded)
-        return self.by_key[key]
 
 
 class AttemptReview:
@@ -94,10 +69,7 @@ class AttemptReview:
         learned: LearnedCorrections = lambda: NO_CORRECTIONS,
     ) -> None:
         self._context, self._inventory = context, inventory
-        self._offers, self._learned = offers, learned
-        self._market: Sequence[Offer] = ()
-        self._spot_usd: Mapping[str, Decimal] = {}
-        self._lists = _ShortLists(offers=(), learned=NO_CORRECTIONS, excluded={})
+        self._market, self._learned = ReviewMarket(offers), learned
         self._news_at: float | None = None
         """Monotonic time of market news after which attempts remain to be reviewed; None: there is none."""
         self._steps = crc32(context.owner.encode()) % 1000
@@ -107,9 +79,9 @@ class AttemptReview:
     async def step(self) -> bool:
         began, self._steps = self._context.clock.monotonic(), self._steps + 1
         pause_s = self._context.intervals.billing_s * (1 + self._steps * GOLDEN % 1) / 2
-        if self._is_market_news():
+        if self._market.is_news():
             self._news_at = began
-        rows = await self._claim(began) if self._spot_usd else ()
+        rows = await self._claim(began) if self._market.has_spot else ()
         if len(rows) < CLAIM:
             self._news_at = None
         else:
@@ -130,19 +102,6 @@ class AttemptReview:
             limit=CLAIM,
         )
 
-    def _is_market_news(self) -> bool:
-        """Return True if a spot offer is on sale that was not, or that was clearly more expensive."""
-        market, before = self._offers(), self._spot_usd
-        if market is self._market:
-            return False
-        self._market = market
-        self._spot_usd = {
-            offer.id: offer.usd_per_hour for offer in market if offer.spot and offer.available is not False
-        }
-        return any(
-            identity not in before or price <= before[identity] * CHEAPER for identity, price in self._spot_usd.items()
-        )
-
     async def _review(self, rows: Sequence[Leased]) -> float:
         """Review attempts and write what is new. Return the seconds that the decisions took."""
         if not rows:
@@ -151,7 +110,7 @@ class AttemptReview:
         for row in rows:
             began = self._context.clock.monotonic()
             try:
-                if (note := self._note(row, await self._decide(row, shared))) is not None:
+                if (note := _note(row, await self._decide(row, shared))) is not None:
                     notes.append(note)
             except PlanNotReady:  # a later review has the plan; a move must not rest on a guess
                 log.info(
@@ -182,18 +141,15 @@ class AttemptReview:
         context = self._context
         now, applied = await context.store.applied(sorted({(row.job.team, row.job.owner) for row in rows}))
         excluded = {**await context.store.blocked_offers(), **self._inventory.refusals}
-        learned, lists = self._learned(), self._lists
-        is_same = lists.offers is self._market and lists.learned is learned and lists.excluded == excluded
-        if not is_same:
-            self._lists = _ShortLists(offers=self._market, learned=learned, excluded=excluded)
-        on_host = host_offers(self._market, {name: provider.caps for name, provider in context.providers.items()})
+        learned, caps = self._learned(), {name: provider.caps for name, provider in context.providers.items()}
+        on_host = host_offers(self._market.offers, caps)
         return _ReviewRound(
             settings=context.placement_settings,
             learned=learned,
             now=now,
             applied=applied,
             refused_on_host={owner: await refused_offers(context.host_admission, owner, on_host) for owner in applied},
-            lists=self._lists,
+            lists=self._market.lists(learned, excluded),
             plans=context.plans.begin(has_fallback=False),
         )
 
@@ -212,30 +168,13 @@ class AttemptReview:
             forbidden=self._context.forbidden(job.spec),
         )
 
-    def _note(self, row: Leased, decision: Move | Stay) -> Note | None:
-        """Return the note that starts a move, or that reports a new reason to stay; None: nothing is new."""
-        job, attempt = row.job, row.attempt
-        if isinstance(decision, Stay):
-            is_known = same_but_for_numbers(decision.reason, attempt.stays)
-            if is_known or job.workload.shape is None:  # a script of unknown duration never moves
-                return None
-            report = event(job, "attempt.stays", f"attempt {attempt.number} {decision.reason}", attempt=attempt)
-            return Note(
-                attempt=attempt,
-                job=job,
-                forecast=job.forecast,
-                idle=attempt.idle,
-                stays=decision.reason,
-                events=(report,),
-            )
-        message = f"attempt {attempt.number} {decision.message}"
-        data = {"offer": decision.offer.id, "saved_usd": str(decision.saved_usd)}
-        return Note(
-            attempt=attempt,
-            job=job,
-            forecast=job.forecast,
-            idle=attempt.idle,
-            signal=Signal.MOVE,
-            reason=decision.message,
-            events=(event(job, "attempt.moves", message, attempt=attempt, data=data),),
-        )
+
+def _note(row: Leased, decision: Move | Stay) -> Note | None:
+    """Return the note that starts a move, or that reports a new reason to stay; None: nothing is new."""
+    job, attempt = row.job, row.attempt
+    if (event := review_event(job, attempt, decision)) is None:
+        return None
+    note = Note(attempt=attempt, job=job, forecast=job.forecast, idle=attempt.idle, events=(event,))
+    if isinstance(decision, Stay):
+        return replace(note, stays=decision.reason)
+    return replace(note, signal=Signal.MOVE, reason=decision.message)
