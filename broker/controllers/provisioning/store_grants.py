@@ -1,26 +1,32 @@
 """Grants: credentials of the blob store, issued to an attempt at launch and renewed at half of their life.
 
-Steps: read live attempts, read the grant of each that is due, issue the next one, schedule the next check.
+Steps: read live attempts; for each that is due, gather `GrantFacts`, call `decide_grant`, and issue the next grant if
+the decision says so. After a failure call `after_failure` and write its event.
 Facts: the grant in the blob store, the clock, failures in a row.
-Decisions: renew now, check again at a later time, report a grant that cannot be renewed.
+Decisions: `GrantDecision`, `FailureDecision`.
 
-All state of a grant is in `grant.json`. Its `seq` is the time of issue in milliseconds, so any broker can compute when
-to renew it, without a lease. If two brokers renew at once, the last write wins, and the credentials of both work.
+If two brokers renew at once, the last write wins, and the credentials of both work.
 """
 
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
 from pydantic import ValidationError
 
 from broker.controllers.base.batch import decide_batch
 from broker.controllers.base.context import ControllerContext
-from broker.controllers.base.events import event
 from broker.domain.errors import BlobError
 from broker.domain.ids import AttemptId
-from broker.domain.job import Attempt, AttemptState, Job
+from broker.domain.job import Attempt, Job
+from broker.lifecycle.decisions.grant_decision import (
+    RENEWED_STATES,
+    GrantFacts,
+    after_failure,
+    decide_grant,
+    renew_at,
+)
 from broker.ports import Change, Leased, StoreAccess
 from broker.runtime.secret_box import SecretBox, SecretsError
 from trainer.contract import object_keys
@@ -28,15 +34,8 @@ from trainer.contract.documents import Grant, Sealed
 
 log = logging.getLogger(__name__)
 
-LIVE = frozenset({AttemptState.LAUNCHING, AttemptState.BOOTING, AttemptState.TRAINING, AttemptState.DRAINING})
-"""States in which grants are renewed. A machine that is being destroyed gets no more credentials."""
-NEVER = datetime.max.replace(tzinfo=UTC)
-REPORT_AFTER = 3
-"""Number of failures in a row after which an event reports them."""
 URL_S = 7 * 86_400.0
 """Longest validity of a signed URL that clouds allow, in seconds. The content is sealed with the attempt's key."""
-RETRY_S = 60.0
-"""Longest pause between two attempts to renew, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,14 +80,6 @@ class Granting:
             return ""  # without a URL an agent cannot renew expired credentials; the rest works
 
 
-def renew_at(grant: Grant | None) -> datetime:
-    """Return the time half-way between issue and expiry; NEVER if nothing expires."""
-    if grant is None or grant.expires_at is None:
-        return NEVER
-    issued = datetime.fromtimestamp(grant.seq / 1000, UTC)
-    return issued + (grant.expires_at - issued) / 2
-
-
 class Grants:
     """Renews grants without a lease; `grant.json` is the fence."""
 
@@ -104,7 +95,7 @@ class Grants:
         context = self._context
         if context.blobs.local:
             return False
-        live = [row for row in await context.store.live_attempts() if row.attempt.state in LIVE]
+        live = [row for row in await context.store.live_attempts() if row.attempt.state in RENEWED_STATES]
         ids = {row.attempt.id for row in live}
         self._due = {i: at for i, at in self._due.items() if i in ids}
         self._failures = {i: n for i, n in self._failures.items() if i in ids}
@@ -128,29 +119,28 @@ class Grants:
 
         The grant is read first, since another broker may have renewed it.
         """
-        attempt, now = leased.attempt, self._context.clock.now()
-        data = await self._context.blobs.get(object_keys.grant(attempt.id))
-        if data is None:
-            # A grant is written before create is called, and only if something expires or is secret.
-            return now if attempt.state is AttemptState.LAUNCHING else NEVER
-        try:
-            known = Grant.model_validate_json(data)
-        except ValidationError as e:
-            raise SecretsError(f"{object_keys.grant(attempt.id)} cannot be read: {e.errors()[0]['msg']}") from None
-        if (at := renew_at(known)) > now:
-            return at
-        opened = self._granting.box.open_for(attempt.id, known.sealed)
-        granted = await self._granting.issue(leased.job, attempt, opened.secrets, after=known)
+        decision = decide_grant(await self._gather(leased.attempt))
+        if decision.renews is None:
+            return decision.check_at
+        opened = self._granting.box.open_for(leased.attempt.id, decision.renews.sealed)
+        granted = await self._granting.issue(leased.job, leased.attempt, opened.secrets, after=decision.renews)
         return renew_at(granted.grant)
 
-    async def _failed(self, leased: Leased, why: str) -> None:
-        """Schedule another attempt with growing pauses, and report once. The agent trains on; its checkpoints wait."""
-        attempt, context = leased.attempt, self._context
+    async def _gather(self, attempt: Attempt) -> GrantFacts:
+        now, key = self._context.clock.now(), object_keys.grant(attempt.id)
+        data = await self._context.blobs.get(key)
+        try:
+            grant = None if data is None else Grant.model_validate_json(data)
+        except ValidationError as e:
+            raise SecretsError(f"{key} cannot be read: {e.errors()[0]['msg']}") from None
+        return GrantFacts(attempt=attempt, grant=grant, now=now)
+
+    async def _failed(self, leased: Leased, cause: str) -> None:
+        """Schedule another attempt, and report once."""
+        job, attempt, context = leased.job, leased.attempt, self._context
         failures = self._failures[attempt.id] = self._failures.get(attempt.id, 0) + 1
-        pause_s = min(RETRY_S, self.every_s * 2.0 ** min(failures - 1, 10))
-        self._due[attempt.id] = context.clock.now() + timedelta(seconds=pause_s)
-        log.warning("grants: attempt %s of job %s: %s", attempt.id, leased.job.id, why)
-        if failures == REPORT_AFTER:
-            message = f"attempt {attempt.number}: its access to the blob store cannot be renewed: {why}"
-            report = event(leased.job, "attempt.grant_failing", message, attempt=attempt)
-            await context.store.apply([Change(events=(report,))])
+        decision = after_failure(job, attempt, cause, failures=failures, now=context.clock.now(), every_s=self.every_s)
+        self._due[attempt.id] = decision.check_at
+        log.warning("grants: attempt %s of job %s: %s", attempt.id, job.id, cause)
+        if decision.event is not None:
+            await context.store.apply([Change(events=(decision.event,))])

@@ -10,7 +10,7 @@ import pytest
 from broker.blobs import ObstoreBlobs
 from broker.controllers.base.context import ControllerContext
 from broker.controllers.provisioning.boot_spec import Boot
-from broker.controllers.provisioning.store_grants import Granting, Grants, renew_at
+from broker.controllers.provisioning.store_grants import Granting, Grants
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.instance import Caps
@@ -286,10 +286,6 @@ async def test_the_event_is_written_by_a_real_store(store: Store) -> None:
         await rig.pass_time(LIFE_S)
         await controller.step()
     assert [e.kind for e in await store.events(job.id, after=0, limit=9)] == ["attempt.grant_failing"]
-
-
-def test_a_grant_without_a_time_of_issue_is_due() -> None:
-    assert renew_at(Grant(seq=0, expires_at=build.at(60), sealed="")) < build.T0
 
 
 async def test_a_folder_store_causes_no_renewal_round() -> None:
