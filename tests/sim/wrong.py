@@ -22,6 +22,7 @@ from broker.controllers.provisioning import (
 from broker.controllers.provisioning import (
     launcher_completion as through,
 )
+from broker.controllers.provisioning.attempt_documents import attempt_spec
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import Installation, JobId, attempt_id, instance_name
 from broker.domain.instance import InstanceState, Liveness
@@ -317,12 +318,12 @@ async def no_transaction(self: deadman.Deadman) -> bool:
 
 
 async def spec_again(self: boot.Boot, attempt: Any, job: Any) -> None:
-    spec = boot.attempt_spec(attempt, job, self.context, {})
+    spec = attempt_spec(attempt, job, self.context, {})
     await self.context.blobs.put(f"attempts/{attempt.id}/spec.json", spec.model_dump_json().encode())
 
 
 async def secret_in_spec(self: boot.Boot, attempt: Any, job: Any) -> None:
-    spec = boot.attempt_spec(replace(attempt), job, self.context, {})
+    spec = attempt_spec(replace(attempt), job, self.context, {})
     with_secret = spec.model_copy(update={"env": await self._secrets(job)})
     await self.context.blobs.put(f"attempts/{attempt.id}/spec.json", with_secret.model_dump_json().encode())
 

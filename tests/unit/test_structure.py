@@ -13,6 +13,7 @@ PACKAGES = ("broker", "providers", "trainer")
 MAX_FILES = 16
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 40
+MAX_CONTROLLER_LINES = 200
 MIN_CODE_LINES = 15
 MAX_TEST_NAME = 70
 RETIRED = frozenset(
@@ -130,6 +131,24 @@ def test_functions_are_short() -> None:
     }
     print(f"{len(lengths)} functions, at most {max(lengths.values())} lines")
     assert {name: length for name, length in lengths.items() if length > MAX_FUNCTION_LINES} == {}
+
+
+def test_controllers_are_short_and_state_their_decisions() -> None:
+    """A controller gathers facts, calls pure rules and applies the answer; its docstring lists the three."""
+    controllers = {path: tree for path, tree in TREES.items() if (ROOT / "broker/controllers") in path.parents}
+    lengths = {_shown(path): len(path.read_text().splitlines()) for path in controllers}
+    assert {path: length for path, length in lengths.items() if length >= MAX_CONTROLLER_LINES} == {}
+    with_step = {
+        _shown(path): ast.get_docstring(tree) or ""
+        for path, tree in controllers.items()
+        if any(isinstance(node, ast.AsyncFunctionDef) and node.name == "step" for node in ast.walk(tree))
+    }
+    print(f"{len(with_step)} controllers, at most {max(lengths.values())} lines")
+    assert len(with_step) > 10
+    lacking = {
+        path: word for path, text in with_step.items() for word in ("Steps", "Facts:", "Decisions:") if word not in text
+    }
+    assert lacking == {}
 
 
 def test_modules_are_no_fragments() -> None:

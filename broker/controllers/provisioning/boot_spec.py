@@ -4,32 +4,23 @@ Used by the launch controller before each create.
 """
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from broker.controllers.base.context import ControllerContext
+from broker.controllers.provisioning.attempt_documents import attempt_spec, boot_properties, upload_hash
 from broker.controllers.provisioning.store_grants import Granting
 from broker.domain.errors import AlreadyExists, GpubrokerError
-from broker.domain.instance import SELF_STOP_S, BootSpec, CloudOptions, HostIsolation, TrainerBundle, TrainerImage
+from broker.domain.instance import SELF_STOP_S, BootSpec, HostIsolation, TrainerBundle, TrainerImage
 from broker.domain.job import Attempt, Job
-from broker.domain.money import ZERO
 from broker.domain.tenancy import Tenant
-from broker.domain.workload import MemoryNeed
 from broker.estimator.planning.corrections import NO_CORRECTIONS, LearnedCorrections
-from broker.estimator.planning.fit import probed
-from broker.estimator.planning.plan_search import world
 from broker.estimator.preemption_rate import losses_per_hour
-from broker.lifecycle.recovery import planned_train_config
 from broker.policy.host_access import HostUser
 from broker.ports import Leased, TenantStore
 from broker.runtime.secret_box import SecretBox, SecretsError
 from trainer.contract import object_keys
-from trainer.contract.documents import AttemptSpec, Cost, DataFile, MemoryUse
 from trainer.contract.train import TrainConfig
-from trainer.dataset.readers import format_of
-
-UPLOAD = "upload:"
 
 
 class Unusable(GpubrokerError):
@@ -122,7 +113,7 @@ class Boot:
         """Return the bytes of the job's inputs, by key."""
         references = [job.spec.train.data.path] if job.spec.train else []
         references += [job.spec.script.code] if job.spec.script else []
-        hashes = [_sha256(reference) for reference in references]
+        hashes = [upload_hash(reference) for reference in references]
         uploads = [await self._as_owner(job).upload(job.owner, sha256) for sha256 in hashes]
         return {object_keys.job_data(job.id, upload.sha256): upload.bytes for upload in uploads if upload}
 
@@ -141,73 +132,3 @@ def _extras(train: TrainConfig) -> str:
     """Return the optional packages of the trainer that a machine without an image installs for this job."""
     extras = {"trackers": train.metrics.trackers, "fp8": train.fp8}
     return " ".join(name for name, is_wanted in extras.items() if is_wanted)
-
-
-def boot_properties(job: Job) -> BootSpec:
-    """Return the properties that a job's machines must have, without their documents."""
-    resources = job.spec.resources
-    return BootSpec(nodes=resources.nodes, options=CloudOptions(**resources.aws.model_dump()))
-
-
-def attempt_spec(attempt: Attempt, job: Job, context: ControllerContext, sizes: Mapping[str, int]) -> AttemptSpec:
-    """Return `spec.json` of an attempt, which is the same for each of its creates.
-
-    `sizes`: bytes of the job's inputs, by key.
-    """
-    spec = job.spec
-    train = planned_train_config(spec.train, attempt.line.plan, job.remedy) if spec.train else None
-    data = code = None
-    if train is not None:
-        data = _file(job, train.data.path, format_of(train.data.path, train.data.format), sizes)
-    if spec.script is not None:
-        code = _file(job, spec.script.code, "tar", sizes)
-    offer = attempt.line.offer
-    gpus = 0 if offer.emulated_on == "cpu" or offer.accelerator == "cpu" else offer.gpus
-    return AttemptSpec(
-        installation=context.installation,
-        job=job.id,
-        attempt=attempt.id,
-        number=attempt.number,
-        train=train,
-        script=spec.script,
-        data=data,
-        code=code,
-        checkpoint=spec.checkpoint,
-        date=job.created_at.date().isoformat(),
-        probe=probed(job.workload, attempt.line.plan),
-        resume_from=attempt.resume_from,
-        token_cache_bytes=attempt.line.rows_bytes if train is not None else 0,
-        env=spec.env,
-        secrets=spec.secrets,
-        world=world(attempt.line.plan, nodes=spec.resources.nodes, gpus=gpus),
-        limits=context.limits,
-        cost=_cost(attempt, job),
-        memory=_memory(attempt.line.memory),
-    )
-
-
-def _cost(attempt: Attempt, job: Job) -> Cost:
-    before = max(ZERO, job.spent_usd - attempt.charged_usd)
-    return Cost(before=before, per_hour=attempt.line.offer.usd_per_hour * attempt.line.nodes)
-
-
-def _memory(need: MemoryNeed | None) -> MemoryUse | None:
-    """Return the memory estimate of the plan, which the agent reports when memory runs out."""
-    if need is None:
-        return None
-    return MemoryUse(
-        weights=need.weights,
-        gradients=need.gradients,
-        optimizer=need.optimizer,
-        activations=need.activations + need.logits,
-    )
-
-
-def _sha256(reference: str) -> str:
-    return reference.removeprefix(UPLOAD).split("/", 1)[0]
-
-
-def _file(job: Job, reference: str, fmt: Any, sizes: Mapping[str, int]) -> DataFile:
-    sha256 = _sha256(reference)
-    key = object_keys.job_data(job.id, sha256)
-    return DataFile(key=key, sha256=sha256, bytes=sizes.get(key, 0), format=fmt)

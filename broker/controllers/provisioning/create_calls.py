@@ -7,7 +7,8 @@ import asyncio
 from dataclasses import dataclass
 
 from broker.controllers.base.context import ControllerContext
-from broker.controllers.provisioning.boot_spec import Boot, Unusable, boot_properties
+from broker.controllers.provisioning.attempt_documents import boot_properties
+from broker.controllers.provisioning.boot_spec import Boot, Unusable
 from broker.controllers.provisioning.creates_in_flight import CreatesInFlight
 from broker.domain.errors import BlobError, ImageRefused, NoCapacity, ProviderError, Rejected, Throttled
 from broker.domain.instance import Observed
