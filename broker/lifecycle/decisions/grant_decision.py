@@ -1,7 +1,7 @@
 """Decides when the credentials of an attempt are renewed, and when a failing renewal is reported.
 
-Used by the grants controller. All state of a grant is in `grant.json`; its `seq` is the time of issue in milliseconds,
-so any broker takes the same decision without a lease.
+Used by the grants controller. All state of a grant is in `grant.json`, and its `seq` is the time of issue in
+milliseconds. So any broker takes the same decision without a lease.
 """
 
 from dataclasses import dataclass
