@@ -191,7 +191,7 @@ COMPILE := env -u PIP_FIND_LINKS -u UV_FIND_LINKS UV_CUSTOM_COMPILE_COMMAND='mak
 constraints: | $(BIN)/uv ## resolve constraints.txt, constraints-broker.txt, constraints-trainer.txt and constraints-skypilot.txt again
 	$(COMPILE) --upgrade pyproject.toml $(EXTRAS:%=--extra %) -o constraints.txt
 	$(COMPILE) --generate-hashes --constraint constraints.txt pyproject.toml --extra server --extra aws -o constraints-broker.txt
-	$(BIN)/python deploy/trainer_requirements.py trackers fp8 | $(COMPILE) --upgrade - -o constraints-trainer.txt
+	$(BIN)/python deploy/trainer_requirements.py trackers fp8 | $(COMPILE) --upgrade --generate-hashes - -o constraints-trainer.txt
 	sed -n 's/^clouds = \["\(.*\)"\]$$/\1/p' pyproject.toml | $(COMPILE) --upgrade --generate-hashes - -o constraints-skypilot.txt
 
 pins: ## pin the base images of deploy/ by the digests that their registries report now

@@ -66,7 +66,7 @@ def on_linux(constraints: Iterable[str]) -> Iterator[str]:
     """The names of the constraints that hold on Linux under any supported Python."""
     for line in constraints:
         if "==" in line:
-            requirement = Requirement(line)
+            requirement = Requirement(line.rstrip(" \\"))
             marker = requirement.marker
             environments = ({"sys_platform": "linux", "python_full_version": f"{python}.0"} for python in PYTHONS)
             if marker is None or any(map(marker.evaluate, environments)):

@@ -9,7 +9,7 @@ umask 022
 
 source=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${1:-$HOME/.gpubroker-trainer}
-torch=$(sed -n 's/^torch==//p' "$source/constraints-trainer.txt")
+torch=$(sed -n 's/^torch==\([^ ;]*\).*/\1/p' "$source/constraints-trainer.txt")
 
 new_enough() {
     "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
@@ -71,13 +71,16 @@ torch_index() {
 read -ra extras <<<"${GPUBROKER_EXTRAS:-}"
 requirements=$("$venv/bin/python" "$source/deploy/trainer_requirements.py" "${extras[@]}")
 if ! pip --quiet --no-index --requirement /dev/stdin <<<"$requirements" 2>/dev/null; then
-    # CUDA's packages must fit the installed torch or the driver, so they are not constrained.
-    constraints=$(grep -v -e '^nvidia-' -e '^cuda-' -e '^triton=' "$source/constraints-trainer.txt")
     index=$(torch_index)
     if [ -z "$index" ] && ! has_torch "$venv/bin/python"; then
-        constraints=$(cat "$source/constraints-trainer.txt")
+        # Nothing to fit to: all locked packages, those of the extras too, each with the hash that was reviewed.
+        pip --require-hashes --no-deps --requirement "$source/constraints-trainer.txt"
+    else
+        # Hashes and CUDA's packages are those of another build of torch, so only the versions of the others are constrained.
+        constraints=$(sed -n 's/^\([A-Za-z0-9][^\\]*\).*/\1/p' "$source/constraints-trainer.txt" |
+            grep -v -e '^nvidia-' -e '^cuda-' -e '^triton=')
+        pip ${index:+"$index"} --constraint <(echo "$constraints") --requirement /dev/stdin <<<"$requirements"
     fi
-    pip ${index:+"$index"} --constraint <(echo "$constraints") --requirement /dev/stdin <<<"$requirements"
 fi
 
 # Only the trainer's package: it imports nothing of the broker.

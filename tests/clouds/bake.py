@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -52,11 +53,17 @@ def trainer_requirements() -> str:
     return subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
 
 
+def trainer_constraints() -> str:
+    """Return the locked versions without hashes: this machine's torch may be another build of the same version."""
+    text = (CHECKOUT / "constraints-trainer.txt").read_text()
+    return re.sub(r" \\\n +--hash=\S+", "", text)
+
+
 def recipe() -> str:
     """Return a digest of everything that determines the baked root file system."""
     digest = hashlib.sha256(f"{EDITION} {SUITE} {BASE} {PACKAGES} {trainer_requirements()}".encode())
-    for file in (PROVISION, CHECKOUT / "constraints-trainer.txt"):
-        digest.update(file.read_bytes())
+    digest.update(PROVISION.read_bytes())
+    digest.update(trainer_constraints().encode())
     return digest.hexdigest()[:16]
 
 
@@ -147,7 +154,7 @@ def provision(root: Path) -> None:
     inputs = root / "bake"
     inputs.mkdir()
     shutil.copy(PROVISION, inputs / "inside.sh")
-    shutil.copy(CHECKOUT / "constraints-trainer.txt", inputs)
+    (inputs / "constraints-trainer.txt").write_text(trainer_constraints())
     (inputs / "requirements.txt").write_text(trainer_requirements())
     uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
     if uv is None:

@@ -1,7 +1,9 @@
 """The base and the image, by buildah in chroot isolation, with a store of their own."""
 
+import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -53,6 +55,7 @@ class Store:
         context.mkdir()
         archive = subprocess.run(["git", "archive", "HEAD"], cwd=CHECKOUT, stdout=subprocess.PIPE, check=True).stdout
         subprocess.run(["tar", "-x", "-C", context], input=archive, check=True)
+        admit_local_builds(context / "constraints-trainer.txt", Path(_pip_settings().get("find-links", "")))
         name = "localhost/gpubroker-trainer"
         self.buildah("build", "--isolation", "chroot", "--network", "host", "--from", base, *self._policy,
                      "--file", CONTAINERFILE, "--tag", name, *self._pip(), ".", cwd=context)  # fmt: skip
@@ -79,6 +82,17 @@ class Store:
     def mount(self, image: str) -> Path:
         """Return a writable root file system of a new container."""
         return Path(self.buildah("mount", self.buildah("from", *self._policy, image)))
+
+
+def admit_local_builds(lock: Path, wheels: Path) -> None:
+    """Add this machine's build of torch to a lock, which then needs no packages of CUDA."""
+    builds = [*wheels.glob("torch-*.whl")] if wheels.is_dir() else []
+    if not builds:
+        return
+    hashes = "".join(f" \\\n    --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}" for wheel in builds)
+    entries = re.split(r"\n(?=\S)", lock.read_text())
+    kept = [entry for entry in entries if not entry.startswith(("nvidia-", "cuda-", "triton="))]
+    lock.write_text("\n".join(entry + hashes if entry.startswith("torch==") else entry for entry in kept) + "\n")
 
 
 def _pip_settings() -> dict[str, str]:

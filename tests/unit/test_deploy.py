@@ -82,6 +82,16 @@ def test_the_brokers_image_installs_the_tested_versions_by_hash() -> None:
     assert "--require-hashes --no-deps --requirement constraints-broker.txt" in values("RUN")[0]
 
 
+def test_the_trainers_image_installs_every_package_by_hash() -> None:
+    """A package without a hash would be installed as the index serves it on the day of the build."""
+    lock = Path("constraints-trainer.txt").read_text()
+    versions = re.findall(r"^[\w.-]+==.*$", lock, re.MULTILINE)
+    hashed = re.findall(r"^[\w.-]+==.*\\\n +--hash=sha256:[0-9a-f]{64}", lock, re.MULTILINE)
+    assert len(hashed) == len(versions) > 50
+    script = (DEPLOY / "trainer_install.sh").read_text()
+    assert '--require-hashes --no-deps --requirement "$source/constraints-trainer.txt"' in script
+
+
 def test_images_are_of_one_full_version() -> None:
     bases = {rest.split()[0] for rest in values("FROM")}
     assert len(bases) == 1
