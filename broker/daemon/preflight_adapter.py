@@ -4,12 +4,13 @@ Many jobs have the same spec and data set, and a submit must be cheap, so a resu
 minute, because a model's folder or its licence may change.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from broker.api.core.bounded_cache import BoundedCache, summary_bytes
 from broker.api.schemas.quotes import WhatIfRequest, WhatIfView
 from broker.api.service.interfaces import Checked
 from broker.daemon.what_if_adapter import answer_what_if
@@ -26,7 +27,8 @@ from broker.runtime.cpu_threads import RunCpu, run_inline
 from trainer.contract.data_config import DataFormat
 
 REMEMBERED_S = 60.0
-REMEMBERED = 256
+REMEMBERED, REMEMBERED_BYTES = 256, 64 << 20
+"""Most results that are kept, and about how much memory their data sets' summaries take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +66,7 @@ class Checks:
         self._folders = folders or ModelFolders()
         self._clock = clock
         self._remote_code = remote_code
-        self._found: dict[object, _FoundModel] = {}
+        self._found: BoundedCache[Hashable, _FoundModel] = BoundedCache(REMEMBERED_BYTES, REMEMBERED)
 
     async def summarise(self, data: Path, fmt: DataFormat) -> Mapping[str, Any] | None:
         return await parse(data, fmt)
@@ -84,9 +86,8 @@ class Checks:
         if held is not None and held.until > now:
             return held.checked
         checked = await self._check(spec, summary, run)
-        if len(self._found) >= REMEMBERED:
-            self._found.clear()
-        self._found[key] = _FoundModel(checked=checked, summary=summary, until=now + REMEMBERED_S)
+        found = _FoundModel(checked=checked, summary=summary, until=now + REMEMBERED_S)
+        self._found.put(key, found, summary_bytes(summary))
         return checked
 
     async def _check(self, spec: JobSpec, summary: Mapping[str, Any] | None, run: RunCpu) -> Checked:

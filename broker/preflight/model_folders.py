@@ -4,12 +4,14 @@ Without it, a quote reveals which folders exist. Used by the daemon's preflight;
 """
 
 import os
+import stat
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from broker.domain.errors import InvalidInput, Problem
 from broker.preflight.model_lookup import is_folder
+from trainer.contract.suggestions import short_list
 from trainer.contract.train import TrainConfig
 
 
@@ -31,7 +33,8 @@ class ModelFolders:
     async def permit(self, train: TrainConfig) -> TrainConfig:
         """Return the config with links resolved, because a link may later point elsewhere.
 
-        Raises InvalidInput with the same answer for a folder that does not exist and one that is not allowed.
+        Raises InvalidInput with the same answer for a folder that does not exist and one that is not allowed. With
+        several users, files that are closed to other users of this host are not read for any of them.
         """
         if not is_folder(train.model):
             return train
@@ -42,10 +45,19 @@ class ModelFolders:
                 raise _refused("folders need model_roots in gpubroker.yaml, as there are several users; give a Hub id")
             return train
         real = self._below_roots(train.model)
-        if real is None or not real.is_dir():
+        if real is None or not os.path.isdir(real):
             raise _refused(f"no folder {train.model!r} below model_roots of gpubroker.yaml; give such a folder")
-        if any(self._below_roots(str(file)) is None for file in real.iterdir()):
+        try:
+            files = list(real.iterdir())
+            closed = [file.name for file in files if file.is_file() and not file.stat().st_mode & stat.S_IROTH]
+        except OSError as e:
+            message = f"{train.model!r} cannot be read: {e.strerror}; let the broker read it, or give another folder"
+            raise _refused(message) from None
+        if any(self._below_roots(str(file)) is None for file in files):
             raise _refused(f"{train.model!r} has links that leave model_roots of gpubroker.yaml; copy the files there")
+        if closed and await self.is_shared():
+            name = short_list(sorted(closed), 1)
+            raise _refused(f"{train.model!r} has files that only their owner may read: {name}; chmod o+r them")
         return train.model_copy(update={"model": str(real)})
 
     def _below_roots(self, path: str) -> Path | None:

@@ -23,6 +23,8 @@ from trainer.contract.train import TrainConfig
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 MAX_CONFIG_BYTES = 1_000_000
+CACHED_BYTES = 4_000_000
+"""Bytes of all configs that are kept, as the Hub sent them. Their objects take up to 20 times as much."""
 HUB = "https://huggingface.co"
 CONFIG = "config.json"
 MAIN = "main"
@@ -39,7 +41,7 @@ def _invalid(message: str) -> InvalidInput:
 
 
 class HubClient:
-    """A client that reads model configs from a Hub and caches them for its lifetime.
+    """A client that reads model configs from a Hub and keeps the latest up to CACHED_BYTES.
 
     `endpoint`: value of HF_ENDPOINT. `token`: token for private and gated models, or None.
     """
@@ -48,7 +50,8 @@ class HubClient:
         self._endpoint = endpoint.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
-        self._cache: dict[tuple[str, str, str], dict[str, Any]] = {}
+        self._cache: dict[tuple[str, str, str], tuple[dict[str, Any], int]] = {}
+        """(config, its bytes), the oldest first."""
 
     @classmethod
     def of_environment(cls, env: Mapping[str, str]) -> "HubClient":
@@ -61,9 +64,14 @@ class HubClient:
         Raises InvalidInput when the Hub refuses, HubUnreachable when it does not answer.
         """
         key = (model, file, revision)
-        if key not in self._cache:
-            self._cache[key] = self._parsed(model, file, *await self._get(*key))
-        return self._cache[key]
+        if (held := self._cache.get(key)) is not None:
+            return held[0]
+        status, body = await self._get(*key)
+        config = self._parsed(model, file, status, body)
+        self._cache[key] = (config, len(body))
+        while sum(size for _, size in self._cache.values()) > CACHED_BYTES:
+            del self._cache[next(iter(self._cache))]
+        return config
 
     async def _get(self, model: str, file: str, revision: str) -> tuple[int, bytes]:
         url = f"{self._endpoint}/{model}/resolve/{quote(revision, safe='')}/{file}"
@@ -112,11 +120,14 @@ class FoundModel:
 
 
 def _folder(path: Path, files: Sequence[str]) -> FoundModel:
-    missing = [p for p in files if not any(path.glob(p))]
-    if missing:
-        raise _invalid(f"{str(path)!r} has no {', '.join(missing)}; save model and tokenizer with save_pretrained")
-    with (path / files[0]).open("rb") as file:
-        body = file.read(MAX_CONFIG_BYTES)
+    try:
+        missing = [p for p in files if not any(path.glob(p))]
+        if missing:
+            raise _invalid(f"{str(path)!r} has no {', '.join(missing)}; save model and tokenizer with save_pretrained")
+        with (path / files[0]).open("rb") as file:
+            body = file.read(MAX_CONFIG_BYTES)
+    except OSError as e:
+        raise _invalid(f"{str(path)!r} cannot be read: {e.strerror}; let the broker read it, or give a Hub id") from None
     return FoundModel(name=path.name, config=parse(body, str(path), files[0]))
 
 

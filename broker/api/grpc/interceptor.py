@@ -26,7 +26,9 @@ access = logging.getLogger("gpubroker.access")
 F = TypeVar("F", bound=Callable[..., Any])
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 MARK = "__gpubroker_scope__"
-MALFORMED = object()
+MALFORMED, TOO_LARGE = object(), object()
+SINGLE_BYTES = 1536 * 1024
+"""Most bytes of the message of a call with one message. Parsing holds the interpreter's lock: 0.1 s for this many bytes."""
 MESSAGE_S = 30.0
 """Seconds that a call may be open without its first message."""
 OUTAGE_S = 5.0
@@ -84,7 +86,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             if method.has_response_stream
             else self._serve_unary(method, authorization)
         )
-        read, write = _tolerant(registered.request_deserializer), registered.response_serializer
+        read = _tolerant(registered.request_deserializer, None if method.has_request_stream else SINGLE_BYTES)
+        write = registered.response_serializer
         return kind(serve, request_deserializer=read, response_serializer=write)
 
     def _serve_unary(self, method: "_Method", authorization: str | None) -> Any:
@@ -239,10 +242,15 @@ async def _abort(context: Any, code: grpc.StatusCode, status: status_pb2.Status)
     await context.abort(code, status.message, trailing_metadata=((DETAILS, status.SerializeToString()),))
 
 
-def _tolerant(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Wrap a deserializer to return MALFORMED for invalid bytes, which gRPC would report as a fault of the server."""
+def _tolerant(read: Callable[[bytes], Any], most_bytes: int | None) -> Callable[[bytes], Any]:
+    """Wrap a deserializer to return MALFORMED for invalid bytes, which gRPC would report as a fault of the server.
+
+    Returns TOO_LARGE, without parsing, for more than `most_bytes`.
+    """
 
     def tolerant(raw: bytes) -> Any:
+        if most_bytes is not None and len(raw) > most_bytes:
+            return TOO_LARGE
         try:
             return read(raw)
         except DecodeError:
@@ -252,7 +260,9 @@ def _tolerant(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 def _readable(request: Any) -> Any:
-    """Return a valid message. Raises InvalidInput for invalid bytes."""
+    """Return a valid message. Raises InvalidInput for invalid bytes, and for too many."""
+    if request is TOO_LARGE:
+        raise InvalidInput(Problem(field="message", message=f"has more than {SINGLE_BYTES} bytes; send less"))
     if request is MALFORMED:
         raise InvalidInput(Problem(field="message", message="is not a message of this method's type; see the .proto"))
     return request

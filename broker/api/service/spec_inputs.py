@@ -1,9 +1,9 @@
 """Checks of what a spec refers to: uploads, secrets, providers and accelerators."""
 
 import re
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
+from broker.api.core.bounded_cache import BoundedCache, summary_bytes
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.instance import Caps
 from broker.domain.offer import Offer
@@ -15,7 +15,8 @@ from trainer.contract.suggestions import close_matches, short_list
 from trainer.dataset import batch_defaults, example_counts
 
 REFERENCE = re.compile(r"upload:([0-9a-f]{64})")
-CACHED = 1024
+CACHED, CACHED_BYTES = 1024, 64 << 20
+"""Most uploads whose summaries are kept, and about how much memory these take."""
 UPLOAD_FIRST = "upload the file first, as `gpubroker submit` does"
 
 
@@ -23,7 +24,7 @@ class Inputs:
     """Looks up references. Uploads are cached, because they are content-addressed and never change."""
 
     def __init__(self) -> None:
-        self._uploads: OrderedDict[tuple[str, str, str], Upload] = OrderedDict()
+        self._uploads: BoundedCache[tuple[str, str, str], Upload] = BoundedCache(CACHED_BYTES, CACHED)
 
     def reference(self, spec: JobSpec) -> str:
         """Return the sha256 of the upload that a spec names. Raises InvalidInput for any other path."""
@@ -54,9 +55,7 @@ class Inputs:
         if upload is not None and upload.gone_at is not None:
             return None
         if upload is not None:
-            self._uploads[own] = upload
-            while len(self._uploads) > CACHED:
-                self._uploads.popitem(last=False)
+            self._uploads.put(own, upload, summary_bytes(upload.summary))
         return upload
 
     async def secrets(self, store: TenantStore, owner: str, spec: JobSpec) -> list[Problem]:

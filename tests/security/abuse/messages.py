@@ -34,12 +34,17 @@ async def compressed_messages(target: Target, seconds: float) -> None:
 
 @attack
 async def messages_of_very_many_values(target: Target, seconds: float) -> None:
-    many = pb.SubmitJobRequest()
-    many.spec.labels.update({f"k{i}": "v" for i in range(200_000)})
+    large, many = pb.SubmitJobRequest(), pb.SubmitJobRequest()
+    large.spec.labels.update({f"k{i}": "v" for i in range(200_000)})  # more bytes than are parsed
+    many.spec.labels.update({f"k{i}": "v" for i in range(100_000)})
     signed = (("authorization", f"Bearer {target.attacker}"),)
     async with grpc.aio.insecure_channel(target.grpc) as channel:
         stub = stubs.JobServiceStub(channel)
-        await repeated(seconds, lambda: _refused(stub.SubmitJob(many, metadata=signed)), parallel=1)
+        await repeated(
+            seconds,
+            lambda: asyncio.gather(*(_refused(stub.SubmitJob(m, metadata=signed)) for m in (large, many))),
+            parallel=1,
+        )
 
 
 @attack

@@ -1,13 +1,15 @@
 """A quote must not tell which folders the daemon's host has."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from broker.domain.errors import InvalidInput
 from broker.preflight.model_folders import ModelFolders
-from broker.preflight.model_lookup import is_folder
+from broker.preflight.model_lookup import find, is_folder
 from trainer.contract.train import TrainConfig
 
 
@@ -47,6 +49,41 @@ async def test_outside_of_roots_and_absent_get_one_answer(tmp_path: Path) -> Non
     assert len({await refusal(folders, f"{root}/{name}") for name in bad}) == 1
     assert "links" in await refusal(folders, f"{root}/leak")
     assert (await folders.permit(train(f"{root}/alias"))).model == str(root / "good")
+
+
+async def test_files_closed_to_others_are_not_read_for_tenants(tmp_path: Path) -> None:
+    """Jobs of other users cannot read such a file, and its owner did not mean to share it."""
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (model / name).write_text("{}")
+    (model / "config.json").chmod(0o600)
+    folders = ModelFolders(roots=(tmp_path,), is_shared=shared)
+    answer = await refusal(folders, str(model))
+    assert "config.json" in answer
+    assert "\n" not in answer
+    assert (await ModelFolders(roots=(tmp_path,)).permit(train(str(model)))).model == str(model)
+    (model / "config.json").chmod(0o644)
+    assert (await folders.permit(train(str(model)))).model == str(model)
+
+
+@pytest.mark.parametrize("call", ["iterdir", "open", "glob"])
+async def test_an_unreadable_folder_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Root reads every file, so the error of another user is raised in its place."""
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
+
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, call, denied)
+    with pytest.raises(InvalidInput) as caught:
+        permitted = await ModelFolders(roots=(tmp_path,)).permit(train(str(tmp_path)))
+        await find(permitted.model, hub=None)
+    [problem] = caught.value.problems
+    assert (problem.field, "cannot be read: Permission denied;" in problem.message) == ("train.model", True)
 
 
 async def test_unreachable_folders_are_refused_unread() -> None:
