@@ -127,7 +127,7 @@ def _folder(path: Path, files: Sequence[str]) -> FoundModel:
         with (path / files[0]).open("rb") as file:
             body = file.read(MAX_CONFIG_BYTES)
     except OSError as e:
-        raise _invalid(f"{str(path)!r} cannot be read: {e.strerror}; let the broker read it, or give a Hub id") from None
+        raise _invalid(f"{str(path)!r} cannot be read: {e.strerror}; let the broker read it, or give an id") from None
     return FoundModel(name=path.name, config=parse(body, str(path), files[0]))
 
 

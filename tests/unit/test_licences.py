@@ -63,5 +63,6 @@ def test_requirements_of_shipped_packages_are_shipped(gate: Any, tmp_path: Path)
 
 
 def test_a_constraint_for_no_linux_is_not_shipped(gate: Any) -> None:
-    lines = ["# a comment", "a==1 \\", "    --hash=sha256:0", "b==2 ; sys_platform == 'win32'", "c==3 ; python_full_version >= '3.14'"]
+    lines = ["# a comment", "a==1 \\", "    --hash=sha256:0"]
+    lines += ["b==2 ; sys_platform == 'win32'", "c==3 ; python_full_version >= '3.14'"]
     assert [*gate.on_linux(lines)] == ["a", "c"]

@@ -23,6 +23,11 @@ async def refusal(folders: ModelFolders, model: str) -> str:
     return caught.value.problems[0].message.replace(model, "X")
 
 
+async def found(folders: ModelFolders, path: Path) -> None:
+    """Look up the model in a folder, as a quote does."""
+    await find((await folders.permit(train(str(path)))).model, hub=None)
+
+
 async def shared() -> bool:
     return True
 
@@ -80,8 +85,7 @@ async def test_an_unreadable_folder_is_refused_in_one_line(
 
     monkeypatch.setattr(Path, call, denied)
     with pytest.raises(InvalidInput) as caught:
-        permitted = await ModelFolders(roots=(tmp_path,)).permit(train(str(tmp_path)))
-        await find(permitted.model, hub=None)
+        await found(ModelFolders(roots=(tmp_path,)), tmp_path)
     [problem] = caught.value.problems
     assert (problem.field, "cannot be read: Permission denied;" in problem.message) == ("train.model", True)
 
