@@ -94,7 +94,9 @@ async def test_lists_filter_by_label_state_and_time_and_turn_pages(api: Running)
     assert (await api.call("GET", "/v1/jobs?state=failed&state=active", me, 200))["items"] == []
     assert len((await api.call("GET", "/v1/jobs?state=queued", me, 200))["items"]) == 5
     assert (await api.call("GET", "/v1/jobs?until=2020-01-01T00:00:00Z", me, 200))["items"] == []
-    assert len((await api.call("GET", "/v1/jobs?since=2020-01-01T00:00:00Z", me, 200))["items"]) == 5
+    for past in ("2020-01-01T00:00:00Z", "2020-01-01", "2h", "7d", "1h30m"):  # as the command line takes them
+        assert len((await api.call("GET", f"/v1/jobs?since={past}", me, 200))["items"]) == 5
+        assert (await api.call("GET", f"/v1/jobs?until={past}", me, 200))["items"] == []
 
 
 async def test_cancel_twice_is_one_stop(api: Running) -> None:

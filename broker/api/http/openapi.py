@@ -20,6 +20,7 @@ from pydantic.json_schema import models_json_schema
 from broker.api.core import problems
 from broker.api.core.auth import Authenticator, Caller
 from broker.api.core.body_limits import check_json_values
+from broker.api.http.context import SERVICE
 from broker.api.schemas.base import ProblemView
 from broker.api.schemas.queries import HEADERS
 from broker.domain.errors import InvalidInput
@@ -231,7 +232,7 @@ def _query(model: type[BaseModel], request: web.Request) -> BaseModel:
         else:
             content[name] = values[0]
     try:
-        return model.model_validate(content)
+        return model.model_validate(content, context={"now": request.app[SERVICE].clock.now()})
     except ValidationError as error:
         raise problems.of_validation(error, model, content, root="query") from None
 

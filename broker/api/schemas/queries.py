@@ -1,8 +1,9 @@
 """Parameters of requests, with their rules: query strings and path parameters of HTTP, and fields of gRPC requests."""
 
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema
 
 from broker.api.schemas.job_data import StoredKindView
 from broker.domain.ids import JobId
@@ -10,7 +11,7 @@ from broker.domain.job import JobState
 from broker.domain.market.offer_history import KEEP_DAYS
 from broker.domain.spec import Accelerator, Moment, Name
 from broker.domain.spending import SpendBy
-from trainer.contract.base import Config, Text, matching
+from trainer.contract.base import MOMENT_EXAMPLES, Config, Text, duration_s, matching, moment
 
 HEADERS: dict[str, dict[str, Any]] = {
     "Idempotency-Key": {"type": "string", "maxLength": 200, "pattern": "^[!-~]+$"},
@@ -36,13 +37,40 @@ ArtifactPath = Annotated[Text, Field(min_length=1, max_length=512)]
 UploadFormat = Literal["csv", "json", "jsonl", "parquet", "tar", "zip"]
 
 
-def _iso(text: str) -> str:
-    if not text[:5].strip("0123456789") == "-":
-        raise ValueError(f"{text!r} is not an ISO 8601 time; write it as 2026-01-31T12:00:00Z")
-    return text
+FARTHEST_DAYS = 36_500
+"""Largest number of days between now and a time that is written as a duration."""
 
 
-Instant = Annotated[Moment, BeforeValidator(_iso)]
+def at_time(text: str, now: datetime | None) -> datetime:
+    """Return a date, an ISO 8601 time with a zone, or a time such as `2h` before now. Raises ValueError.
+
+    `now` None: durations are no times.
+    """
+    try:
+        return moment(text)
+    except ValueError:
+        pass
+    try:
+        span = timedelta(seconds=duration_s(text))
+    except (ValueError, OverflowError):
+        span = None
+    if now is None or span is None or span.days > FARTHEST_DAYS:
+        raise ValueError(f"{text!r} is not a time; write it as {'' if now is None else '2h, 7d, '}{MOMENT_EXAMPLES}")
+    return now - span
+
+
+def _at_time(value: Any, info: ValidationInfo) -> Any:
+    """Read a text by the time of the request, which is the context's `now`."""
+    return at_time(value, (info.context or {}).get("now")) if isinstance(value, str) else value
+
+
+_TIMES = [
+    {"type": "string", "format": "date-time"},
+    {"type": "string", "format": "date"},
+    {"type": "string", "pattern": "^[0-9]{1,3}[dhms]$"},
+]
+Instant = Annotated[Moment, BeforeValidator(_at_time), WithJsonSchema({"anyOf": _TIMES, "examples": ["7d"]})]
+"""`2026-01-31T12:00:00Z`, `2026-01-31` in UTC, or a duration before now, such as `2h` or `7d`."""
 
 
 # ------------------------------------------------------------------------------------------------------ jobs and offers
