@@ -41,14 +41,24 @@ from providers.local.process_marks import (
 AGENT = (sys.executable, "-P", "-m", "trainer")
 HYPERVISOR = (sys.executable, "-P", "-m", "providers.local.hypervisor")
 """Command of the hypervisor. In both commands `-P` keeps files of the working folder from replacing modules."""
+_PATHS = ("PYTHONPATH", "LD_LIBRARY_PATH")
+"""Lists of folders. Relative ones would name other folders in the machine's working folder."""
 _INHERITED = (
-    "PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH", "LD_LIBRARY_PATH",
+    "PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", *_PATHS,
     "HF_HOME", "HF_HUB_OFFLINE", "HF_ENDPOINT", "XDG_CACHE_HOME", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE",
     "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "http_proxy", "https_proxy", "no_proxy",
 )  # fmt: skip
 """Variables that a machine inherits from the daemon's environment; cloud credentials are not among them."""
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _inherited() -> dict[str, str]:
+    """Return the variables that a machine inherits, with absolute folders."""
+    env = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    for name in env.keys() & set(_PATHS):
+        env[name] = os.pathsep.join(os.path.abspath(path) for path in env[name].split(os.pathsep) if path)
+    return env
 
 
 @functools.cache
@@ -107,7 +117,7 @@ class ProcessBackend:
         folder = self._root / name
         if not folder.exists():
             raise Gone(f"{name} is absent")
-        plain = {key: os.environ[key] for key in _INHERITED if key in os.environ}
+        plain = _inherited()
         env = plain | {INSTANCE: name, INSTANCE_DIR: str(folder), "TERM": os.environ.get("TERM", "xterm")}
         argv = list(command or ("bash", "-i"))
         if not (folder / PLAN).exists():
@@ -152,7 +162,7 @@ class ProcessBackend:
 
     def _spawn(self, folder: Path, lock: int, machine: Machine, boot: BootSpec) -> None:
         marks = {INSTANCE: machine.name, INSTANCE_DIR: str(folder)}
-        plain = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+        plain = _inherited()
         agent_env = plain | boot.env | boot.secret_env | marks | {"GPUBROKER_WORKDIR": str(folder / "work")}
         argv: Sequence[str] = self._argv
         if boot.isolation is not None:

@@ -111,6 +111,19 @@ async def test_the_environment_is_the_boot_spec_and_no_credential_of_the_daemon(
     assert seen["PATH"] == os.environ["PATH"]
 
 
+async def test_relative_module_folders_are_those_of_the_daemon(
+    make: Callable[[str], ProcessBackend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon started by `PYTHONPATH=. gpubroker serve` ran jobs that could not import the trainer."""
+    checkout = os.getcwd()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(("src", "", checkout)))
+    body = make("import json, os; print(json.dumps(dict(os.environ)), flush=True); open('ready', 'w')")
+    await started(body, tmp_path)
+    seen = json.loads((tmp_path / NAME / "agent.log").read_text())
+    assert seen["PYTHONPATH"].split(os.pathsep) == [str(tmp_path / "src"), checkout]
+
+
 async def test_a_secret_is_in_the_agents_environment_and_nowhere_else(
     make: Callable[[str], ProcessBackend], tmp_path: Path
 ) -> None:
