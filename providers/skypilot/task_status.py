@@ -49,7 +49,7 @@ class SkyJob:
 
 
 class HostKeyChanged(Exception):
-    """Raised when a machine shows another SSH host key than at the first contact."""
+    """Raised when a machine shows another SSH host key than the pinned one."""
 
 
 async def read_job(ssh: Sequence[str]) -> SkyJob | None:

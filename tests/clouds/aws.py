@@ -191,6 +191,7 @@ class Aws:
         imds = self._imds[one["InstanceId"]] = _imds(one, region)
         spec = MachineSpec(
             id=one["InstanceId"], user="ubuntu", public_keys=_keys(data), ip=ip, ssh_port=SSH_PORT, imds=imds,
+            host_key=_host_key(data),
             private_ip=one["PrivateIpAddress"],
         )  # fmt: skip
         rented = Rented(
@@ -290,6 +291,12 @@ def _keys(user_data: str) -> tuple[str, ...]:
     config = yaml.safe_load(user_data) if user_data.startswith("#cloud-config") else {}
     found = [key for user in config.get("users", []) for key in user.get("ssh_authorized_keys", [])]
     return tuple(key.strip() for key in found)
+
+
+def _host_key(user_data: str) -> str:
+    """Return the private host key that cloud-init would install; empty: none."""
+    config = yaml.safe_load(user_data) if user_data.startswith("#cloud-config") else {}
+    return str(config.get("ssh_keys", {}).get("ed25519_private", ""))
 
 
 def _imds(one: Mapping[str, Any], region: str) -> dict[str, str]:

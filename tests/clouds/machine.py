@@ -23,6 +23,8 @@ class MachineSpec:
     image: str = ""
     private_ip: str = ""
     """Address at which the other machines of its cloud reach it; empty: `inner_ip` derives one."""
+    host_key: str = ""
+    """Private SSH host key that cloud-init installs instead of the image's; empty: none."""
     imds: Mapping[str, str] | None = None
     """AWS: contents of the instance metadata service by path; None: the cloud has no such service."""
 

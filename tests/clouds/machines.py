@@ -122,7 +122,7 @@ class NamespaceMachine:
         return {
             "hostname": f"machine-{self.spec.id[:12]}", "user": self.spec.user, "keys": self.spec.public_keys,
             "address": self.spec.inner_ip, "imds": IMDS[0], "listen": listen,
-            "startup": self.spec.startup, "env": dict(self.spec.env),
+            "startup": self.spec.startup, "env": dict(self.spec.env), "host_key": self.spec.host_key,
         }  # fmt: skip
 
     def _arrived(self, message: Mapping[str, Any], sock: socket.socket | None) -> None:

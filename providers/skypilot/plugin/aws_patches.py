@@ -1,12 +1,16 @@
 """Changes that the plugin makes in SkyPilot's AWS code: no instance role, and options that SkyPilot lacks."""
 
+import os
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import Any
 
 from sky.adaptors import aws
+from sky.utils import common_utils
 
-from .patch import Replacement, pin
+from .host_keys import user_data_with_host_key
+from .patch import Replacement, pin, state_folder
+from .shared import PIN
 
 UNUSED_GROUP_S = 3600
 """Age in seconds from which an empty placement group is deleted.
@@ -30,7 +34,8 @@ def no_instance_role(original: Replacement) -> Replacement:
 def machine_as_bought(original: Replacement) -> Replacement:
     """Return `bootstrap_instances` that changes the machine's configuration.
 
-    It removes an empty role, makes a shutdown terminate the machine, and sets KMS key and placement group.
+    It removes an empty role, makes a shutdown terminate the machine, and sets KMS key and placement group. The machines
+    of our launches get a host key.
     """
 
     def bootstrap_instances(region: str, cluster_name: str, config: Any) -> Any:
@@ -46,6 +51,9 @@ def machine_as_bought(original: Replacement) -> Replacement:
                 aws.client("ec2", region_name=region), cluster_name, purchase_pin["placement_group"]
             )
             node["Placement"] = {**node.get("Placement", {}), "GroupName": group}
+        if PIN in os.environ and isinstance(node.get("UserData"), str):
+            name = cluster_name.removesuffix(f"-{common_utils.get_user_hash()}")
+            node["UserData"] = user_data_with_host_key(node["UserData"], state_folder(), name)
         return config
 
     return bootstrap_instances

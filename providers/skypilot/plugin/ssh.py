@@ -1,6 +1,7 @@
 """SSH access to launched machines, for the daemon and for the plugin inside SkyPilot's API server.
 
-The first contact pins a machine's host keys in a file of its attempt. Another key later stops the connection.
+A file of the attempt pins its machines' host keys: `host_keys` writes the key that a machine gets at its create;
+otherwise the first contact pins what the machine shows. Another key stops the connection.
 Files travel through a pipe, so that no secret appears in an argument list of either machine.
 """
 
@@ -25,11 +26,13 @@ RETRY_DELAY_S = 1.0
 DELIVER = "umask 077; mkdir -p ~/.gpubroker && tar -xf - -C ~/.gpubroker --no-same-owner"
 START = "umask 077; exec bash ~/.gpubroker/start.sh"
 _OPTIONS = (
-    "StrictHostKeyChecking=accept-new", "GlobalKnownHostsFile=/dev/null", "UpdateHostKeys=no", "IdentitiesOnly=yes",
+    "GlobalKnownHostsFile=/dev/null", "UpdateHostKeys=no", "IdentitiesOnly=yes",
     "LogLevel=ERROR", "BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=15",
 )  # fmt: skip
 KNOWN_HOSTS = "known_hosts"
 """Subfolder of the state folder with a file for each cluster, which is one attempt."""
+ANY_HOST = "* "
+"""Begin of a file with a key that was given to the machines at their create. It holds for every address."""
 _REFUSED_KEY = "Host key verification failed"
 """Text of ssh about a machine that shows another host key than the pinned one."""
 _SSH_FAILED = 255
@@ -48,7 +51,7 @@ def changed_key_message(target: str, output: str) -> str | None:
     if _REFUSED_KEY not in output:
         return None
     return (
-        f"ssh to {target} stopped: the machine shows another host key than at the first contact, so it was replaced or "
+        f"ssh to {target} stopped: the machine shows another host key than the pinned one, so it was replaced or "
         "the connection is intercepted; nothing was sent; `gpubroker cancel` ends the job and its machine"
     )
 
@@ -57,11 +60,14 @@ def argv(login: Mapping[str, Any], key: Path, known_hosts: Path, *, tty: bool) -
     """Return the ssh command for `login` (host, port, user, proxy).
 
     The caller may append one argument, the command for the remote shell. ssh reads the path of `known_hosts` as a word
-    of its configuration, in which `%` begins a variable.
+    of its configuration, in which `%` begins a variable. `accept-new` would accept a key of another type in addition to
+    the given one.
     """
+    is_given = known_hosts.exists() and known_hosts.read_text().startswith(ANY_HOST)
     pinned = str(known_hosts).replace("%", "%%")
     options = [
         *_OPTIONS,
+        f"StrictHostKeyChecking={'yes' if is_given else 'accept-new'}",
         f'UserKnownHostsFile="{pinned}"',
         *([f"ProxyCommand={login['proxy']}"] if login.get("proxy") else []),
     ]

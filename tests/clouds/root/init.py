@@ -68,6 +68,8 @@ class Init:
         Path("/run/sshd").mkdir()
         Path("/run/lock").mkdir(mode=0o1777)
         self.authorize(settings["user"], settings["keys"])
+        if settings["host_key"]:
+            self.replace_host_keys(settings["host_key"])
         for address, port in settings["listen"]:
             listener = socket.create_server((address, port), backlog=128)
             self.selector.register(listener, selectors.EVENT_READ, self.accept)
@@ -89,6 +91,14 @@ class Init:
         file.chmod(0o600)
         for path in (folder, file):
             os.chown(path, account.pw_uid, account.pw_gid)
+
+    def replace_host_keys(self, private: str) -> None:
+        """Install the given host key alone, as cloud-init does."""
+        for path in Path("/etc/ssh").glob("ssh_host_*"):
+            path.unlink()
+        file = Path("/etc/ssh/ssh_host_ed25519_key")
+        file.touch(mode=0o600)
+        file.write_text(private)
 
     def accept(self, listener: Any) -> None:
         with contextlib.suppress(OSError):

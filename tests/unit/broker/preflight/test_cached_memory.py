@@ -1,4 +1,4 @@
-"""What users' files and models leave in the daemon's memory is bounded."""
+"""Bound on the memory that users' files and models take in the daemon."""
 
 import json
 from typing import Any

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import yaml
 
 from providers.skypilot.plugin import ssh as sky_ssh
+from providers.skypilot.plugin.host_keys import user_data_with_host_key
 from providers.skypilot.plugin.shared import PLUGIN_FILES
 from providers.skypilot.plugin.ssh import owner_only_tar, start_tasks
 
@@ -86,9 +88,50 @@ def test_another_host_key_ends_the_start_at_once(tmp_path: Path) -> None:
             "tries", str(machine.home / "tries")
         )
     )
-    with pytest.raises(RuntimeError, match="shows another host key than at the first contact"):
+    with pytest.raises(RuntimeError, match="shows another host key than the pinned one"):
         start_tasks([(machine.ssh, task())])
     assert (machine.home / "tries").read_text() == "x\n"
+
+
+USER_DATA = "#cloud-config\nusers:\n  - name: ubuntu\nbootcmd:\n  - echo x\n"
+
+
+def test_a_machine_with_user_data_is_known_before_the_first_contact(tmp_path: Path) -> None:
+    """`accept-new` would send the task to any machine that answers first."""
+    given = user_data_with_host_key(USER_DATA, tmp_path, "gb-abcd-a")
+    config = yaml.safe_load(given)
+    assert given.startswith("#cloud-config\n")
+    assert {name: config[name] for name in ("users", "bootcmd")} == yaml.safe_load(USER_DATA)
+    private = tmp_path / "private"
+    private.touch(0o600)
+    private.write_text(config["ssh_keys"]["ed25519_private"])
+    shown = subprocess.run(["ssh-keygen", "-y", "-f", private], capture_output=True, text=True, check=True).stdout
+    assert shown.split()[:2] == config["ssh_keys"]["ed25519_public"].split()[:2]
+    pinned = sky_ssh.known_hosts_file(tmp_path, "gb-abcd-a")
+    found = subprocess.run(["ssh-keygen", "-F", "[192.0.2.7]:2222", "-f", pinned], capture_output=True, text=True)
+    assert shown.split()[1] in found.stdout
+    assert config["ssh_keys"]["ed25519_private"] not in pinned.read_text()
+    assert strictness(pinned) == "yes"
+    assert strictness(sky_ssh.known_hosts_file(tmp_path, "gb-abcd-b")) == "accept-new"
+
+
+def test_a_later_create_of_the_name_replaces_its_key(tmp_path: Path) -> None:
+    one, two = (yaml.safe_load(user_data_with_host_key(USER_DATA, tmp_path, "gb-abcd-a")) for _ in range(2))
+    pinned = sky_ssh.known_hosts_file(tmp_path, "gb-abcd-a").read_text()
+    assert one["ssh_keys"]["ed25519_public"] not in pinned
+    assert two["ssh_keys"]["ed25519_public"] in pinned
+
+
+@pytest.mark.parametrize("user_data", ["#!/bin/sh\n", "", "#cloud-config\nssh_keys:\n  ed25519_public: x\n"])
+def test_user_data_that_takes_no_key_pins_nothing(tmp_path: Path, user_data: str) -> None:
+    assert user_data_with_host_key(user_data, tmp_path, "gb-abcd-a") == user_data
+    assert not sky_ssh.known_hosts_file(tmp_path, "gb-abcd-a").exists()
+
+
+def strictness(known_hosts: Path) -> str:
+    login = {"user": "u", "host": "192.0.2.7", "port": 22}
+    [option] = [w for w in sky_ssh.argv(login, Path("k"), known_hosts, tty=False) if w.startswith("StrictHostKey")]
+    return option.partition("=")[2]
 
 
 def test_each_attempt_has_its_own_file_of_host_keys(tmp_path: Path) -> None:
