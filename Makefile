@@ -108,9 +108,10 @@ part-tests-of-broker-and-providers:
 part-tests-of-the-trainer:
 	$(TRAINER_TESTS) -n $(TRAINER_WORKERS) -m 'not slow'
 
-# Without those of the pure rules: `coverage`, which runs after this part, runs all of them.
+# Without those of the pure rules: `coverage`, which runs after this part, runs all of them. In the order of
+# tests/tiers.py: by the number of tests, which is the default, files of one long test come last.
 part-slow-tests-of-broker-and-providers:
-	$(BROKER_TESTS) --ignore=$(PURE_TESTS) -n $(WORKERS) -m slow $(SAMPLE)
+	$(BROKER_TESTS) --no-loadscope-reorder --ignore=$(PURE_TESTS) -n $(WORKERS) -m slow $(SAMPLE)
 
 part-slow-tests-of-the-trainer:
 	$(TRAINER_TESTS) -n $(SLOW_TRAINER_WORKERS) -m slow $(SAMPLE)

@@ -50,6 +50,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             config.hook.pytest_deselected(items=unchosen)
             names = {item.nodeid for item in unchosen}
             items[:] = [item for item in items if item.nodeid not in names]
+    items.sort(key=lambda item: tiers.turn(item.nodeid))
 
 
 PATIENT = (

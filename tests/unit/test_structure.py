@@ -3,6 +3,7 @@
 import ast
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import grimp
@@ -46,7 +47,12 @@ def _sources(*roots: str) -> list[Path]:
 
 
 SOURCES = _sources(*PACKAGES)
-TREES = {path: ast.parse(path.read_text()) for path in SOURCES}
+
+
+@cache
+def _trees() -> dict[Path, ast.Module]:
+    """Return the parsed sources. They are parsed by the one process that needs them, not by all that collect tests."""
+    return {path: ast.parse(path.read_text()) for path in SOURCES}
 
 
 def _shown(path: Path) -> str:
@@ -108,7 +114,7 @@ def test_folders_are_small() -> None:
 
 def test_class_names_are_unique() -> None:
     places: dict[str, list[str]] = defaultdict(list)
-    for path, tree in TREES.items():
+    for path, tree in _trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(_shown(path))
@@ -125,7 +131,7 @@ def test_files_are_short() -> None:
 def test_functions_are_short() -> None:
     lengths = {
         f"{_shown(path)}:{node.name}": (node.end_lineno or node.lineno) - node.lineno + 1
-        for path, tree in TREES.items()
+        for path, tree in _trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
@@ -153,7 +159,7 @@ def test_controllers_are_short_and_state_their_decisions() -> None:
 
 def test_modules_are_no_fragments() -> None:
     exempt = ("__init__.py", "__main__.py")
-    lines = {_shown(path): _code_lines(path, tree) for path, tree in TREES.items() if path.name not in exempt}
+    lines = {_shown(path): _code_lines(path, tree) for path, tree in _trees().items() if path.name not in exempt}
     print(f"{len(lines)} modules, at least {min(lines.values())} lines of code")
     assert {path: count for path, count in lines.items() if count < MIN_CODE_LINES} == {}
 

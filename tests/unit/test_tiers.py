@@ -16,6 +16,16 @@ def test_every_entry_names_what_exists(entry: str) -> None:
     assert not test or f"def {test.partition('[')[0]}(" in (ROOT / path).read_text()
 
 
+@pytest.mark.parametrize("beginning", tiers.FIRST)
+def test_what_begins_first_exists(beginning: str) -> None:
+    assert list(ROOT.glob(f"{beginning.rstrip('/')}*"))
+
+
+def test_the_longest_tests_begin_first_and_others_keep_their_order() -> None:
+    tests = ["tests/api/test_b.py::b", "tests/api/test_a.py::a", "tests/sim/test_sim.py::a", "tests/crash/test_c.py::a"]
+    assert sorted(tests, key=tiers.turn) == [tests[3], tests[2], *tests[:2]]
+
+
 @pytest.mark.parametrize("beginning", tiers.ROTATED)
 def test_every_rotation_is_of_several_files(beginning: str) -> None:
     assert len(list(ROOT.glob(f"{beginning}*"))) > 1

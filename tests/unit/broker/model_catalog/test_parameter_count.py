@@ -9,9 +9,6 @@ from broker.model_catalog.config_defaults import filled
 from broker.model_catalog.parameter_count import BIASED_ATTENTION, PLAIN_HEADS, parameters
 from broker.sizing.estimate import EstimateError, estimate
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
 SIZES: dict[str, Any] = {
     "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8,
     "num_key_value_heads": 2, "vocab_size": 1000, "max_position_embeddings": 512, "pad_token_id": 0,
@@ -30,6 +27,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("family", "more"), CASES)
 def test_every_parameter_of_the_class_is_counted(family: str, more: dict[str, Any]) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     config = {"model_type": family, **SIZES, **more}
     if family in PLAIN_HEADS or family == "starcoder2":
         config["hidden_act"] = "gelu"
