@@ -134,6 +134,27 @@ async def test_a_job_older_than_the_broker_costs_two_reads_of_specs(
     assert len([key for key in read if key.endswith("/spec.json")]) <= 2 * len(jobs)
 
 
+async def test_a_job_younger_than_the_broker_needs_no_list_of_attempts(
+    build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = build_rig(virtual=ENDLESS)
+    listed: list[str] = []
+
+    async def counted(prefix: str) -> frozenset[str]:
+        listed.append(prefix)
+        return frozenset()
+
+    monkeypatch.setattr(rig.blobs, "folders", counted)
+    rig.for_sale = ()
+    async with rig.running():
+        first = await rig.submit()
+        await rig.stop(first)
+        await rig.state_of(first, JobState.CANCELLED)  # placement has begun
+        rig.for_sale = None
+        await rig.completed(await rig.submit())
+    assert listed == []
+
+
 async def test_a_restored_job_waits_while_a_cloud_lists_no_machines(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

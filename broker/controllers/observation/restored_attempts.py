@@ -136,8 +136,10 @@ class RestoredAttempts:
         The first candidate is read. The others are read only if they had an object when this process began, because
         no broker that ran before a restore writes later.
         """
-        folders = await self._folders.listed() if self._began is not None else None
         first, *others = candidates
+        if not others:
+            return {first} if await self._is_written(first) else set()
+        folders = await self._folders.listed() if self._began is not None else None
         likely = [first, *(attempt for attempt in others if folders is None or attempt in folders)]
         written = await asyncio.gather(*map(self._is_written, likely))
         return {attempt for attempt, has_spec in zip(likely, written, strict=True) if has_spec}
