@@ -77,7 +77,7 @@ def build_app(
     app[CONTENT] = content = Content(service)
     app[JOB_METRICS] = JobMetricsReader(service, content)
     app[AUTH] = auth
-    app[SESSIONS] = WebSessions(service.box, service.clock, service.entropy)
+    app[SESSIONS] = WebSessions(service.box, service.clock, service.entropy, service.store)
     app[STREAMS] = streams
     app[SLACK] = slacks or Slack(service, None)
     app[METRICS] = measured

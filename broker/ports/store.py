@@ -141,6 +141,12 @@ class Store(TenantStore, ChannelStore, GlobalPolicies, GlobalJobData, OfferHisto
         """Return the token with this hash, also when it has expired."""
         ...
 
+    async def end_session(self, session_id: str, *, for_s: float) -> None:
+        """Record that a browser's session was signed out, for `for_s` seconds. A repeat changes nothing."""
+        ...
+
+    async def is_session_ended(self, session_id: str) -> bool: ...
+
     # --- the installation
     async def installation(self, proposed: Installation) -> Installation:
         """Return the installation of this database; record `proposed` first if the database is new."""

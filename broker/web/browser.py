@@ -181,7 +181,7 @@ def signed_in(handler: VisitHandler, scope: Scope) -> Callable[[web.Request], Aw
 
 async def _visit(request: web.Request, scope: Scope) -> Visit:
     cookie = request.cookies.get(cookie_name(request))
-    session = None if cookie is None else request.app[SESSIONS].open(cookie)
+    session = None if cookie is None else await request.app[SESSIONS].open(cookie)
     if session is None:
         raise Unauthenticated("sign in")
     caller = await request.app[AUTH].caller(session.token, scope)

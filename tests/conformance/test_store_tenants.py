@@ -197,3 +197,11 @@ async def test_the_audit_is_filtered_and_paged(red: TenantStore, blue: TenantSto
     assert await targets(red, before=(first[1].at, first[1].id)) == ["B", "A"]
     assert await targets(red, until=START) == []
     assert await targets(red, since=START) == ["A", "C", "B", "A"]
+
+
+async def test_a_signed_out_session_is_remembered(store: Store) -> None:
+    assert not await store.is_session_ended("abc")
+    for _ in range(2):
+        await store.end_session("abc", for_s=60.0)
+    assert await store.is_session_ended("abc")
+    assert not await store.is_session_ended("abcd")

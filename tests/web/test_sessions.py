@@ -6,18 +6,23 @@ import pytest
 
 from broker.api.core import sessions
 from broker.api.core.auth import TokenDigest
-from broker.api.core.sessions import CODE_S, CODES_OF_TOKEN, SESSION_S, WebSessions
+from broker.api.core.sessions import CHECK_S, CODE_S, CODES_OF_TOKEN, SESSION_S, WebSessions
+from broker.domain.errors import StoreUnavailable
+from broker.ports import Store
 from broker.runtime.secret_box import SecretBox
+from broker.store.postgres.store import PostgresStore
 from tests.api.harness import Running
 from tests.conformance.samples import ManualClock
+from tests.support.memory_store.store import MemoryStore
 from tests.web.visitor import Visitor
 
 DIGEST = TokenDigest("ab" * 32)
 
 
-def opened(clock: ManualClock, key: bytes = b"k" * 32) -> WebSessions:
+def opened(clock: ManualClock, key: bytes = b"k" * 32, store: Store | None = None) -> WebSessions:
     numbers = iter(range(1000))
-    return WebSessions(SecretBox(key), clock, lambda count: next(numbers).to_bytes(count, "big"))
+    kept = store or MemoryStore(clock)
+    return WebSessions(SecretBox(key), clock, lambda count: next(numbers).to_bytes(count, "big"), kept)
 
 
 async def test_a_token_is_exchanged_for_a_cookie_and_pages_open(ada: Visitor) -> None:
@@ -138,25 +143,25 @@ async def test_a_link_of_another_site_loads_the_page_again_with_the_cookie(ada: 
     assert (answer.status, 'http-equiv="refresh"' in answer.text) == (200, True)
 
 
-def test_a_session_lasts_twelve_hours() -> None:
+async def test_a_session_lasts_twelve_hours() -> None:
     clock = ManualClock()
     made = opened(clock)
     cookie = made.start(DIGEST)
     clock.time += timedelta(seconds=SESSION_S - 1)
-    session = made.open(cookie)
+    session = await made.open(cookie)
     assert session is not None
     assert session.token == DIGEST
     clock.time += timedelta(seconds=1)
-    assert made.open(cookie) is None
+    assert await made.open(cookie) is None
 
 
-def test_forged_and_foreign_cookies_are_no_session() -> None:
+async def test_forged_and_foreign_cookies_are_no_session() -> None:
     clock = ManualClock()
     cookie = opened(clock).start(DIGEST)
-    assert opened(clock, b"x" * 32).open(cookie) is None
-    assert opened(clock).open(cookie[:-4] + "AAAA") is None
-    assert opened(clock).open("") is None
-    assert opened(clock).open("é" * 2000) is None
+    assert await opened(clock, b"x" * 32).open(cookie) is None
+    assert await opened(clock).open(cookie[:-4] + "AAAA") is None
+    assert await opened(clock).open("") is None
+    assert await opened(clock).open("é" * 2000) is None
 
 
 def test_a_code_is_used_once_and_expires() -> None:
@@ -179,16 +184,39 @@ def test_the_codes_of_one_token_drop_only_its_own() -> None:
     assert [made.peek(code) is not None for code in own[-CODES_OF_TOKEN - 1 :]] == [False, *[True] * CODES_OF_TOKEN]
 
 
-def test_codes_and_sign_outs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_codes_and_known_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "CODES", 2)
-    monkeypatch.setattr(sessions, "ENDED", 2)
+    monkeypatch.setattr(sessions, "CHECKED", 2)
     made = opened(ManualClock())
     first, *others = [made.code(DIGEST)[0] for _ in range(3)]
     assert made.redeem(first) is None
     assert all(made.redeem(code) for code in others)
-    cookies = [made.start(DIGEST) for _ in range(3)]
-    for cookie in cookies:
-        session = made.open(cookie)
-        assert session is not None
-        made.end(session)
-    assert [made.open(cookie) is None for cookie in cookies] == [False, True, True]
+    for _ in range(5):
+        assert await made.open(made.start(DIGEST)) is not None
+    assert len(made._checked) == 2
+
+
+async def test_a_sign_out_lasts_over_a_restart_and_at_other_brokers() -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    here, there = opened(clock, store=store), opened(clock, store=store)
+    cookie, other = here.start(DIGEST), here.start(DIGEST)
+    session = await there.open(cookie)
+    assert session is not None
+    await here.end(session)
+    assert await here.open(cookie) is None
+    clock.time += timedelta(seconds=CHECK_S)
+    assert await there.open(cookie) is None  # its earlier answer is too old
+    assert await opened(clock, store=store).open(cookie) is None  # a daemon that started meanwhile
+    assert await there.open(other) is not None
+
+
+async def test_a_sign_out_is_stored_or_the_page_says_that_it_is_not(
+    api: Running, ada: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object, **__: object) -> None:
+        raise StoreUnavailable("no database")
+
+    monkeypatch.setattr(PostgresStore, "end_session", away)
+    answer = await ada.post("/ui/sign-out")
+    assert (answer.status, ada.cookies) == (503, {})

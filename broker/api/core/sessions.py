@@ -13,7 +13,7 @@ from cryptography.fernet import Fernet, InvalidToken
 
 from broker.api.core.auth import TokenDigest
 from broker.domain.ids import base32
-from broker.ports import Clock
+from broker.ports import Clock, Store
 from broker.runtime.secret_box import SecretBox
 
 SESSION_S = 12 * 3600
@@ -24,8 +24,10 @@ CODES = 4096
 """Largest number of unused sign-in codes; the oldest are dropped."""
 CODES_OF_TOKEN = 4
 """Largest number of unused sign-in codes of one token, so that no caller drops the codes of another."""
-ENDED = 4096
-"""Largest number of remembered sign-outs. A cookie that outlives its entry is refused by its age."""
+CHECKED = 4096
+"""Largest number of remembered answers of the database."""
+CHECK_S = 5.0
+"""Seconds for which a session that was not signed out is not looked up again; the age of a cached token too."""
 COOKIE_BYTES = 1024
 """Longest cookie that is opened."""
 
@@ -41,23 +43,42 @@ class BrowserSession:
 
 
 class WebSessions:
-    """Seals and opens session cookies, and keeps the sign-in codes and sign-outs of this process."""
+    """Seals and opens session cookies, and keeps the sign-in codes of this process. Sign-outs are in the store."""
 
-    def __init__(self, box: SecretBox, clock: Clock, entropy: Callable[[int], bytes]) -> None:
+    def __init__(self, box: SecretBox, clock: Clock, entropy: Callable[[int], bytes], store: Store) -> None:
         """`entropy(n)` returns n random bytes."""
+        self._store = store
         self._fernet = Fernet(box.session_key())
         self._clock = clock
         self._entropy = entropy
         self._codes: OrderedDict[str, tuple[TokenDigest, datetime]] = OrderedDict()
-        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._checked: OrderedDict[str, float] = OrderedDict()
+        """Monotonic time at which a session was last found not signed out, by its id."""
 
     def start(self, token: TokenDigest) -> str:
         """Return the cookie of a new session, which no earlier cookie equals."""
         content = {"id": self._random(), "token": token.sha256, "at": self._clock.now().timestamp()}
         return self._fernet.encrypt(json.dumps(content).encode()).decode()
 
-    def open(self, cookie: str) -> BrowserSession | None:
-        """Return the session of a cookie; None: forged, older than `SESSION_S`, or signed out."""
+    async def open(self, cookie: str) -> BrowserSession | None:
+        """Return the session of a cookie; None: forged, older than `SESSION_S`, or signed out.
+
+        A sign-out at another broker counts here after at most `CHECK_S`. Raises StoreUnavailable.
+        """
+        session = self._unsealed(cookie)
+        if session is None:
+            return None
+        checked_at, now = self._checked.get(session.id), self._clock.monotonic()
+        if checked_at is None or now - checked_at >= CHECK_S:
+            if await self._store.is_session_ended(session.id):
+                self._checked.pop(session.id, None)
+                return None
+            self._checked[session.id] = now
+            while len(self._checked) > CHECKED:
+                self._checked.popitem(last=False)
+        return session
+
+    def _unsealed(self, cookie: str) -> BrowserSession | None:
         if len(cookie) > COOKIE_BYTES:
             return None
         try:
@@ -66,15 +87,14 @@ class WebSessions:
             return None
         now = self._clock.now()
         started = datetime.fromtimestamp(content["at"], now.tzinfo)
-        if content["id"] in self._ended or not timedelta(0) <= now - started < timedelta(seconds=SESSION_S):
+        if not timedelta(0) <= now - started < timedelta(seconds=SESSION_S):
             return None
         return BrowserSession(id=content["id"], token=TokenDigest(content["token"]), started_at=started)
 
-    def end(self, session: BrowserSession) -> None:
-        """Refuse the session's cookie from now on."""
-        self._ended[session.id] = None
-        while len(self._ended) > ENDED:
-            self._ended.popitem(last=False)
+    async def end(self, session: BrowserSession) -> None:
+        """Refuse the session's cookie from now on, at every broker and after a restart. Raises StoreUnavailable."""
+        await self._store.end_session(session.id, for_s=SESSION_S)
+        self._checked.pop(session.id, None)
 
     def code(self, token: TokenDigest) -> tuple[str, datetime]:
         """Return (a sign-in code, its expiry)."""

@@ -157,6 +157,12 @@ class PostgresStore(
         records = await self._pool.read("token", secret_sha256)
         return row_codec.token(records[0]) if records else None
 
+    async def end_session(self, session_id: str, *, for_s: float) -> None:
+        await self._pool.read("end_session", session_id, for_s)
+
+    async def is_session_ended(self, session_id: str) -> bool:
+        return bool((await self._pool.read("is_session_ended", session_id))[0]["ended"])
+
     async def installation(self, proposed: Installation) -> Installation:
         records = await self._pool.read("installation", proposed)
         # Empty if another broker inserted its row meanwhile; only a new statement sees that row.

@@ -200,7 +200,8 @@ async def stream(visit: Visit, job_id: str) -> web.StreamResponse:
 async def _send_changes(visit: Visit, job: Job, response: web.StreamResponse) -> None:
     clock, settings = visit.service.clock, visit.service.settings
     seen, sent_at = await _fingerprint(visit, job), clock.monotonic()
-    while visit.request.app[SESSIONS].open(visit.request.cookies.get(cookie_name(visit.request), "")):
+    cookie = visit.request.cookies.get(cookie_name(visit.request), "")
+    while await visit.request.app[SESSIONS].open(cookie) is not None:
         await visit.service.rows(visit.caller).wait(f"job/{job.id}", settings.poll_s)
         mark = await _fingerprint(visit, job)
         if mark != seen:

@@ -73,10 +73,13 @@ async def sign_out(request: web.Request) -> web.Response:
         check_same_origin(request)
     except GpubrokerError as error:
         return error_page(request, error)
-    session = request.app[SESSIONS].open(request.cookies.get(cookie_name(request), ""))
-    if session is not None:
-        request.app[SESSIONS].end(session)
-    response = see(SIGN_IN)
+    sessions, response = request.app[SESSIONS], see(SIGN_IN)
+    try:
+        session = await sessions.open(request.cookies.get(cookie_name(request), ""))
+        if session is not None:
+            await sessions.end(session)
+    except GpubrokerError as error:  # this browser forgets the cookie; a copy of it would still be valid
+        response = error_page(request, error)
     clear_session(request, response)
     return response
 

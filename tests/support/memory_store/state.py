@@ -95,6 +95,7 @@ class State:
         default = Team(name=DEFAULT_TEAM, created_at=clock.now(), note="made with the installation")
         self.teams: dict[str, Team] = {DEFAULT_TEAM: default}
         self.tokens: dict[str, Token] = {}
+        self.ended_sessions: set[str] = set()
         self.secrets: dict[tuple[str, str, str], bytes] = {}
         self.uploads: dict[tuple[str, str, str], Upload] = {}
         self.uploaded_at: dict[tuple[str, str, str], datetime] = {}

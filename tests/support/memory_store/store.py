@@ -330,6 +330,12 @@ class MemoryStore(MemoryTenant, MemoryChannels, MemoryGlobalPolicies, MemoryGlob
     async def token(self, secret_sha256: str) -> Token | None:
         return self._state.tokens.get(secret_sha256)
 
+    async def end_session(self, session_id: str, *, for_s: float) -> None:
+        self._state.ended_sessions.add(session_id)
+
+    async def is_session_ended(self, session_id: str) -> bool:
+        return session_id in self._state.ended_sessions
+
     async def ping(self) -> datetime:
         return self._state.clock.now()
 

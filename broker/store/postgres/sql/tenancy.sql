@@ -14,6 +14,16 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (id) DO NOTHING RETURNING id
 -- name: token
 SELECT * FROM tokens WHERE secret_sha256 = $1;
 
+-- name: end_session
+WITH old AS (
+    DELETE FROM ended_sessions WHERE id IN (
+        SELECT id FROM ended_sessions WHERE until < clock_timestamp() ORDER BY until LIMIT 100 FOR UPDATE SKIP LOCKED))
+INSERT INTO ended_sessions (id, until) VALUES ($1, clock_timestamp() + $2::double precision * interval '1 s')
+ON CONFLICT (id) DO NOTHING;
+
+-- name: is_session_ended
+SELECT EXISTS (SELECT FROM ended_sessions WHERE id = $1) AS ended;
+
 -- name: tokens
 SELECT id, team, owner, scopes, created_at, expires_at, note FROM tokens ORDER BY created_at, id;
 
