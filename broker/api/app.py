@@ -28,8 +28,20 @@ from broker.api.handlers import (
     spending,
     tenancy,
 )
-from broker.api.http.context import AUTH, CONTENT, JOB_METRICS, METRICS, READINESS, SERVICE, SESSIONS, SLACK, STREAMS
+from broker.api.http.context import (
+    AUTH,
+    CONTENT,
+    DATA_IMPORTS,
+    JOB_METRICS,
+    METRICS,
+    READINESS,
+    SERVICE,
+    SESSIONS,
+    SLACK,
+    STREAMS,
+)
 from broker.api.http.openapi import JSON, Api, document, mount
+from broker.api.imports.data_imports import DataImports
 from broker.api.service.content import Content
 from broker.api.service.job_feed import JobMetricsReader
 from broker.api.service.jobs import Service
@@ -74,8 +86,7 @@ def build_app(
     )
     app.cleanup_ctx.append(lag.measure)
     app[SERVICE] = service
-    app[CONTENT] = content = Content(service)
-    app[JOB_METRICS] = JobMetricsReader(service, content)
+    _add_content(app, service)
     app[AUTH] = auth
     app[SESSIONS] = WebSessions(service.box, service.clock, service.entropy, service.store)
     app[STREAMS] = streams
@@ -92,6 +103,12 @@ def build_app(
     app[shell.OPEN_SHELLS] = shell.Shells()
     app.router.add_get(shell.PATH, shell.shell)
     return app
+
+
+def _add_content(app: web.Application, service: Service) -> None:
+    app[CONTENT] = content = Content(service)
+    app[DATA_IMPORTS] = DataImports(service, content)
+    app[JOB_METRICS] = JobMetricsReader(service, content)
 
 
 def _readiness(service: Service) -> Readiness:

@@ -297,6 +297,11 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
                     return files_schemas.UploadView.model_validate_json(await response.read())
         raise AssertionError("tries() returns or raises")
 
+    async def import_data(self, source: str, *, fmt: str | None = None) -> files_schemas.UploadView:
+        """Let the daemon read `hf://datasets/OWNER/NAME` or an https URL of an allowed host; use the answer's `ref`."""
+        body = plain({"source": source, "format": fmt})
+        return await self._call("POST", "/v1/imports", files_schemas.UploadView, json=body, timeout=UPLOADING)
+
     async def metrics(self, job: str, *, after: int = 0, points: int = 1000) -> metrics_schemas.MetricsView:
         """Return the steps of a job after a step, reduced to at most `points`."""
         params = plain({"after": after, "points": points})

@@ -115,6 +115,7 @@ class Client:
     logs = _stream(AsyncClient.logs)
     log_now = _call(AsyncClient.log_now)
     upload = _call(AsyncClient.upload)
+    import_data = _call(AsyncClient.import_data)
     metrics = _call(AsyncClient.metrics)
     artifacts = _call(AsyncClient.artifacts)
     artifact = _call(AsyncClient.artifact)

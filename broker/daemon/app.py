@@ -313,6 +313,7 @@ def _service(
         spool=config.home / SPOOL,
         blobs=folder_of(config.blobs_url),
         upload_bytes=config.upload_max_bytes,
+        data_hosts=config.data_hosts,
         lease_stale_s=max(90.0, 4 * config.intervals.deadman_s),
         storage_usd_per_gib_month=context.costs.storage_usd_per_gib_month,
         drain_budget=context.drain_budget,

@@ -268,6 +268,9 @@ class DaemonConfig(Config):
     several."""
     upload_max_bytes: Annotated[int, Field(ge=1)] = 512 * 1024**2
     """Largest data set or code archive in bytes; at least 1. Up to four uploads at once take space in the home."""
+    data_hosts: tuple[str, ...] = ()
+    """Hosts from which the daemon imports data sets, in addition to the Hub's: `data.example.org`, `*.example.org`, at
+    public addresses over HTTPS; with a scheme, `http://data.internal:8080`, a host of yours at any address."""
     rate_limit: RateLimitConfig = RateLimitConfig()
     """Rate limit of each token; further calls are answered with 429 and the time to wait."""
     streams: StreamsConfig = StreamsConfig()

@@ -12,8 +12,8 @@ READ_ONLY_OPERATIONS = {
     "create_sign_in_link",  # sessions are kept in the broker's memory, with no more rights than the token
 }
 """Operations other than GET that change nothing here."""
-UNSUPPORTED_OPERATIONS = {"refuse_job", "link_slack_user", "unlink_slack_user"}
-"""Operations whose rows do not exist here: a job that awaits approval, a Slack workspace."""
+UNSUPPORTED_OPERATIONS = {"refuse_job", "link_slack_user", "unlink_slack_user", "import_data"}
+"""Operations whose rows do not exist here: a job that awaits approval, a Slack workspace, a host of data."""
 OPERATORS = {"create_team", "delete_team"}
 LIMIT = 10_000
 

@@ -108,6 +108,7 @@ def _bodies(world: World, jobs: Tries) -> dict[str, Tries]:
         "Policy": [(" own", policy), *((f" of {team}", {**policy, "team": team}) for team in (None, BLUE, "green"))],
         "Approval": [(" its cap", {}), (" more", {"up_to_usd": "70"})],
         "CapChange": [(" to 9", {"cap_usd": "9"}), (" to 1", {"cap_usd": "1"})],
+        "DataImport": [(" nowhere", {"source": "https://data.invalid/words.csv"})],
         "WhatIfRequest": [(" unknown model", {"model": "none/none"})],
         "SecretValue": [(" to x", {"value": "x"})],
         "TokenRequest": [

@@ -244,7 +244,7 @@ def _from_hub(data: DataConfig, env: Mapping[str, str]) -> dict[str, Path]:
         info = HfApi(endpoint=endpoint, token=token).dataset_info(repo, revision=parts["revision"], timeout=TIMEOUT_S)
         names = [sibling.rfilename for sibling in info.siblings or ()]
         fixed, files = _fixed_folder(pattern or ""), dict[str, Path]()
-        for name in matching(names, pattern) if pattern else _default_files(names):
+        for name in matching(names, pattern) if pattern else default_files(names):
             local = hf_hub_download(repo, name, repo_type="dataset", revision=info.sha, endpoint=endpoint, token=token)
             files[name.removeprefix(fixed)] = Path(local)
         return files
@@ -264,7 +264,8 @@ def _hub_error(error: Exception, data: DataConfig, page: str) -> DataError:
     return Unreachable(f"data.path: no usable answer from {page} ({type(error).__name__}); try again")
 
 
-def _default_files(names: Iterable[str]) -> list[str]:
+def default_files(names: Iterable[str]) -> list[str]:
+    """Return the training tables among the names, otherwise all tables, otherwise all pictures."""
     known = matching(names, "**")
     tables = [name for name in known if table_of(name)]
     return (

@@ -6,9 +6,9 @@ from aiohttp import web
 
 from broker.api.core import problems
 from broker.api.core.stream_limits import abort
-from broker.api.http.context import CONTENT, STREAMS
+from broker.api.http.context import CONTENT, DATA_IMPORTS, STREAMS
 from broker.api.http.openapi import Api, Call
-from broker.api.schemas.files import ArtifactList, ArtifactView, UploadView
+from broker.api.schemas.files import ArtifactList, ArtifactView, DataImport, UploadView
 from broker.api.schemas.queries import ArtifactPath, JobRef, UploadQuery
 from broker.api.service import views
 from broker.api.service.content import Content
@@ -31,6 +31,17 @@ async def upload(call: Call, query: UploadQuery) -> UploadView | web.Response:
     async with request.app[STREAMS].slot(call.caller, call.authorization):
         body = request.content.iter_any()
         stored = await content.upload(call.caller, query.name, query.format, body, sha256=query.sha256)
+    return views.upload(stored)
+
+
+@api.op("POST", "/v1/imports", scope="submit", status=201, errors=(413, 429, 507))
+async def import_data(call: Call, body: DataImport) -> UploadView:
+    """Let the daemon read a data set of the Hub, or of an allowed host; a spec names it by the answer's `ref`.
+
+    Only public data are read, and no address of a private network. The limits of uploads apply.
+    """
+    async with call.request.app[STREAMS].slot(call.caller, call.authorization):
+        stored = await call.request.app[DATA_IMPORTS].fetch(call.caller, body.source, body.format)
     return views.upload(stored)
 
 

@@ -7,6 +7,7 @@ from broker.api.core.metrics import Metrics
 from broker.api.core.readiness import Readiness
 from broker.api.core.sessions import WebSessions
 from broker.api.core.stream_limits import Streams
+from broker.api.imports.data_imports import DataImports
 from broker.api.service.content import Content
 from broker.api.service.job_feed import JobMetricsReader
 from broker.api.service.jobs import Service
@@ -14,6 +15,7 @@ from broker.api.service.slack import Slack
 
 SERVICE = web.AppKey("service", Service)
 CONTENT = web.AppKey("content", Content)
+DATA_IMPORTS = web.AppKey("data_imports", DataImports)
 JOB_METRICS = web.AppKey("job_metrics", JobMetricsReader)
 AUTH = web.AppKey("auth", Authenticator)
 METRICS = web.AppKey("metrics", Metrics)

@@ -1,8 +1,12 @@
 """Uploads and artifacts on the wire."""
 
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from broker.api.schemas.base import Wire
+from broker.api.schemas.queries import UploadFormat
+from trainer.contract.base import Config, Text
 
 
 class ArtifactView(Wire):
@@ -19,6 +23,17 @@ class ArtifactList(Wire):
     complete: bool
     """True if these are the results of a finished job."""
     items: tuple[ArtifactView, ...]
+
+
+class DataImport(Config):
+    """A data set that the daemon reads."""
+
+    source: Annotated[Text, Field(min_length=1, max_length=2000)]
+    """`hf://datasets/OWNER/NAME`, with `@REVISION` or `/PATTERN`, or an https URL of an allowed host (`data_hosts` of
+    the daemon).
+    """
+    format: UploadFormat | None = None
+    """Format of the file. Absent: the ending of its name determines the format."""
 
 
 class UploadView(Wire):

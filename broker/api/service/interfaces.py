@@ -85,6 +85,10 @@ class Settings:
     """Folder of the blob store; None if the blob store is not a folder."""
     upload_bytes: int = 256 * 1024**2
     """Maximum size of an upload."""
+    data_hosts: Sequence[str] = ()
+    """Hosts in addition to the Hub's from which data sets are imported; see `broker.api.imports.data_fetch`."""
+    hub: str = "https://huggingface.co"
+    """URL of the Hub from which data sets are imported."""
     poll_s: float = 2.0
     """Maximum time between two polls of a follower."""
     heartbeat_s: float = 15.0

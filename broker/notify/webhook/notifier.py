@@ -13,10 +13,10 @@ from yarl import URL
 
 from broker.domain.errors import ChannelRefused, InvalidInput, NotDelivered, Problem, RetryAfter
 from broker.domain.notifications import Channel, Delivery, JobSnapshot
-from broker.notify.webhook.address_guard import NOT_PUBLIC, public, public_socket
 from broker.notify.webhook.body import body
 from broker.notify.webhook.signature import headers, new_secret
 from broker.ports import Clock, Settings, State
+from broker.runtime.network.address_guard import NOT_PUBLIC, public, public_socket
 from broker.runtime.secret_box import SecretBox
 
 URL_CHARACTERS = 2000

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from broker.domain.errors import NotDelivered
-from broker.notify.webhook import address_guard as webhook_address
-from broker.notify.webhook.address_guard import public
+from broker.runtime.network import address_guard as webhook_address
+from broker.runtime.network.address_guard import public
 from tests.unit.broker.notify.harness import DELIVERY, SNAPSHOT, Desk, Names, always, receiving
 from tests.unit.broker.notify.tls import Authority
 

@@ -1,4 +1,4 @@
-"""Restricts webhooks to public addresses. The check runs when a socket is created, on the address to connect to.
+"""Restricts connections to public addresses. The check runs when a socket is created, on the address to connect to.
 
 Therefore a second DNS answer, an odd spelling or a literal address in the URL cannot evade the check.
 """

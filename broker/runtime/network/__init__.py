@@ -1,0 +1,1 @@
+"""Guards of outgoing connections, shared by webhooks and by imports of data."""
