@@ -7,12 +7,12 @@ from aiohttp import web
 
 from broker.web import browser, static_files
 from broker.web.anonymous_forms import ANONYMOUS_FORMS, AnonymousForms
-from broker.web.pages import compare, estimate, jobs, market, new_job, run, run_actions, sign_in, system
+from broker.web.pages import compare, estimate, jobs, market, new_job, run, run_actions, selected_jobs, sign_in, system
 from broker.web.pages.team import approvals, audit, channels, policies, secrets, tokens
 from broker.web.routes import Routes
 
 log = logging.getLogger(__name__)
-JOBS = (jobs.routes, new_job.routes, compare.routes, run.routes, run_actions.routes)
+JOBS = (jobs.routes, selected_jobs.routes, new_job.routes, compare.routes, run.routes, run_actions.routes)
 ADMINISTRATION = (
     tokens.routes, secrets.routes, channels.routes, policies.routes, approvals.routes, audit.routes, system.routes,
 )  # fmt: skip

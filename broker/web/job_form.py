@@ -1,5 +1,6 @@
 """Fields of the form for a new job, as a spec and back. Pure functions: the spec's own rules check the values."""
 
+import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -139,6 +140,36 @@ def as_yaml(spec: Mapping[str, Any]) -> str:
         return yaml.safe_dump(dict(spec), sort_keys=False, allow_unicode=True, width=100)
     except RecursionError:
         return ""
+
+
+def form_of(spec: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return (the form's fields, the further settings) of a spec without its data's path."""
+    rest: dict[str, Any] = copy.deepcopy(dict(spec))
+    form: dict[str, str] = {}
+    _take(rest, ["train", "data", "path"])
+    for field in FIELDS:
+        folders = field.path.split(".")
+        value = _take(rest, folders)
+        text = ", ".join(map(str, value)) if field.name == "accelerators" and isinstance(value, list) else str(value)
+        if isinstance(value, Mapping):
+            _put(rest, folders, value)
+        elif value is not None:
+            form[field.name] = text
+    return form, rest
+
+
+def _take(spec: dict[str, Any], path: Sequence[str]) -> Any:
+    """Remove and return a setting; None: it is not set. Mappings that become empty are removed too."""
+    head, *rest = path
+    if not rest:
+        return spec.pop(head, None)
+    inner = spec.get(head)
+    if not isinstance(inner, dict):
+        return None
+    value = _take(inner, rest)
+    if not inner:
+        del spec[head]
+    return value
 
 
 def cap_text(cap: Decimal) -> str:

@@ -96,7 +96,7 @@ async def test_ticked_runs_stay_ticked_and_are_compared(api: Running, page: Any)
     async with page.expect_response("**/ui/jobs?*part=table*"):
         pass
     assert await page.locator("input[name=job]:checked").count() == 2
-    await page.get_by_role("button", name="Compare the ticked runs").click()
+    await page.get_by_role("button", name="Compare", exact=True).click()
     await page.locator("canvas").nth(2).wait_for()
     assert await page.locator(".u-legend .u-label").filter(has_text="devils-dictionary").count() == 6
 

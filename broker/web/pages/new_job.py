@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from broker.api.core import problems
 from broker.api.core.problems import StorageFull, TooLarge, TooMany
-from broker.api.http.context import STREAMS
+from broker.api.http.context import DATA_IMPORTS, STREAMS
+from broker.api.schemas.files import DataImport
 from broker.api.schemas.queries import UploadQuery
 from broker.api.schemas.quotes import QuoteSpec
 from broker.api.service.interfaces import Checked
@@ -19,7 +20,19 @@ from broker.domain.formatting import visible
 from broker.domain.spec import JobSpec
 from broker.policy.budgets import Refusal
 from broker.web.browser import Visit, key_of, see
-from broker.web.job_form import FIELDS, MORE, as_yaml, cap_text, document, field_of, further_settings, suggested
+from broker.web.job_form import (
+    FIELDS,
+    MORE,
+    as_yaml,
+    cap_text,
+    document,
+    field_of,
+    form_of,
+    further_settings,
+    suggested,
+)
+from broker.web.pages.run import found
+from broker.web.pages.team.layout import checked
 from broker.web.quote_view import QuoteSummary, quote_summary
 from broker.web.rendering import HEADERS
 from broker.web.routes import Routes
@@ -39,14 +52,32 @@ CHOICES = {
     "spot": ("allowed", "never", "only"),
     "objective": ("cheapest", "hourly", "fastest", "balanced"),
 }
-SHOWN_FAULTS = (*(field.name for field in FIELDS), "upload", MORE)
+SHOWN_FAULTS = (*(field.name for field in FIELDS), "upload", "source", MORE)
 
 
 @routes.get(NEW, scope="submit")
 async def new_job(visit: Visit) -> web.Response:
-    """Show the form; the query prefills it, so that `?model=` can be linked to."""
+    """Show the form; the query prefills it, so that `?model=` can be linked to. `?clone=`: a job to start from."""
     given = {name: visit.request.query[name] for name in (*SHOWN_FAULTS, "upload") if name in visit.request.query}
-    return visit.page("new_job.html", **await _form(visit, given))
+    faults: dict[str, str] = {}
+    if "clone" in visit.request.query:
+        cloned, faults = await _cloned(visit, visit.request.query["clone"])
+        given = cloned | given
+    return visit.page("new_job.html", **await _form(visit, given, faults))
+
+
+async def _cloned(visit: Visit, job_id: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return (the form's values, its faults) of a job's spec. Raises NotFound."""
+    job = await found(visit, job_id)
+    if job.spec.train is None:
+        return {}, {"": f"job {job.id} runs a script; `gpubroker clone {job.id} job.yaml` writes its spec"}
+    form, more = form_of(job.spec.model_dump(mode="json", exclude_unset=True))
+    threads = visit.service.quotes.threads.of_team(visit.caller.team)
+    form |= {MORE: await threads(lambda: as_yaml(more)) if more else "", "upload": job.spec.train.data.path}
+    if await _data(visit, form["upload"]) is not None:
+        return form, {}
+    line = f"the data of job {job.id} are not among your uploads; drop the file again"
+    return form, {"upload": line}
 
 
 async def _form(visit: Visit, given: Mapping[str, str], faults: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -67,6 +98,7 @@ async def _form(visit: Visit, given: Mapping[str, str], faults: Mapping[str, str
         "columns": columns,
         "mapping": mapping,
         "more": given.get(MORE, ""),
+        "source": given.get("source", ""),
         "choices": CHOICES,
         "faults": faults or {},
         "key": visit.service.entropy(12).hex(),
@@ -80,11 +112,12 @@ def _mapping(task: str) -> list[str]:
 
 
 async def _data(visit: Visit, reference: str) -> Any:
-    """Return the caller's upload; None: there is none of this reference."""
+    """Return the caller's upload; None: there is none of this reference, or it was deleted."""
     sha256 = reference.removeprefix("upload:")
     if len(sha256) != 64 or not set(sha256) <= set("0123456789abcdef"):
         return None
-    return await visit.service.rows(visit.caller).upload(visit.caller.owner, sha256)
+    upload = await visit.service.rows(visit.caller).upload(visit.caller.owner, sha256)
+    return None if upload is None or upload.gone_at is not None else upload
 
 
 def _name(file: str) -> str:
@@ -110,6 +143,25 @@ async def upload(visit: Visit) -> web.Response:
     except (TooLarge, TooMany, StorageFull) as error:
         return await _not_uploaded(visit, InvalidInput(Problem(field="", message=str(error))))
     return see(f"{NEW}?upload=upload:{stored.sha256}")
+
+
+@routes.post(NEW + "/import")
+async def import_data(visit: Visit) -> web.Response:
+    """Let the daemon read the data set that the form names, and show the form with it."""
+    form = await visit.form()
+    try:
+        wanted = checked(DataImport, {"source": form.get("source", "").strip()})
+        async with visit.request.app[STREAMS].slot(visit.caller, visit.session.token):
+            stored = await visit.request.app[DATA_IMPORTS].fetch(visit.caller, wanted.source, None)
+    except InvalidInput as error:
+        lines = "; ".join(problem.message for problem in error.problems)
+    except (TooLarge, TooMany, StorageFull) as error:
+        lines = str(error)
+    else:
+        return see(f"{NEW}?upload=upload:{stored.sha256}")
+    return await _refused(
+        visit, {"source": form.get("source", "")}, InvalidInput(Problem(field="source", message=lines))
+    )
 
 
 async def _file(request: web.Request) -> BodyPartReader:

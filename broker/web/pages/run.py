@@ -1,6 +1,5 @@
 """One run: its state, money, attempts, events, decision, logs, spec and receipt. Each tab is a link of its own."""
 
-import asyncio
 import contextlib
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +18,7 @@ from broker.domain.ids import JobId
 from broker.domain.job import Attempt, Job
 from broker.domain.offer import OfferVerdict
 from broker.web.browser import Visit, cookie_name, not_found
+from broker.web.log_view import QUERY_CHARACTERS, log_around, log_end, log_search
 from broker.web.rendering import HEADERS
 from broker.web.routes import Routes
 from broker.web.run_state import receipt, run_state
@@ -30,8 +30,6 @@ NUMBER = TypeAdapter[int](AttemptNumber)
 TABS = (("", "Overview"), ("events", "Events"), ("decision", "Decision"), ("logs", "Logs"), ("spec", "Spec"))
 NO_FAULTS: Mapping[str, str] = {}
 EVENTS = 500
-SHOWN_LOG_BYTES = 256 * 1024
-"""Bytes of a log's end on its page; the download has all."""
 SHOWN_OFFERS = 300
 PLOT_POINTS = 2000
 STREAM_HEADERS = {
@@ -118,18 +116,32 @@ def _attempt_number(visit: Visit, attempts: list[Attempt]) -> int:
 
 @routes.get("/ui/jobs/{job_id}/logs")
 async def logs(visit: Visit, job_id: str) -> web.Response:
-    """Show the end of an attempt's log."""
+    """Show the end of an attempt's log, the lines around `line`, or the lines that contain the text `find`."""
     job = await found(visit, job_id)
     values = await run_values(visit, job, "logs")
-    number, gone, text = _attempt_number(visit, values["attempts"]), "", ""
+    number, gone, raw = _attempt_number(visit, values["attempts"]), "", b""
     try:
         raw = await visit.content.log(visit.caller, job, number) if number else b""
-        text = await asyncio.to_thread(_tail, raw)
     except GpubrokerError as error:
         check_kept_message(job, error)
-        raw, gone = b"", str(error)
+        gone = str(error)
+    find, line = (
+        visit.request.query.get("find", "")[:QUERY_CHARACTERS],
+        _number(visit.request.query.get("line", ""), MAX_SEQ),
+    )
+    threads = visit.service.quotes.threads.of_team(visit.caller.team)
+    search = await threads(lambda: log_search(raw, find)) if find else None
+    log = None if search else await threads(lambda: log_around(raw, line) if line else log_end(raw))
     return visit.page(
-        "run_logs.html", **values, number=number, log=text, gone=gone, cut=len(raw) > SHOWN_LOG_BYTES, bytes=len(raw)
+        "run_logs.html",
+        **values,
+        number=number,
+        log=log,
+        search=search,
+        find=find,
+        line=line,
+        gone=gone,
+        bytes=len(raw),
     )
 
 
@@ -140,13 +152,6 @@ def check_kept_message(job: Job, error: GpubrokerError) -> None:
     except GpubrokerError:
         return
     raise error
-
-
-def _tail(raw: bytes) -> str:
-    """Return the last whole lines of a log."""
-    if len(raw) <= SHOWN_LOG_BYTES:
-        return raw.decode(errors="replace")
-    return raw[-SHOWN_LOG_BYTES:].partition(b"\n")[2].decode(errors="replace")
 
 
 @routes.get("/ui/jobs/{job_id}/logs.txt")

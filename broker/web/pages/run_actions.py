@@ -33,7 +33,7 @@ async def raise_cap(visit: Visit, job_id: str) -> web.Response:
     job = await found(visit, job_id)
     form = await visit.form()
     try:
-        await visit.service.raise_cap(visit.caller, job.id, _cap(form.get("cap_usd", "")))
+        await visit.service.raise_cap(visit.caller, job.id, cap_of(form.get("cap_usd", "")))
     except InvalidInput as error:
         return await _refused(visit, job, {p.field: p.message for p in error.problems}, 422)
     except (OverBudget, Conflict) as error:
@@ -45,7 +45,8 @@ async def _refused(visit: Visit, job: Job, faults: Mapping[str, str], status: in
     return visit.page("run.html", status, **await run_values(visit, job, "", faults))
 
 
-def _cap(text: str) -> Decimal:
+def cap_of(text: str) -> Decimal:
+    """Return the dollars of a form's field. Raises InvalidInput."""
     try:
         amount = Decimal(text.strip().removeprefix("$"))
     except InvalidOperation:

@@ -1,0 +1,154 @@
+"""Actions on ticked jobs, and a new job from the spec of another one."""
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from broker.domain.spec import JobSpec
+from broker.web.job_form import document, form_of
+from tests.api.harness import Running
+from tests.web.test_pages import trained
+from tests.web.test_security import HOSTILE, submitted
+from tests.web.test_team import hidden
+from tests.web.visitor import Visitor
+
+SELECTED = "/ui/jobs/selected"
+
+
+def ask(action: str, *jobs: str) -> str:
+    return f"{SELECTED}?do={action}&back=/ui/jobs%3Fowner%3Dada" + "".join(f"&job={job}" for job in jobs)
+
+
+def shown(text: str) -> dict[str, str]:
+    """Return the hidden fields of the page's form."""
+    return {name: hidden(text, name) for name in ("do", "back", "key", "total", "jobs")}
+
+
+async def test_ticked_jobs_are_cancelled_after_the_page_says_so(api: Running, ada: Visitor) -> None:
+    over = await trained(api, ended=True)
+    first, second = await submitted(api), await submitted(api)
+    page = await ada.get(ask("cancel", first, over))
+    assert "Cancel 1 job" in page.text
+    assert page.text.count("ends at once and costs nothing more") == 1
+    assert "nothing to do" in page.text
+    for _ in range(2):  # a form that is sent twice
+        done = await ada.send(SELECTED, **shown(page.text))
+        assert (done.status, done.location) == (303, "/ui/jobs?owner=ada")
+    states = {job: (await ada.api.service.store.job(job)).stop_requested for job in (first, second, over)}  # type: ignore[union-attr]
+    assert states == {first: True, second: False, over: False}
+
+
+async def test_the_cap_of_ticked_jobs_is_raised_and_a_refusal_names_its_job(api: Running, ada: Visitor) -> None:
+    small, large = await submitted(api, cap_usd="5"), await submitted(api, cap_usd="8")
+    page = await ada.get(ask("cap", small, large))
+    fields = shown(page.text)
+    bad = await ada.send(SELECTED, **fields, cap_usd="much")
+    assert (bad.status, "is no amount" in bad.text, 'id="fault-cap_usd"' in bad.text) == (422, True, True)
+    partly = await ada.send(SELECTED, **fields, cap_usd="7")
+    assert partly.status == 409
+    assert "is not above the cap of $8" in partly.text
+    assert f"/ui/jobs/{small}" not in partly.text  # it was raised
+    caps = [(await api.service.store.job(job)).cap_usd for job in (small, large)]  # type: ignore[union-attr]
+    assert caps == [7, 8]
+
+
+async def test_ticked_jobs_run_again_once_at_the_sum_that_was_shown(api: Running, ada: Visitor) -> None:
+    over = await trained(api, ended=True)
+    page = await ada.get(ask("retry", over))
+    fields = shown(page.text)
+    wrong = await ada.send(SELECTED, **(fields | {"total": "1"}))
+    assert (wrong.status, "another sum of caps" in wrong.text) == (422, True)
+    for _ in range(2):
+        assert (await ada.send(SELECTED, **fields)).status == 303
+    listed = (await ada.get("/ui/jobs")).text
+    assert len(set(re.findall(r'href="/ui/jobs/([a-z2-7]{13})"', listed))) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        (SELECTED, "no such action"),
+        (ask("cancel"), "no job is ticked"),
+        (ask("clone"), "tick the one job to clone"),
+        (ask("destroy", "a" * 13), "no such action"),
+        (ask("cancel", *(f"{n:013}" for n in range(101))), "101 jobs are ticked; tick at most 100"),
+    ],
+)
+async def test_a_selection_that_means_nothing_is_refused_in_one_line(ada: Visitor, path: str, line: str) -> None:
+    page = await ada.get(path)
+    assert (page.status, line in page.text) == (422, True)
+
+
+async def test_ticked_jobs_of_another_team_do_not_exist(api: Running, ada: Visitor) -> None:
+    own, theirs = await submitted(api), await submitted(api, "bob", "other")
+    for action in ("cancel", "retry", "cap", "clone"):
+        jobs = (theirs,) if action == "clone" else (own, theirs)
+        assert (await ada.get(ask(action, *jobs))).status == 404, action
+        sent = await ada.send(SELECTED, do=action, jobs=" ".join(jobs), cap_usd="9", total="10", key="k")
+        assert sent.status == (422 if action == "clone" else 404), action
+    assert not (await api.service.store.job(own)).stop_requested  # type: ignore[arg-type, union-attr]
+    assert (await ada.get(f"/ui/new?clone={theirs}")).status == 404
+
+
+async def test_a_selection_needs_its_scope_and_this_origin(api: Running, ada: Visitor) -> None:
+    job = await submitted(api)
+    other = await ada.post(SELECTED, {"Sec-Fetch-Site": "cross-site"}, do="cancel", jobs=job)
+    assert other.status == 403
+    async with Visitor(api) as reader:
+        await reader.sign_in(await api.token("eve", "read"))
+        assert (await reader.get(ask("cancel", job))).status == 403
+        assert (await reader.send(SELECTED, do="cancel", jobs=job)).status == 403
+        assert "selected" not in (await reader.get("/ui/jobs")).text
+    away = await ada.get(ask("cancel", job).replace("/ui/jobs%3Fowner%3Dada", "https://evil.example"))
+    assert hidden(away.text, "back") == "/ui/jobs"
+
+
+async def test_a_clone_prefills_the_form_with_data_fields_and_the_rest(api: Running, ada: Visitor) -> None:
+    job = await submitted(api, labels={"note": HOSTILE}, priority=3)
+    sent = await ada.get(ask("clone", job))
+    assert (sent.status, sent.location) == (303, f"/ui/new?clone={job}")
+    page = (await ada.get(sent.location)).text
+    assert 'value="HuggingFaceTB/SmolLM2-135M"' in page
+    assert "words.csv" in page
+    assert "priority: 3" in page
+    assert "<script>alert" not in page
+    async with Visitor(api) as bob:
+        await bob.sign_in(await api.token("bob"))
+        assert "are not among your uploads" in (await bob.get(f"/ui/new?clone={job}")).text
+
+
+SPEC: dict[str, Any] = {
+    "name": "words", "cap_usd": "5.00", "labels": {"a": "1"}, "priority": 3,
+    "resources": {"gpus": 2, "accelerators": ["h100", "l40s"], "spot": "only", "min_memory": "40GB"},
+    "train": {
+        "task": "causal_lm", "model": "a/b", "epochs": 2, "method": {"name": "lora", "r": 8},
+        "data": {"path": "upload:" + "a" * 64, "prompt": "Say {x}:", "completion": " {y}", "learn": "last"},
+        "optim": {"lr": 0.0002, "name": "adamw"},
+    },
+}  # fmt: skip
+
+
+def test_a_cloned_form_describes_the_same_spec() -> None:
+    form, more = form_of(SPEC)
+    assert form["accelerators"] == "h100, l40s"
+    assert more == yaml.safe_load(
+        "{labels: {a: '1'}, priority: 3, resources: {min_memory: 40GB}, "
+        "train: {method: {r: 8}, data: {learn: last}, optim: {name: adamw}}}"
+    )
+    again = document(form, SPEC["train"]["data"]["path"], more)
+    wanted = {**SPEC, "train": {**SPEC["train"], "method": {"r": 8}}}  # lora is the form's default
+    assert again == wanted
+    assert SPEC["train"]["optim"]["lr"] == 0.0002  # the spec that was read is unchanged
+
+
+def test_a_clone_of_every_default_is_the_same_job() -> None:
+    spec = JobSpec.model_validate(
+        {"name": "x", "cap_usd": "5", "train": {"model": "a/b", "data": {"path": "upload:" + "a" * 64,
+                                                                        "prompt": "{x}", "completion": "{y}"}}}
+    )  # fmt: skip
+    assert spec.train is not None
+    form, more = form_of(spec.model_dump(mode="json"))
+    again = JobSpec.model_validate(document(form, spec.train.data.path, more))
+    assert again.model_dump() == spec.model_dump()
