@@ -1,7 +1,8 @@
 """Checks before a purchase: `python -m trainer.preflight SPEC [--json]`.
 
-The training's own code reads, renders and tokenises the rows on this machine, with the model's own tokenizer; it reads
-no weights. SPEC is a job's spec, or a `TrainConfig`; its dataset is a file on this machine.
+The training's own code reads, renders, tokenises and collates the rows on this machine, with the model's own tokenizer.
+The first, the longest and three random rows pass through the model on the meta device; no weights are read.
+SPEC is a job's spec, or a `TrainConfig`; its dataset is a file on this machine.
 """
 
 import argparse
@@ -27,6 +28,8 @@ from trainer.dataset.example_counts import AnswerCounter, ExampleCount, of_rows
 from trainer.dataset.prompts import DataError, fill, row_hash
 from trainer.models import availability, remote_code
 from trainer.optim import learning_rates
+from trainer.tasks.common import forward_check
+from trainer.tasks.common.row_sample import RowSample
 from trainer.tasks.common.task import Task
 
 UNCUT = 1_048_576
@@ -100,6 +103,7 @@ class _RowStatistics:
         self.tokens = self.empty = self.duplicates = self.equal = 0
         self.rendered: list[RenderedRow] = []
         self._number = self._part = 0
+        self.sample = RowSample(train.seed)
 
     def __call__(self, number: int, row: dict[str, Any], parsed: Any) -> None:
         self._part = self._part + 1 if number == self._number else 0
@@ -120,6 +124,7 @@ class _RowStatistics:
     def _measure(self, number: int, row: dict[str, Any], parsed: Any) -> None:
         data, uncut = self._task.data, self._uncut.data
         lengths = data.lengths(parsed)
+        self.sample.offer(number, parsed, max(lengths, default=0))
         if not lengths:
             return
         length = max(lengths)
@@ -195,8 +200,7 @@ def _check(spec: Path, report: PreflightReport, trusted: bool) -> None:
     report.steps = learning_rates.total_steps(train, len(training))
     report.warnings += _warnings(train, report, task.data.reader.notice_lines())
     sampler.check_rows_per_step(len(training), train.global_batch_rows)
-    if train.adapters is not None or train.attention != "auto":
-        _check_model(task, train)
+    report.warnings += _check_model(task, train, statistics.sample)
 
 
 def _fill(report: PreflightReport, task: Task[Any], statistics: _RowStatistics) -> None:
@@ -244,10 +248,10 @@ def _warnings(train: TrainConfig, report: PreflightReport, notices: Sequence[str
     return notes
 
 
-def _check_model(task: Task[Any], train: TrainConfig) -> None:
-    """Check adapters and attention kernel on a model built without weights.
+def _check_model(task: Task[Any], train: TrainConfig, sample: RowSample) -> list[str]:
+    """Check adapters, attention kernel and the sampled rows on a model built without weights; return warnings.
 
-    Raises: UserFault for missing modules or an unsupported kernel.
+    Raises: UserFault for missing modules, an unsupported kernel, or a row that the model cannot take.
     """
     from trainer.models import accelerations
 
@@ -257,6 +261,22 @@ def _check_model(task: Task[Any], train: TrainConfig) -> None:
         raise UserFault(
             f"train.attention: {train.model!r} ({model.config.model_type}) has no {train.attention} kernel; use auto"
         )
+    if task.model.needs_weights:
+        return []
+    for number, parsed in sample.rows().items():
+        example = task.data.example(parsed)
+        if not task.data.targets(example):
+            continue
+        try:
+            forward_check.check_example(task, model, example)
+        except forward_check.ForwardRefused as e:
+            raise UserFault(
+                f"train.model: {train.model!r} cannot take row {number} of {task.data.where} ({e}); "
+                f"{task.model.unfit_hint}"
+            ) from None
+        except forward_check.ForwardUnknown as e:
+            return [f"no row was tried in the model, because that needs its weights ({e})"]
+    return []
 
 
 def table(report: PreflightReport) -> str:

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from broker.domain.workload import ModelShape
 from broker.model_catalog import parameter_count
+from trainer.contract.architectures import position_offset
 
 ENCODERS = frozenset({"bert", "roberta", "distilbert", "vit"})
 HEADS: Mapping[str, Literal["text", "words"]] = {"text_classification": "text", "token_classification": "words"}
@@ -76,6 +77,6 @@ def _inputs(family: str, c: Mapping[str, Any]) -> dict[str, Any]:
         return {"vocabulary": channels * patch * patch, "max_positions": tokens, "pixels": channels * side * side}
     positions = parameter_count.number(c, "max_position_embeddings")
     types = () if family == "distilbert" else (parameter_count.number(c, "type_vocab_size", default=2),)
-    usable = positions - 2 if family == "roberta" else positions  # the first two are for padding
+    usable = positions - position_offset({**c, "model_type": family})
     looked_up = (positions, *types)
     return {"vocabulary": parameter_count.number(c, "vocab_size"), "max_positions": usable, "looked_up": looked_up}

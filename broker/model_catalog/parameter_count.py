@@ -9,7 +9,7 @@ from reprlib import repr
 from typing import Any
 
 from broker.model_catalog.unet_parameters import unet
-from trainer.contract.architectures import SCALED_ROTARY
+from trainer.contract.architectures import SCALED_ROTARY, position_offset
 
 Config = Mapping[str, Any]
 TIED = frozenset({
@@ -45,7 +45,7 @@ def positions(c: Config) -> int | None:
 
     None: the config has no limit. Raise ValueError for an invalid scaling.
     """
-    declared = number(c, "max_position_embeddings", "n_positions", default=0) or None
+    declared = max(0, number(c, "max_position_embeddings", "n_positions", default=0) - position_offset(c)) or None
     rope = c.get("rope_parameters") or c.get("rope_scaling")
     if declared is None or not isinstance(rope, Mapping) or str(c.get("model_type", "")).startswith("gemma3"):
         return declared  # a Gemma 3 scales some layers only, and its own count includes that

@@ -59,3 +59,15 @@ SCALED_ROTARY = ("linear", "dynamic", "yarn")
 """Kinds of rotary positions whose factor multiplies a model's longest sequence. `llama3` and `longrope` include the
 factor in their limit.
 """
+
+AFTER_PADDING = frozenset({
+    "camembert", "data2vec-text", "ibert", "lilt", "longformer", "luke", "markuplm", "mpnet", "roberta",
+    "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
+})  # fmt: skip
+"""Values of `model_type` whose positions begin after the padding token's id, so that the table has unused ones."""
+
+
+def position_offset(config: Mapping[str, Any]) -> int:
+    """Return the number of positions in a model's table before that of a row's first token."""
+    padding = config.get("pad_token_id")
+    return (1 if padding is None else int(padding)) + 1 if config.get("model_type") in AFTER_PADDING else 0

@@ -204,6 +204,29 @@ def load(
     return model, sorted({key.rsplit(".", 1)[0] for key in new})
 
 
+def hollow(config: TrainConfig, architecture: str, **options: Any) -> Any:
+    """Return a model on the meta device, without weights. Raises UserFault.
+
+    `options`: arguments of `from_pretrained` for the model's head. Experts get bfloat16, which their products require.
+    """
+    import transformers
+
+    model_config = config_of(config)
+    for name in options.keys() - {"ignore_mismatched_sizes"}:
+        setattr(model_config, name, options[name])
+    more: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
+    if has_own_class(config, model_config, architecture):
+        # Without `code_revision`, transformers would load the current code, not the revision that the user read.
+        more["code_revision"] = remote_code.load_options(config)["revision"]
+    try:
+        with torch.device("meta"):
+            model = getattr(transformers, architecture).from_config(model_config, **more)
+    except LOAD_ERRORS as e:
+        raise unloadable(config, e) from None
+    model.config.use_cache = False
+    return model.bfloat16() if has_experts(model) else model
+
+
 def _quantisation(method: QloraConfig, compute: torch.dtype, architecture: str) -> Any:
     """Return the settings of bitsandbytes that quantise all linear modules except heads."""
     from transformers import BitsAndBytesConfig

@@ -112,7 +112,7 @@ def test_only_tokens_used_by_the_rows_need_embeddings(
     assert told(spec(tmp_path, ROWS, **train), capsys)[0] == 0
     code, _, err = told(spec(tmp_path, ROWS + "w1,w2 new\n", **train), capsys)
     assert (code, err.count("\n")) == (64, 1)
-    assert "the rows have token 200 ('new'), and" in err
+    assert "row 3 of rows.csv has token 200 ('new'), and" in err
     assert "has 200 embeddings; resize them" in err
     code, _, err = told(spec(tmp_path, ROWS, **train, samples={"prompts": ["w1", "w3 new"]}), capsys)
     assert (code, err.count("\n")) == (64, 1)

@@ -48,13 +48,15 @@ class TaskData(ABC, Generic[E]):
         """Token id of padding."""
         self.where = dataset_name(config.data.path)
         """Name of the data set in messages."""
-        self.reader = ExampleReader(config, self.parse_row, self.parsed_type)
+        self.reader = ExampleReader(config, self._parse_checked, self.parsed_type)
         self.chats: array[int] | None = None
         """Chat of each example that `read` returned, if a chat has several (`data.learn: split`); otherwise None."""
         self._embeddings: int | None = None
         """Number of the model's token embeddings if the tokenizer has higher ids, otherwise None."""
         self._longest = 0
         """Tokens of the longest sequence in rows with a target."""
+        self._longest_parsed = (0, 0)
+        """Tokens of the longest parsed sequence, and the number of its row from 1."""
 
     def read(
         self,
@@ -82,8 +84,18 @@ class TaskData(ABC, Generic[E]):
         if not len(examples):
             raise DataFault(self._no_target_message())
         if self.truncates:
-            max_positions.check_length(self.config, self._longest)
+            length, number = self._longest_parsed
+            max_positions.check_length(self.config, self._longest, number if length == self._longest else 0)
         return examples, len(parsed) - len(examples)
+
+    def _parse_checked(self, row: Row, number: int) -> Any:
+        """Return `parse_row`. Raises UserFault for a token that the model has no embedding for."""
+        parsed = self.parse_row(row, number)
+        for part in parsed if isinstance(parsed, list) else (parsed,):
+            if self._embeddings is not None:
+                self._check_embeddings(part, self._embeddings, f"row {number} of {self.where} has")
+            self._longest_parsed = max(self._longest_parsed, (max(self.lengths(part), default=0), number))
+        return parsed
 
     def _with_targets(self, parsed: Sequence[Any]) -> Iterator[int]:
         """Yield the indices of the parsed rows with a target.
@@ -99,16 +111,22 @@ class TaskData(ABC, Generic[E]):
                     self.chats.append(row.chat)
                 yield index
 
-    def _check_embeddings(self, parsed: Any, count: int) -> None:
+    def _check_embeddings(self, parsed: Any, count: int, who: str = "the rows have") -> None:
         highest = max((max(ids) for ids in self.sequences(parsed) if ids), default=0)
         if highest >= count:
-            raise UserFault(f"train.model: the rows have {self._excess_message(highest, count)}")
+            raise UserFault(f"train.model: {who} {self._excess_message(highest, count)}")
 
     def check_prompt(self, prompt: str, ids: Sequence[int]) -> None:
-        """Raise UserFault for a prompt of `samples` with a token that the model has no embedding for.
+        """Raise UserFault for a prompt of `samples` that the model has too few embeddings or positions for.
 
         Otherwise the samples fail after the training. Call `read` first.
         """
+        limit = max_positions.learned_positions(self.config)
+        if limit is not None and len(ids) > limit:
+            raise UserFault(
+                f"samples.prompts: {prompt[:40]!r} has {len(ids)} tokens, {self.config.model!r} has {limit} positions; "
+                "shorten it"
+            )
         highest = max(ids, default=0)
         if self._embeddings is not None and highest >= self._embeddings:
             raise UserFault(f"samples.prompts: {prompt[:40]!r} has {self._excess_message(highest, self._embeddings)}")
@@ -117,7 +135,7 @@ class TaskData(ABC, Generic[E]):
         token = self.tokenizer.convert_ids_to_tokens(token_id)
         return (
             f"token {token_id} ({token!r}), and {self.config.model!r} has {count} embeddings; resize them to the "
-            "tokenizer, or take the model's own"
+            "tokenizer (resize_token_embeddings), or take the model's own tokenizer"
         )
 
     def _prepare(self) -> None:
@@ -132,6 +150,10 @@ class TaskData(ABC, Generic[E]):
         self.pad = next(usable, 0)
 
     # ------------------------------------------------------------------------------------------------ hooks: one row
+
+    def example(self, parsed: Any) -> E:
+        """Return the example of a parsed row. Call `read` first."""
+        return self._example(parsed)
 
     @abstractmethod
     def parse_row(self, row: Row, number: int) -> Any:

@@ -29,6 +29,10 @@ class TaskModel(ABC, Generic[D]):
     """Value of peft's `task_type`; None: peft has no type for this model."""
     headed = False
     """True if modules with new weights are trained and saved whole."""
+    unfit_hint = "mend its config.json, or take another model"
+    """Fix for a model that cannot take a row."""
+    needs_weights = False
+    """True if the batches are made with weights of the model, so that rows cannot be checked without them."""
 
     def __init__(self, config: TrainConfig, data: D) -> None:
         self.config, self._data = config, data
@@ -51,19 +55,13 @@ class TaskModel(ABC, Generic[D]):
         return adapters.wrap(model, self.config, self.peft_type, new_modules if self.headed else ())
 
     def build_hollow(self) -> Any:
-        """Return the model on the meta device, without weights and adapters. Raises UserFault."""
-        import transformers
+        """Return the model on the meta device with its head, without weights and adapters. Raises UserFault.
 
-        config = loading.config_of(self.config)
-        options: dict[str, Any] = {"trust_remote_code": self.config.trust_remote_code}
-        if loading.has_own_class(self.config, config, self.architecture):
-            # Without `code_revision`, transformers would load the current code, not the revision that the user read.
-            options["code_revision"] = remote_code.load_options(self.config)["revision"]
-        try:
-            with torch.device("meta"):
-                return getattr(transformers, self.architecture).from_config(config, **options)
-        except loading.LOAD_ERRORS as e:
-            raise loading.unloadable(self.config, e) from None
+        Requires `TaskData.read` before.
+        """
+        model = loading.hollow(self.config, self.architecture, **self._head_options())
+        self._configure(model)
+        return model
 
     def check_targets(self, model: Any) -> None:
         """Raise UserFault if a hollow model lacks the modules that get adapters, or cannot be merged as configured."""

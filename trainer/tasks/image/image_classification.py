@@ -14,7 +14,7 @@ from trainer.dataset import cells
 from trainer.dataset.archives import Picture
 from trainer.dataset.prompts import DataError
 from trainer.models import loading
-from trainer.tasks.common import image_loading, label_metrics
+from trainer.tasks.common import forward_check, image_loading, label_metrics
 from trainer.tasks.common.example_reader import Row
 from trainer.tasks.common.image_loading import Array, ImageCache, ImagePrefetcher
 from trainer.tasks.common.label_metrics import Labels
@@ -23,6 +23,7 @@ from trainer.tasks.common.task_data import Batch, TaskData
 from trainer.tasks.common.task_model import TaskModel
 from trainer.tasks.common.task_samples import TaskSamples
 
+ARCHITECTURE = "AutoModelForImageClassification"
 CHANNELS = 3
 """Channels of the pictures that `image_loading` returns: RGB."""
 
@@ -69,14 +70,24 @@ class ImageClassData(TaskData[LabelledImage]):
                 f"train.model: preprocessor_config.json does not fit pictures of {CHANNELS} channels ({e}); mend its "
                 "image_mean and image_std"
             ) from None
+        self._check_size(model, processed["pixel_values"][0].shape)
+
+    def _check_size(self, model: Any, shape: tuple[int, ...]) -> None:
+        """Raise UserFault for pictures of another size than the model's, unless it takes any size, as ConvNeXt does."""
         size = getattr(model, "image_size", None)
         expected = (size, size) if isinstance(size, int) else tuple(size) if size else None
-        shape = processed["pixel_values"][0].shape
-        if expected and shape[1:] != expected:
+        if not expected or shape[1:] == expected:
+            return
+        try:
+            hollow = loading.hollow(self.config, ARCHITECTURE)
+            forward_check.forward(hollow, pixel_values=torch.zeros((1, *shape), device="meta", dtype=hollow.dtype))
+        except forward_check.ForwardUnknown:
+            return
+        except forward_check.ForwardRefused:
             raise UserFault(
                 f"train.model: preprocessor_config.json makes pictures of {shape[2]} x {shape[1]}, the model takes "
                 f"{expected[1]} x {expected[0]}; set its size"
-            )
+            ) from None
 
     def parse_row(self, row: Row, number: int) -> LabelledImage:
         data = self.config.data
@@ -134,7 +145,8 @@ class ImageClassData(TaskData[LabelledImage]):
 class ImageClassModel(TaskModel[ImageClassData]):
     """Model with one output for each class. The loss of a row is the cross-entropy of its class in nats."""
 
-    architecture = "AutoModelForImageClassification"
+    architecture = ARCHITECTURE
+    unfit_hint = "set preprocessor_config.json to the pictures that config.json describes"
     peft_type = None
     headed = True
 

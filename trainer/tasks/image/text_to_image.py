@@ -155,6 +155,7 @@ class TextToImageModel(TaskModel[TextToImageData]):
 
     architecture = "UNet2DConditionModel"
     peft_type = None
+    needs_weights = True
 
     def check_kind(self) -> None:
         """Raise UserFault for a pipeline that is no Stable Diffusion for text to image. Reads no weights."""

@@ -55,6 +55,10 @@ class RewardSamples(TaskSamples[PreferenceData]):
     def describe(self, parsed: Preference) -> tuple[str, str]:
         return describe_pair(self._data.tokenizer, parsed)
 
+    def check(self) -> None:
+        for prompt in self.config.samples.prompts:
+            self._data.check_prompt(prompt, encode(self._data.tokenizer, "", prompt, self.config.max_length).ids)
+
     def write(self, model: Any, device: torch.device) -> list[str]:
         prompts, length = self.config.samples.prompts, self.config.max_length
         with evaluation_mode(model):
