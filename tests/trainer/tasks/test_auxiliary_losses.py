@@ -135,3 +135,22 @@ def test_preferences_refuse_a_loss_of_the_config_that_they_do_not_add(tmp_path: 
         UserFault, match="sets output_router_logits, and task dpo adds no such loss; remove it in a copy"
     ):
         task.model.check_kind()
+
+
+def test_no_model_of_a_task_smooths_its_labels() -> None:
+    """A config's `label_smoothing` changes the loss of models only that no task takes, such as RAG."""
+    from transformers.models import auto
+    from transformers.models.auto.configuration_auto import model_type_to_module_name as module_of
+
+    named = auto.modeling_auto
+    mappings = (named.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, named.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
+    folders = {module_of(kind) for mapping in mappings for kind in mapping}
+    sources = [path for path in Path(auto.__file__).parents[1].glob("*/modeling_*.py") if path.parent.name in folders]
+    assert len(sources) > 100
+    assert [path.name for path in sources if "label_smoothing" in path.read_text()] == []
+
+
+@pytest.mark.parametrize("name", ["label_smoothing", "label_smoothing_factor"])
+def test_label_smoothing_of_a_spec_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=name):
+        settings(tmp_path, **{name: 0.1})
