@@ -90,6 +90,26 @@ async def test_one_of_two_brokers_reports(store: Store) -> None:
     assert (after.idle, after.signal) == (None, Signal.IDLE)
 
 
+async def test_notes_of_many_jobs_are_applied_each_by_its_own_fence(store: Store) -> None:
+    rows = [await running(store) for _ in range(60)]
+    notes = [
+        Note(
+            attempt=attempt, job=job, forecast=None, idle="gpu" if number % 2 else None, stays=f"stays {number}",
+            events=(make_event(job, "attempt.stays"), make_event(job, "attempt.idle")),
+        )
+        for number, (attempt, job) in enumerate(rows)
+    ]  # fmt: skip
+    assert await store.note(notes[7:8]) == [True]
+    expected = [number != 7 for number in range(60)]
+    assert await store.note(notes) == expected
+    for number, (attempt, job) in enumerate(rows):
+        (after,) = await store.attempts(job.id)
+        assert (after.id, after.idle, after.stays) == (attempt.id, notes[number].idle, f"stays {number}")
+        events = await store.events(job.id, after=0, limit=99)
+        assert [event.kind for event in events][-2:] == ["attempt.stays", "attempt.idle"]
+        assert [event.seq for event in events] == list(range(1, len(events) + 1))
+
+
 @pytest.mark.parametrize("signal", Signal)
 async def test_a_note_stores_each_signal_and_a_clean_reason(store: Store, signal: Signal) -> None:
     attempt, job = await running(store)

@@ -1,8 +1,9 @@
 """Stored data, forecasts and storage charges of jobs on PostgreSQL."""
 
-import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
+from broker.domain.errors import StoreError, StoreUnavailable
 from broker.domain.ids import JobId
 from broker.domain.job import Event, Job, StoredKind
 from broker.lifecycle.retention import RESUMED_FROM
@@ -13,8 +14,8 @@ from broker.store.postgres.base import PostgresPart, write_audit
 from broker.store.postgres.pool import QUERIES, Pool, columns
 from broker.store.rules import fences, job_data
 
-NOTES_AT_ONCE = 4
-"""Maximum number of notes that are written concurrently, so that one flush of the log serves several."""
+NOTES = 50
+"""Maximum number of notes of one transaction."""
 
 
 class PostgresTenantJobData(PostgresPart):
@@ -46,41 +47,46 @@ class PostgresGlobalJobData(PostgresPart):
     """The part of job data that the controllers use."""
 
     async def note(self, notes: Sequence[Note]) -> Sequence[bool]:
-        gate = asyncio.Semaphore(NOTES_AT_ONCE)
+        """Write the notes in batches. If a batch is refused, each of its notes is written alone."""
+        applied: list[bool] = []
+        errors: list[StoreError] = []
+        for batch in _batches(notes):
+            try:
+                applied += await self._note(batch)
+            except StoreUnavailable:
+                raise
+            except StoreError as error:
+                for note in batch if len(batch) > 1 else ():
+                    try:
+                        await self.note([note])
+                    except StoreUnavailable:
+                        raise
+                    except StoreError as own:
+                        errors.append(own)
+                if len(batch) == 1:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
+        return applied
 
-        async def write(note: Note) -> bool:
-            async with gate:
-                return await self._note(note)
+    async def _note(self, notes: Sequence[Note]) -> list[bool]:
+        """Write notes of different jobs in one transaction.
 
-        outcomes = await asyncio.gather(*map(write, notes), return_exceptions=True)
-        for error in (outcome for outcome in outcomes if isinstance(outcome, BaseException)):
-            raise error
-        return [outcome is True for outcome in outcomes]
-
-    async def _note(self, note: Note) -> bool:
-        """Lock jobs before attempts, in the same order as all other writers."""
+        Jobs are locked before attempts, each in the order of their ids, as by all other writers.
+        """
         async with self._pool.transaction("note") as connection:
-            job = await connection.fetchrow(QUERIES["lock_job"], note.job.id)
-            attempt = await connection.fetchrow(QUERIES["lock_attempt"], note.attempt.id)
-            if (
-                job is None
-                or attempt is None
-                or not job_data.note_holds(note, row_codec.job(job), row_codec.attempt(attempt))
-            ):
-                return False
-            events = [
-                row_codec.written_event(event, job["event_seq"] + n) for n, event in enumerate(note.events, start=1)
-            ]
-            reason = None if note.reason is None else fences.clean(note.reason)
-            forecast = row_codec.forecast_json(note.forecast)
-            await connection.execute(QUERIES["note_job"], note.job.id, forecast, len(events), reason)
-            signal = note.signal and note.signal.value
-            stays = None if note.stays is None else fences.clean(note.stays)
-            await connection.execute(QUERIES["note_attempt"], note.attempt.id, note.idle, signal, stays)
-            await send_events(connection, events)
-            topics = {f"job/{note.job.id}": None} if events else {}
-            await notify(connection, topics | ({"jobs": None} if signal else {}))
-            return True
+            job_ids, attempt_ids = sorted(n.job.id for n in notes), sorted(n.attempt.id for n in notes)
+            jobs = {row["id"]: row for row in await connection.fetch(QUERIES["lock_noted_jobs"], job_ids)}
+            attempts = {row["id"]: row for row in await connection.fetch(QUERIES["lock_noted_attempts"], attempt_ids)}
+            held = [_holds(note, jobs.get(note.job.id), attempts.get(note.attempt.id)) for note in notes]
+            if current := [note for note, holds in zip(notes, held, strict=True) if holds]:
+                await connection.execute(QUERIES["note_jobs"], *columns(map(_job_row, current)))
+                await connection.execute(QUERIES["note_attempts"], *columns(map(_attempt_row, current)))
+                await send_events(connection, _event_rows(current, jobs))
+                topics = {f"job/{note.job.id}": None for note in current if note.events}
+                is_signal = any(note.signal for note in current)
+                await notify(connection, topics | ({"jobs": None} if is_signal else {}))
+            return held
 
     async def claim_stored(self, *, lease_s: float, limit: int) -> Sequence[Job]:
         return [row_codec.job(row) for row in await self._pool.fetch("claim_stored", lease_s, limit)]
@@ -107,3 +113,42 @@ class PostgresGlobalJobData(PostgresPart):
 
     async def known_uploads(self, hashes: Collection[str]) -> Collection[str]:
         return {row["sha256"] for row in await self._pool.read("known_uploads", list(hashes))}
+
+
+def _batches(notes: Sequence[Note]) -> Iterator[list[Note]]:
+    """Yield the notes in order, in batches of `NOTES` at most that name no job twice."""
+    batch: list[Note] = []
+    for note in notes:
+        if len(batch) == NOTES or any(note.job.id == other.job.id for other in batch):
+            yield batch
+            batch = []
+        batch.append(note)
+    if batch:
+        yield batch
+
+
+def _holds(note: Note, job: row_codec.Record | None, attempt: row_codec.Record | None) -> bool:
+    if job is None or attempt is None:
+        return False
+    return job_data.note_holds(note, row_codec.job(job), row_codec.attempt(attempt))
+
+
+def _job_row(note: Note) -> tuple[Any, ...]:
+    """Return a row of `note_jobs`."""
+    reason = None if note.reason is None else fences.clean(note.reason)
+    return note.job.id, row_codec.forecast_json(note.forecast), len(note.events), reason
+
+
+def _attempt_row(note: Note) -> tuple[Any, ...]:
+    """Return a row of `note_attempts`."""
+    stays = None if note.stays is None else fences.clean(note.stays)
+    return note.attempt.id, note.idle, note.signal and note.signal.value, stays
+
+
+def _event_rows(notes: Sequence[Note], jobs: Mapping[str, row_codec.Record]) -> list[tuple[Any, ...]]:
+    """Return rows of `write_events`, numbered from the counters of the locked jobs on."""
+    return [
+        row_codec.written_event(event, jobs[note.job.id]["event_seq"] + number)
+        for note in notes
+        for number, event in enumerate(note.events, start=1)
+    ]

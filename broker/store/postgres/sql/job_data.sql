@@ -1,15 +1,19 @@
 -- The costs of a job beside its hours: notes of the guard, what is kept in the blob store, uploads.
 
--- name: lock_attempt
-SELECT *, prices_of(id) AS prices FROM attempts WHERE id = $1 FOR NO KEY UPDATE;
+-- name: lock_noted_jobs
+SELECT * FROM jobs WHERE id = ANY ($1::text[]) ORDER BY id FOR NO KEY UPDATE;
 
--- name: note_job
-UPDATE jobs SET forecast = $2, event_seq = event_seq + $3, reason = COALESCE($4, reason) WHERE id = $1;
+-- name: lock_noted_attempts
+SELECT *, prices_of(id) AS prices FROM attempts WHERE id = ANY ($1::text[]) ORDER BY id FOR NO KEY UPDATE;
 
--- name: note_attempt
-UPDATE attempts SET idle = $2, signal = COALESCE(signal, $3), stays = COALESCE($4, stays),
-    due_at = CASE WHEN $3::text IS NOT NULL AND signal IS NULL THEN clock_timestamp() ELSE due_at END
-WHERE id = $1;
+-- name: note_jobs
+UPDATE jobs j SET forecast = u.forecast::jsonb, event_seq = j.event_seq + u.events, reason = COALESCE(u.reason, j.reason)
+FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[]) AS u (id, forecast, events, reason) WHERE j.id = u.id;
+
+-- name: note_attempts
+UPDATE attempts a SET idle = u.idle, signal = COALESCE(a.signal, u.signal), stays = COALESCE(u.stays, a.stays),
+    due_at = CASE WHEN u.signal IS NOT NULL AND a.signal IS NULL THEN clock_timestamp() ELSE a.due_at END
+FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS u (id, idle, signal, stays) WHERE a.id = u.id;
 
 -- name: claim_stored
 WITH due AS (
