@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 REST = 2.0
 """Pause after a claim, as a multiple of the time that its decisions took: a large market has news at each poll."""
+DUE_REST = 0.5
+"""The same multiple while more attempts are due by their rhythm than one claim takes. These must not be late."""
 CLAIM = 50
 """Maximum number of attempts of one claim. Small claims spread the attempts evenly over the brokers."""
 GOLDEN = 0.618034
@@ -81,26 +83,35 @@ class AttemptReview:
         pause_s = self._context.intervals.billing_s * (1 + self._steps * GOLDEN % 1) / 2
         if self._market.is_news():
             self._news_at = began
-        rows = await self._claim(began) if self._market.has_spot else ()
+        rows, rest = (await self._claim() if self._market.has_spot else []), DUE_REST
+        if len(rows) < CLAIM and self._news_at is not None:
+            rest, claimed = REST, {row.attempt.id for row in rows}
+            news_s = self._context.clock.monotonic() - self._news_at
+            newer = await self._claim(news_s, CLAIM - len(rows)) if self._market.has_spot else []
+            rows += [row for row in newer if row.attempt.id not in claimed]
         if len(rows) < CLAIM:
             self._news_at = None
         else:
             pause_s = 0.0
         decided_s = await self._review([row for row in rows if may_move(row.job, row.attempt)])
-        self.every_s = max(pause_s, REST * decided_s)
+        self.every_s = max(pause_s, rest * decided_s)
         return False
 
-    async def _claim(self, now_s: float) -> Sequence[Leased]:
-        """Claim attempts before their review is late (`review_s`)."""
+    async def _claim(self, own_older_s: float | None = None, limit: int = CLAIM) -> list[Leased]:
+        """Claim attempts before their review is late (`review_s`).
+
+        `own_older_s`: seconds since market news, after which attempts are due that this broker reviewed last.
+        """
         intervals = self._context.intervals
         older_s = max(0.0, intervals.review_s - intervals.billing_s)
-        return await self._context.store.claim_reviews(
+        rows = await self._context.store.claim_reviews(
             owner=self._context.owner,
             providers=list(self._context.providers),
             older_s=older_s,
-            own_older_s=older_s if self._news_at is None else min(older_s, now_s - self._news_at),
-            limit=CLAIM,
+            own_older_s=older_s if own_older_s is None else min(older_s, own_older_s),
+            limit=limit,
         )
+        return list(rows)
 
     async def _review(self, rows: Sequence[Leased]) -> float:
         """Review attempts and write what is new. Return the seconds that the decisions took."""

@@ -4,20 +4,24 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from broker.controllers.base.context import ControllerContext
+from broker.controllers.monitoring import attempt_review
 from broker.controllers.monitoring.attempt_review import CLAIM, AttemptReview
 from broker.controllers.observation.inventory import Inventory
 from broker.ports import Blobs, Leased, Provider
+from broker.quote.spot.review import ActiveReview, Stay
 from tests.conformance.samples import START, ManualClock, running
 from tests.support import build
 from tests.support.memory_store.store import MemoryStore
 from tests.unit.broker.controllers.observation.test_inventory import Scripted
 
 ATTEMPTS, HOUR = 240, 3600.0
+BLOBS = SimpleNamespace(local=True, scopes=False)
 
 
 class ReviewedStore(MemoryStore):
@@ -49,7 +53,7 @@ class Brokers:
 
     def _review(self, owner: str) -> AttemptReview:
         context = ControllerContext(
-            installation=build.INSTALLATION, owner=owner, store=self.store, blobs=cast(Blobs, None),
+            installation=build.INSTALLATION, owner=owner, store=self.store, blobs=cast(Blobs, BLOBS),
             providers={"simulated": cast(Provider, Scripted())}, clock=self.clock,
         )  # fmt: skip
         return AttemptReview(context, Inventory(context), lambda: self.offers)
@@ -89,3 +93,24 @@ async def test_a_cheaper_spot_offer_starts_one_review_of_each() -> None:
     assert all(seen[-1] >= news_s for seen in brokers.store.times.values())
     # The first claim after the news may come twice, because its moment is known up to the duration of a query only.
     assert sum(map(len, brokers.store.times.values())) - before in range(ATTEMPTS, ATTEMPTS + CLAIM + 1)
+
+
+async def test_slow_reviews_are_not_late_by_their_own_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a pause of twice the decisions' time, 240 reviews of 0.3 s would take 216 s."""
+    brokers = Brokers(1)
+    (review,), clock = brokers.reviews, brokers.clock
+    for _ in range(ATTEMPTS):
+        await running(brokers.store)
+
+    def decide(facts: ActiveReview) -> Stay:
+        clock.time += timedelta(seconds=0.3)
+        return Stay(reason="no cheaper offer")
+
+    review.decide = decide
+    monkeypatch.setattr(attempt_review, "may_move", lambda job, attempt: True)
+    while clock.monotonic() < HOUR:
+        await review.step()
+        clock.time += timedelta(seconds=max(0.01, review.every_s))
+    limit_s = review._context.intervals.review_s
+    assert len(brokers.store.times) == ATTEMPTS
+    assert all(later - earlier <= limit_s for seen in brokers.store.times.values() for earlier, later in pairwise(seen))
