@@ -10,7 +10,7 @@ from broker.domain.errors import StoreError, StoreUnavailable
 from broker.domain.job import Event, Job
 from broker.domain.tenancy import Tenant
 from broker.store.postgres import row_codec
-from broker.store.postgres.apply import notify, send_events
+from broker.store.postgres.apply import notify
 from broker.store.postgres.base import write_audit
 from broker.store.postgres.pool import QUERIES, Connection, Pool, RolledBack, columns, enter
 from broker.store.rules import fences, job_data
@@ -109,8 +109,6 @@ class Submitter:
             for submission, outcome in answers.items():
                 if isinstance(outcome, tuple) and outcome[1] and (origin := submission.job.spec.origin) is not None:
                     job_data.check_origin(origins.get(origin))
-            if any(isinstance(outcome, tuple) and outcome[1] for outcome in answers.values()):
-                await notify(connection, {"jobs": None})
         return answers
 
     async def _of_team(self, connection: Connection, group: list[_Submission]) -> _Answers:
@@ -118,9 +116,7 @@ class Submitter:
         inserted = {row["id"]: row for row in new}
         by_id = {submission.job.id: submission for submission in reversed(group)}
         fresh = [by_id[job_id] for job_id in inserted]
-        events = [event for submission in fresh for event in submission.events]
-        await send_events(connection, events)
-        await write_audit(connection, [fences.submitted(submission.tenant, submission.job) for submission in fresh])
+        await _report(connection, fresh)
         repeated = [
             submission
             for submission in group
@@ -146,6 +142,19 @@ class Submitter:
         """Wait until running transactions have committed."""
         if self._task is not None:
             await asyncio.wait({self._task})
+
+
+async def _report(connection: Connection, fresh: Sequence[_Submission]) -> None:
+    """Write the events and audit entries of new jobs, and notify the controllers."""
+    if not fresh:
+        return
+    events = [event for submission in fresh for event in submission.events]
+    entries = [fences.submitted(submission.tenant, submission.job) for submission in fresh]
+    if events:
+        await connection.execute(QUERIES["submitted"], *columns(events), *columns(map(row_codec.audited, entries)))
+    else:
+        await write_audit(connection, entries)
+        await notify(connection, {"jobs": None})
 
 
 async def _lock_origins(connection: Connection, group: Sequence[_Submission]) -> Mapping[str, Job]:

@@ -293,6 +293,22 @@ ORDER BY u.team, u.owner, u.key
 ON CONFLICT (team, owner, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
 RETURNING j.id, j.created_at, j.due_at;
 
+-- name: submitted
+-- Events, audit entries and the notification of new jobs in one round trip. The jobs are visible to the policies of
+-- `events`, because an earlier statement of the transaction wrote them.
+WITH told AS (
+    INSERT INTO events (job_id, seq, kind, message, attempt_id, data)
+    SELECT u.job_id, u.seq, u.kind, u.message, u.attempt_id, u.data::jsonb
+    FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[])
+        AS u (job_id, seq, kind, message, attempt_id, data)
+), audited AS (
+    INSERT INTO audit (team, actor, token_id, action, target, before, after, usd)
+    SELECT u.team, u.actor, u.token_id, u.action, u.target, u.before::jsonb, u.after::jsonb, u.usd
+    FROM unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::text[], $12::text[], $13::text[], $14::numeric[])
+        AS u (team, actor, token_id, action, target, before, after, usd)
+)
+SELECT pg_notify('gpubroker', 'jobs');
+
 -- name: jobs_by_key
 SELECT j.* FROM jobs j JOIN unnest($1::text[], $2::text[], $3::text[]) AS u (team, owner, key)
 ON j.team = u.team AND j.owner = u.owner AND j.idempotency_key = u.key;
