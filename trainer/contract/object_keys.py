@@ -15,6 +15,11 @@ def job_data(job: str, sha256: str) -> str:
     return f"{JOB_DATA}{job}.{sha256}"
 
 
+def job_of_data(key: str) -> str:
+    """Return the job whose copy of an upload has this key."""
+    return key.removeprefix(JOB_DATA).partition(".")[0]
+
+
 def upload(sha256: str) -> str:
     """Return the key of an upload that is not part of a job; only the broker reads the object."""
     return f"uploads/{sha256}"

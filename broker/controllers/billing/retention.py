@@ -8,7 +8,8 @@ Decisions: `ExpiryDecision`, `RetentionDecision`, `UploadsDecision`.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from broker.controllers.base.batch import decide_batch
@@ -27,7 +28,7 @@ from broker.lifecycle.decisions.retention_decision import (
     expiry_event,
 )
 from broker.lifecycle.retention import sort_objects
-from broker.ports import StorageCharge
+from broker.ports import BlobInfo, StorageCharge
 from trainer.contract import object_keys
 
 log = logging.getLogger(__name__)
@@ -61,8 +62,8 @@ class RetentionController:
         context = self._context
         jobs = await context.store.claim_stored(lease_s=LEASE_S, limit=JOBS)
         if jobs:
-            data = {blob.key: blob.bytes for blob in await context.blobs.list(object_keys.JOB_DATA)}
-            await decide_batch(context, self.name, jobs, lambda job: self._check_job(job, data))
+            data = _by_job(await context.blobs.list(object_keys.JOB_DATA))
+            await decide_batch(context, self.name, jobs, lambda job: self._check_job(job, data.get(job.id, {})))
         now = context.clock.monotonic()
         if now - self._uploads_at >= UPLOADS_S:
             self._uploads_at = now
@@ -71,7 +72,7 @@ class RetentionController:
         return len(jobs) == JOBS
 
     async def _check_job(self, job: Job, data: Mapping[str, int]) -> None:
-        """Gather, decide and apply for one job. `data`: bytes of all jobs' copies of their data, by key."""
+        """Gather, decide and apply for one job. `data`: bytes of the job's copies of its data, by key."""
         facts = await self._gather(job, data)
         while not isinstance(decision := decide_retention(facts), RetentionDecision):
             facts = await self._proceed(facts, decision)
@@ -83,11 +84,10 @@ class RetentionController:
         attempts = await context.store.attempts(job.id)
         prefixes = [object_keys.checkpoints(job.id), *(f"attempts/{attempt.id}/" for attempt in attempts)]
         listed = [(blob.key, blob.bytes) for prefix in prefixes for blob in await context.blobs.list(prefix)]
-        copies = [(key, size) for key, size in data.items() if key.startswith(object_keys.job_data(job.id, ""))]
         return RetentionFacts(
             job=job,
             attempts=tuple(attempts),
-            retained=sort_objects(job, attempts, [*listed, *copies]),
+            retained=sort_objects(job, attempts, [*listed, *data.items()]),
             now=now,
             defaults=context.costs.retention,
             usd_per_gib_month=context.costs.storage_usd_per_gib_month,
@@ -146,3 +146,11 @@ class RetentionController:
         if await self._context.is_clock_right():
             await store.merge_offer_history(before=now - HOUR_BUCKETS)
             await store.forget_offer_history(before=now - KEEP_DAYS * DAY_BUCKETS)
+
+
+def _by_job(copies: Sequence[BlobInfo]) -> Mapping[JobId, Mapping[str, int]]:
+    """Return the bytes of each copy of an upload by key, for each job."""
+    by_job: defaultdict[JobId, dict[str, int]] = defaultdict(dict)
+    for blob in copies:
+        by_job[JobId(object_keys.job_of_data(blob.key))][blob.key] = blob.bytes
+    return by_job
