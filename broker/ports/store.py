@@ -112,6 +112,10 @@ class Store(TenantStore, ChannelStore, GlobalPolicies, GlobalJobData, OfferHisto
         """Return the latest attempts at a host (`Offer.host_key`) that ended for one of `reasons`, newest first."""
         ...
 
+    async def upload_bytes(self, team: str, owner: str, sha256: str) -> int | None:
+        """Return the size of an upload of any team; None: there is no such upload."""
+        ...
+
     async def observations(self, *, each: int) -> Sequence[RunObservation]:
         """Return the latest `each` observations of a GPU, method and family, of all teams, older ones first."""
         ...

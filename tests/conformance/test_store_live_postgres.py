@@ -1,10 +1,18 @@
 """Queries of every round read live attempts by an index, and not the attempts and jobs of the past."""
 
+import asyncio
+from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
+import pytest
+
+from broker.domain.errors import StoreError
+from broker.domain.ids import JobId
+from broker.ports import Change, Charge, Lane, Note
 from broker.store.postgres.pool import QUERIES
 from broker.store.postgres.store import PostgresStore
-from tests.conformance.samples import running
+from tests.conformance.samples import HOUR, START, make_event, running
 
 PAST, LIVE = 5_000, 100
 """Numbers of ended and of live attempts: a scan of all of them would cost more than an index."""
@@ -20,10 +28,15 @@ SELECT n::text, n::text, 1, n::text, line, created_at, 0, '[]', CASE WHEN n > $2
 FROM attempts, generate_series(1, $1) AS n;
 ANALYZE jobs; ANALYZE attempts
 """
-INDEX_OF = {"live_versions": "attempts_", "live_attempts": "attempts_pkey", "claim_reviews": "attempts_reviewed"}
+INDEX_OF = {
+    "live_versions": "attempts_", "live_attempts": "attempts_pkey", "claim_reviews": "attempts_reviewed",
+    "lock_noted_attempts": "attempts_pkey", "note_attempts": "attempts_pkey",
+}  # fmt: skip
 CALLS = {
     "live_versions": (),
     "live_attempts": ("'{1,2,3}'",),
+    "lock_noted_attempts": ("'{1,2,3}'",),
+    "note_attempts": ("'{1,2}'", "'{a,b}'", "'{NULL,idle}'", "'{NULL,a}'"),
     "claim_reviews": ("'a'", "'{simulated}'", "50", "180", "180"),
 }
 
@@ -40,3 +53,48 @@ async def test_no_round_scans_the_attempts_of_the_past(postgres_dsn: str, raw: A
         plan = "\n".join(row[0] for row in await raw.fetch(f"EXPLAIN {query}"))
         assert index in plan
         assert "Seq Scan on attempts" not in plan, plan
+
+
+async def test_a_refused_note_leaves_the_others_written(postgres_dsn: str) -> None:
+    store = await PostgresStore.connect(postgres_dsn, pool_size=1)
+    (good, job), (bad, other) = await running(store), await running(store)
+    foreign = make_event(replace(other, id=JobId("absent")), "attempt.stays")
+    notes = [
+        Note(attempt=bad, job=other, forecast=None, idle="gpu", events=(foreign,)),
+        Note(attempt=good, job=job, forecast=None, idle="gpu"),
+    ]
+    with pytest.raises(StoreError):
+        await store.note(notes)
+    assert [(await store.attempts(each.id))[0].idle for each in (job, other)] == ["gpu", None]
+    await store.close()
+
+
+async def test_concurrent_single_changes_share_a_transaction(
+    postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await PostgresStore.connect(postgres_dsn, pool_size=4)
+    for _ in range(20):
+        await running(store)
+    rows = await store.claim_attempts(Lane.LIVENESS, owner="a", lease_s=HOUR, limit=20)
+    changes = [Change(attempt=(row.attempt, replace(row.attempt, detail=f"of {row.attempt.id}"))) for row in rows]
+    stale = Change(attempt=(replace(rows[0].attempt, epoch=0), replace(rows[0].attempt, detail="late", epoch=0)))
+    job = rows[0].job
+    bad = Change(charge=Charge(attempt_id=rows[0].attempt.id, job_id=job.id, since=None, to=START, usd=Decimal(-1)))
+    opened: list[str] = []
+    transaction = store._pool.transaction
+
+    def counted(doing: str) -> Any:
+        opened.append(doing)
+        return transaction(doing)
+
+    monkeypatch.setattr(store._pool, "transaction", counted)
+    answers = await asyncio.gather(*(store.apply([change]) for change in [*changes, stale]))
+    assert answers == [[True]] * 20 + [[False]]
+    assert len(opened) <= 2  # the stale change writes a row that another change writes, so it follows
+    assert {a.detail for a in (await store.attempts_by_id([r.attempt.id for r in rows])).values()} == {
+        f"of {row.attempt.id}" for row in rows
+    }
+    outcomes = await asyncio.gather(*(store.apply([c]) for c in (bad, stale)), return_exceptions=True)
+    assert isinstance(outcomes[0], StoreError)
+    assert outcomes[1] == [False]
+    await store.close()

@@ -181,6 +181,8 @@ async def test_secrets_and_uploads_belong_to_their_owner(timed_store: TimedStore
     await store.put_upload("ann", Upload(sha256="cd", bytes=5, name="code.tar", summary=None))
     assert await store.upload("ann", "ab") == upload
     assert await store.upload("bob", "ab") is None
+    sizes = [await timed_store.store.upload_bytes(team, "ann", "ab") for team in ("default", "others")]
+    assert sizes == [5, None]
 
 
 async def test_a_database_belongs_to_one_installation(store: Store) -> None:

@@ -114,8 +114,8 @@ class Boot:
         references = [job.spec.train.data.path] if job.spec.train else []
         references += [job.spec.script.code] if job.spec.script else []
         hashes = [upload_hash(reference) for reference in references]
-        uploads = [await self._as_owner(job).upload(job.owner, sha256) for sha256 in hashes]
-        return {object_keys.job_data(job.id, upload.sha256): upload.bytes for upload in uploads if upload}
+        sizes = {sha256: await self.context.store.upload_bytes(job.team, job.owner, sha256) for sha256 in hashes}
+        return {object_keys.job_data(job.id, sha256): size for sha256, size in sizes.items() if size is not None}
 
     async def _put_spec(self, attempt: Attempt, job: Job) -> None:
         sizes = await self._sizes(job)

@@ -1,5 +1,6 @@
 """Applies changes in batches: lock the rows, check the fences, write the changes that hold, in one transaction."""
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from broker.store.postgres.budgets import AdmissionBudget
 from broker.store.postgres.pool import QUERIES, BooksTime, Connection, Pool, RolledBack, columns
 from broker.store.rules import fences
 
+GROUP = 64
+"""Maximum number of single changes that share a transaction."""
 PAYLOAD_BYTES = 7500
 """Maximum bytes of a notification's payload; PostgreSQL refuses payloads of 8000 bytes and more."""
 
@@ -49,39 +52,78 @@ class AlreadyThere(StoreError):
 
 
 class Applier:
-    """Implementation of `Store.apply`."""
+    """Implementation of `Store.apply`.
+
+    Calls with one change share a transaction with all such calls that arrive while an earlier transaction commits.
+    """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        self._waiting: list[tuple[Change, asyncio.Future[bool]]] = []
+        self._task: asyncio.Task[None] | None = None
 
     async def apply(self, changes: Sequence[Change]) -> list[bool]:
         """Apply each change atomically. Errors are raised after the other changes were applied."""
-        held, problems = [False] * len(changes), []
-        sound = []
+        if len(changes) == 1:
+            return [await self._apply_grouped(changes[0])]
+        held, problems = await self._apply_all(changes)
+        if problems:
+            raise problems[min(problems)]
+        return held
+
+    async def _apply_grouped(self, change: Change) -> bool:
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting.append((change, answer))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._drain(), name="apply")
+        return await answer
+
+    async def _drain(self) -> None:
+        while self._waiting:
+            group, self._waiting = self._waiting[:GROUP], self._waiting[GROUP:]
+            try:
+                held, problems = await self._apply_all([change for change, _ in group])
+                outcomes: list[bool | StoreError] = [problems.get(index, ok) for index, ok in enumerate(held)]
+                _answer(group, outcomes)
+            except StoreError as error:
+                _answer(group, [error] * len(group))
+            finally:
+                for _, answer in group:
+                    answer.cancel()  # otherwise a caller would wait for ever after an error here
+
+    async def _apply_all(self, changes: Sequence[Change]) -> tuple[list[bool], dict[int, StoreError]]:
+        """Return for each change whether it was applied, and the errors of refused changes by index."""
+        held, problems = [False] * len(changes), dict[int, StoreError]()
         for index, change in enumerate(changes):
             try:
                 fences.check(change)
-                sound.append(index)
             except StoreError as error:
-                problems.append(error)
+                problems[index] = error
+        sound = [index for index in range(len(changes)) if index not in problems]
         for batch in rounds([changes[i] for i in sound]):
-            problems += await self._round([(sound[i], changes[sound[i]]) for i in batch], held)
-        if problems:
-            raise problems[0]
-        return held
+            problems |= await self._round([(sound[i], changes[sound[i]]) for i in batch], held)
+        return held, problems
 
-    async def _round(self, batch: list[tuple[int, Change]], held: list[bool]) -> list[StoreError]:
+    async def _round(self, batch: list[tuple[int, Change]], held: list[bool]) -> dict[int, StoreError]:
         """Apply all in one transaction; if a row is refused, repeat with one transaction for each change."""
         try:
             for (index, _), ok in zip(batch, await self._commit([change for _, change in batch]), strict=True):
                 held[index] = ok
-            return []
+            return {}
         except StoreUnavailable:
             raise
         except StoreError as error:
             if len(batch) == 1:
-                return [] if isinstance(error, AlreadyThere) else [error]
-        return [error for indexed in batch for error in await self._round([indexed], held)]
+                return {} if isinstance(error, AlreadyThere) else {batch[0][0]: error}
+        problems: dict[int, StoreError] = {}
+        for indexed in batch:
+            problems |= await self._round([indexed], held)
+        return problems
+
+    async def close(self) -> None:
+        """Wait until running transactions have committed."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
 
     async def _commit(self, changes: Sequence[Change]) -> list[bool]:
         return await self._pool.retried(lambda: self._once(changes), RolledBack)
@@ -96,6 +138,16 @@ class Applier:
                 writes.add(change)
             await writes.send(connection)
             return held
+
+
+def _answer(group: Sequence[tuple[Change, "asyncio.Future[bool]"]], outcomes: Sequence[bool | StoreError]) -> None:
+    for (_, answer), outcome in zip(group, outcomes, strict=True):
+        if answer.done():  # the caller was cancelled
+            continue
+        if isinstance(outcome, StoreError):
+            answer.set_exception(outcome)
+        else:
+            answer.set_result(outcome)
 
 
 def rounds(changes: Sequence[Change]) -> list[list[int]]:

@@ -1,6 +1,8 @@
 """Connection pool, SQL statements by name, and the translation of asyncpg's errors."""
 
 import asyncio
+import contextlib
+import random
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -133,12 +135,11 @@ class Pool:
 
     async def retried(self, call: Callable[[], Awaitable[T]], on: type[StoreError]) -> T:
         """Return the result of `call`; after the error `on`, retry it up to four times within about a second."""
-        policy = AsyncRetrying(
-            retry=retry_if_exception_type(on),
-            stop=stop_after_attempt(5),
-            wait=wait_random_exponential(0.1, max=0.5),
-            reraise=True,
-        )
+        with contextlib.suppress(on):
+            return await call()
+        wait = wait_random_exponential(0.1, max=0.5)
+        await asyncio.sleep(random.uniform(0.0, 0.1))
+        policy = AsyncRetrying(retry=retry_if_exception_type(on), stop=stop_after_attempt(4), wait=wait, reraise=True)
 
         async def once() -> T:  # tenacity awaits coroutine functions only, not a coroutine that a lambda returns
             return await call()

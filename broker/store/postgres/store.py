@@ -130,6 +130,10 @@ class PostgresStore(
         wanted = [reason.value for reason in reasons]
         return [row_codec.attempt(row) for row in await self._pool.read("ended_at_host", host, wanted, within_s, limit)]
 
+    async def upload_bytes(self, team: str, owner: str, sha256: str) -> int | None:
+        records = await self._pool.read("upload", team, owner, sha256)
+        return records[0]["bytes"] if records else None
+
     async def observations(self, *, each: int) -> Sequence[RunObservation]:
         return [row_codec.observation(row) for row in await self._pool.read("observations", each)]
 
@@ -222,6 +226,7 @@ class PostgresStore(
 
     async def close(self) -> None:
         await self._submitter.close()
+        await self._applier.close()
         await self._listener.close()
         await self._api.close()
         await self._pool.close()

@@ -265,6 +265,10 @@ class MemoryStore(MemoryTenant, MemoryChannels, MemoryGlobalPolicies, MemoryGlob
         ]
         return [attempt for _, _, attempt in sorted(found, key=lambda one: one[:2])[:limit]]
 
+    async def upload_bytes(self, team: str, owner: str, sha256: str) -> int | None:
+        upload = self._state.uploads.get((team, owner, sha256))
+        return None if upload is None else upload.bytes
+
     async def observations(self, *, each: int) -> Sequence[RunObservation]:
         seen: Counter[tuple[str, str, str]] = Counter()
         latest: list[RunObservation] = []

@@ -77,7 +77,7 @@ class Live:
     def as_tenant(self, tenant: Tenant) -> "Live":
         return self
 
-    async def upload(self, owner: str, sha256: str) -> None:
+    async def upload_bytes(self, team: str, owner: str, sha256: str) -> None:
         return None
 
     async def apply(self, changes: Sequence[Change]) -> Sequence[bool]:
