@@ -296,7 +296,7 @@ RETURNING j.id, j.created_at, j.due_at;
 -- name: submitted
 -- Events, audit entries and the notification of new jobs in one round trip. The jobs are visible to the policies of
 -- `events`, because an earlier statement of the transaction wrote them.
-WITH told AS (
+WITH reported AS (
     INSERT INTO events (job_id, seq, kind, message, attempt_id, data)
     SELECT u.job_id, u.seq, u.kind, u.message, u.attempt_id, u.data::jsonb
     FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[])

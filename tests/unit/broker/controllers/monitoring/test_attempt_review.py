@@ -96,7 +96,7 @@ async def test_a_cheaper_spot_offer_starts_one_review_of_each() -> None:
 
 
 async def test_slow_reviews_are_not_late_by_their_own_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a pause of twice the decisions' time, 240 reviews of 0.3 s would take 216 s."""
+    """240 reviews of 0.3 s would take 216 s with a pause of twice the time of their decisions."""
     brokers = Brokers(1)
     (review,), clock = brokers.reviews, brokers.clock
     for _ in range(ATTEMPTS):
