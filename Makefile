@@ -52,7 +52,7 @@ run_all = failed=; table=; \
 	printf '\n%s' "$$table"; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
 
-.PHONY: help venv demo clouds clouds-test container-test test test-all test-slow test-fast $(TEST_PARTS:%=part-%) $(SLOW_PARTS:%=part-%) part-coverage reliability simulations kills soak mutation browser screenshots docs lint licences sbom audit fix proto proto-baseline model constraints pins image clean
+.PHONY: help venv demo clouds bake clouds-test container-test test test-all test-slow test-fast $(TEST_PARTS:%=part-%) $(SLOW_PARTS:%=part-%) part-coverage reliability simulations kills soak mutation browser screenshots docs lint licences sbom audit fix proto proto-baseline model constraints pins image clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -85,6 +85,9 @@ demo: venv model ## set everything up and run the main job, through a preemption
 
 clouds: venv ## serve emulated RunPod, Lambda, Vast and AWS on this machine, to be used by hand
 	$(BIN)/python -m tests.clouds.serve
+
+bake: venv
+	$(BIN)/python -m tests.clouds.bake
 
 clouds-test: venv model ## jobs on emulated clouds with real machines; SAMPLE=--sample takes a few of the kill points
 	$(BIN)/python -m tests.clouds.suite $(SAMPLE)

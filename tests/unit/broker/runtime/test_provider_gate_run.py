@@ -28,14 +28,23 @@ def run(folder: Path, *, broken: str = "") -> tuple[int, list[str]]:
 
 def test_the_machines_are_baked_before_the_tests_that_need_their_rsync(tmp_path: Path) -> None:
     told = f"CI=true {REQUIRED}=1"
-    targets = ("venv", "lint", "browser", "clouds-test", "test", "test-slow", "reliability")
-    every = [f"{target} {told}" for target in targets]
-    assert run(tmp_path) == (0, every)
+    status, calls = run(tmp_path)
+    assert (status, {call.partition(" ")[2] for call in calls}) == (0, {told})
+    targets = [call.partition(" ")[0] for call in calls]
+    one_by_one = [target for target in targets if target not in ("bake", "simulations")]
+    assert one_by_one == ["venv", "lint", "browser", "clouds-test", "test", "test-slow", "kills"]
+    assert targets.index("venv") < targets.index("bake") < targets.index("clouds-test")
+    assert targets.index("browser") < targets.index("simulations") < targets.index("test")
 
 
 def test_one_failure_fails_the_gate_and_the_rest_is_run(tmp_path: Path) -> None:
     status, calls = run(tmp_path, broken="lint")
-    assert (status, len(calls)) == (1, 7)
+    assert (status, len(calls)) == (1, 9)
+
+
+def test_simulations_that_fail_fail_the_gate(tmp_path: Path) -> None:
+    status, calls = run(tmp_path, broken="simulations")
+    assert (status, len(calls)) == (1, 9)
 
 
 def test_missing_tools_skip_a_test_but_fail_the_provider_gate(monkeypatch: pytest.MonkeyPatch) -> None:
