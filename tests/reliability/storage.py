@@ -80,4 +80,4 @@ async def replaced_blobs(figures: Figures) -> None:
         blobs.rename(running.daemon.home / "other")
         aside.rename(blobs)
         await running.ready()
-        await running.ends_well()
+        await running.ends_well(log_is_whole=False)
