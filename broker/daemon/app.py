@@ -358,7 +358,9 @@ async def _check_providers(providers: Mapping[str, Provider]) -> dict[str, Crede
 
     problems = await asyncio.gather(*map(check, providers.values()))
     checked = zip(providers.items(), problems, strict=True)
-    return {name: CredentialCheck(problem=problem, identity=one.identity) for (name, one), problem in checked}
+    return {
+        name: CredentialCheck(problem=problem, identity=checkable.identity) for (name, checkable), problem in checked
+    }
 
 
 # --------------------------------------------------------------------------------------------------------- the network

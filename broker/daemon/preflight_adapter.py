@@ -93,11 +93,11 @@ class Checks:
     async def _check(self, spec: JobSpec, summary: Mapping[str, Any] | None, run: RunCpu) -> Checked:
         known = None if summary is None else await run(partial(DataSummary.model_validate, summary))
         resolve = partial(resolve_for, hub=self._hub, run=run)
-        found = await preflight(spec, summary=known, resolve=resolve, run=run)
-        shape = found.workload.shape
+        result = await preflight(spec, summary=known, resolve=resolve, run=run)
+        shape = result.workload.shape
         report = {
-            "data": None if found.report is None else found.report.model_dump(mode="json"),
+            "data": None if result.report is None else result.report.model_dump(mode="json"),
             "model": None if shape is None else asdict(shape),
         }
         local = spec.train is not None and is_folder(spec.train.model)
-        return Checked(workload=found.workload, report=report, local_model=local)
+        return Checked(workload=result.workload, report=report, local_model=local)

@@ -135,9 +135,9 @@ class _Evaluation:
             if machines.like.spot or kind.drop is not None:
                 continue
             # Offers of one kind differ in price, place and host only, so on-demand offers take the same time.
-            kept = next((number for number in machines.numbers if self.drops[number] is None), None)
-            if kept is not None:
-                fallback_s = min(fallback_s, self.ask.finish_s(offers[kept], kind))
+            first = next((number for number in machines.numbers if self.drops[number] is None), None)
+            if first is not None:
+                fallback_s = min(fallback_s, self.ask.finish_s(offers[first], kind))
         return fallback_s
 
     def at(self, number: int) -> tuple[Offer, MachineCost, DropReason | None]:
@@ -296,10 +296,10 @@ def _outlook(evaluation: _Evaluation, *, on_demand: bool) -> tuple[SpotOutlook, 
         drops=evaluation.drops,
         micros=evaluation.micros,
     )
-    made = spot_outlook(assessed, on_demand=on_demand)
-    if made is None:
+    chosen = spot_outlook(assessed, on_demand=on_demand)
+    if chosen is None:
         return None
-    outlook, spot, demand = made
+    outlook, spot, demand = chosen
     return outlook, spot if outlook.action == "spot" else demand
 
 

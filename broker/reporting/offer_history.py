@@ -136,12 +136,14 @@ def series(history: RecordedHistory, query: HistoryQuery, points: int) -> tuple[
     first, last = bucket_of(query.since), bucket_of(query.until)
     step = max(1, -(-(last - first + 1) // points))
     listed = {provider: _listed(runs, first, last, step) for provider, runs in history.listed.items()}
-    found = [
+    all_series = [
         OfferSeries(group=group, points=_points(history, group, listed.get(group.provider, {}), (first, last, step)))
         for group in {**history.runs, **history.refused}
     ]
-    found = [one for one in found if one.points]
-    return step, sorted(found, key=lambda one: (one.lowest_usd is None, one.lowest_usd or Decimal(0), one.group))
+    all_series = [item for item in all_series if item.points]
+    return step, sorted(
+        all_series, key=lambda item: (item.lowest_usd is None, item.lowest_usd or Decimal(0), item.group)
+    )
 
 
 def _listed(runs: Sequence[HistoryRun], first: int, last: int, step: int) -> dict[int, int]:

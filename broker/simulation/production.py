@@ -97,7 +97,7 @@ class ProductionPolicy:
                 timeline.append((minute, zone.available[run.tick]))
 
     def _placed(self, run: SimulatedRun) -> QuoteLine | None:
-        made = self._quote(
+        ranking = self._quote(
             self._caps,
             self._work(run),
             self._offers(run),
@@ -105,7 +105,7 @@ class ProductionPolicy:
             deadline_s=run.time_left_s,
             excluded={self._id(n, is_spot=True): "sold out" for n in range(len(run.zones)) if n not in _on_sale(run)},
         )
-        return choose(made, cap_left=MONEY, attempt_number=1, least=lambda line: Decimal(0)).line
+        return choose(ranking, cap_left=MONEY, attempt_number=1, least=lambda line: Decimal(0)).line
 
     def _id(self, zone: int, *, is_spot: bool) -> str:
         return f"{self.run.zones[zone].name}/{'spot' if is_spot else 'on-demand'}"

@@ -139,10 +139,10 @@ def _planned(machines: Sequence[SimulatedMachine | None]) -> Decide:
 
 def spans(result: WindowResult) -> list[Span]:
     """Return the machines of a run as times, in order."""
-    tick_s, found, tick = result.zones[0].tick_s, list[Span](), 0
+    tick_s, merged, tick = result.zones[0].tick_s, list[Span](), 0
     for machine, ticks in groupby(result.machines):
         end = tick + len(list(ticks))
         zone = result.zones[machine.zone].zone if machine else ""
-        found.append(Span(machine.market if machine else "none", zone, tick * tick_s, end * tick_s))
+        merged.append(Span(machine.market if machine else "none", zone, tick * tick_s, end * tick_s))
         tick = end
-    return found
+    return merged

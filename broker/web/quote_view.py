@@ -50,11 +50,11 @@ class QuoteSummary:
 
 
 def quote_summary(quote: Quote, now: datetime, deadline: datetime | None) -> QuoteSummary:
-    best, kept = quote.best, [line for line in quote.lines[:SCANNED] if line.verdict is OfferVerdict.KEPT]
+    best, kept_lines = quote.best, [line for line in quote.lines[:SCANNED] if line.verdict is OfferVerdict.KEPT]
     drops = sorted(((LABELS.get(reason, reason.value), count) for reason, count in quote.drops.items()), key=_by_count)
     return QuoteSummary(
         best=best,
-        lines=tuple(kept[:SHOWN]),
+        lines=tuple(kept_lines[:SHOWN]),
         kept=quote.kept_count,
         drops=tuple(drops),
         memory=() if best is None else memory_parts(best),
@@ -62,9 +62,9 @@ def quote_summary(quote: Quote, now: datetime, deadline: datetime | None) -> Quo
         finish_p50=_after(now, best.hours_p50 if best else None),
         finish_p90=_after(now, best.hours_p90 if best else None),
         deadline_chance=None if best is None or deadline is None else deadline_chance(best, now, deadline),
-        spot_saves=_spot_saves(kept),
+        spot_saves=_spot_saves(kept_lines),
         proposed_cap=quote.proposed_cap_usd,
-        is_simulated=any(line.offer.simulated for line in kept[:SHOWN]),
+        is_simulated=any(line.offer.simulated for line in kept_lines[:SHOWN]),
     )
 
 

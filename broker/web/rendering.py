@@ -41,7 +41,7 @@ THEME_COOKIE = "gpubroker-theme"
 @cache
 def environment() -> Environment:
     """Return the templates. An undefined name is an error, and every value is escaped."""
-    made = Environment(
+    templates = Environment(
         loader=PackageLoader("broker.web"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -50,10 +50,10 @@ def environment() -> Environment:
         auto_reload=False,
     )
     names = ("money", "ago", "moment", "clock", "size", "gpu", "cloud", "market", "duration", "text")
-    made.filters.update({name: getattr(formats, name) for name in names})
-    made.globals["nav"] = NAVIGATION
-    made.globals["static"] = static_url
-    return made
+    templates.filters.update({name: getattr(formats, name) for name in names})
+    templates.globals["nav"] = NAVIGATION
+    templates.globals["static"] = static_url
+    return templates
 
 
 def theme_of(request: web.Request) -> str:

@@ -28,19 +28,19 @@ class StaticFile:
 def static_files() -> Mapping[str, StaticFile]:
     """Return all static files by their path below `static/`."""
     root = files("broker.web") / "static"
-    found = {}
+    loaded = {}
     for folder, prefix in ((root, ""), (root / "vendor", "vendor/")):
         for entry in folder.iterdir():
             kind = TYPES.get("." + entry.name.rpartition(".")[2])
             if kind is not None and entry.is_file():
                 content = entry.read_bytes()
-                found[prefix + entry.name] = StaticFile(
+                loaded[prefix + entry.name] = StaticFile(
                     content=content,
                     compressed=gzip.compress(content, 9, mtime=0),
                     media_type=kind,
                     sha256=hashlib.sha256(content).hexdigest(),
                 )
-    return found
+    return loaded
 
 
 def static_url(path: str) -> str:

@@ -164,7 +164,7 @@ class LocalProvider:
         gpus = await asyncio.shield(self._gpus)
         same = list(itertools.takewhile(lambda gpu: gpu == gpus[0], gpus))
         ram = psutil.virtual_memory().total
-        machines = [seen for seen in await self._backend.machines() if seen.state is not InstanceState.GONE]
+        machines = [machine for machine in await self._backend.machines() if machine.state is not InstanceState.GONE]
         busy_with = await self._backend.job(machines[0].handle.name) if machines else ""
         accelerator = same[0].accelerator if same else "cpu"
         kind = f"{len(same)}x-{accelerator}" if same else accelerator

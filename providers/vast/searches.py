@@ -39,9 +39,9 @@ class SearchCache:
         try:
             return await self._ask(gpu, query)
         except (Throttled, OutcomeUnknown):
-            if (kept := self._kept(gpu)) is None:
+            if (earlier := self._kept(gpu)) is None:
                 raise
-            return kept
+            return earlier
 
     async def get_some(self, queries: Mapping[str, Query], most: int) -> Sequence[SearchAnswer]:
         """Return the answers of all searches. The `most` oldest are sent again, up to the first failure."""

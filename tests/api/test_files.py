@@ -173,7 +173,9 @@ async def test_an_upload_is_spooled_to_disk_and_stored_completely(api: Running, 
     assert not spool(api)
 
 
-async def test_without_room_an_upload_is_refused_in_one_line(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_disk_space_an_upload_is_refused_in_one_line(
+    api: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     me = await api.token("ada")
     monkeypatch.setattr("broker.api.core.upload_spool.KEPT_FREE_BYTES", 1 << 62)
     url = f"{api.url}/v1/uploads?name=a.csv"

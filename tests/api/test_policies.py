@@ -118,7 +118,7 @@ async def test_a_job_is_approved_or_refused_by_a_manager(api: Running) -> None:
     assert [one["message"] for one in events["items"]][-1] == "approved up to $20.00 by mia"
 
 
-async def test_a_cap_that_no_budget_has_room_for_is_a_conflict(api: Running) -> None:
+async def test_a_cap_above_what_the_budget_leaves_is_a_conflict(api: Running) -> None:
     store, ada = api.service.store, await api.token("ada", "read", "submit", "manage")
     await api.call("PUT", "/v1/policies/limits", ada, 200, json=policy(budgets=[{**MONTH, "limit_usd": "12"}]))
     _, job = await running(store, AttemptState.TRAINING)

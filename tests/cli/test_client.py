@@ -128,7 +128,7 @@ async def test_a_port_without_http_is_reported() -> None:
     assert cli_error(raised.value).code == Exit.UNREACHABLE
 
 
-async def test_sse_parsing() -> None:
+async def test_an_event_that_was_cut_off_is_dropped() -> None:
     async def lines() -> AsyncIterator[bytes]:
         for line in (b": alive\n", b"\n", b"id: 7\r\n", b"data: a\n", b"data:b\n", b"\n", b"data: cut off\n"):
             yield line

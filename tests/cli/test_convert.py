@@ -129,7 +129,9 @@ def test_a_dstack_task_becomes_a_spec_that_load_reads(tmp_path: Path) -> None:
         ("L4:0.5", ["L4"], 1, ["resources.accelerators"]),
     ],
 )
-def test_gpus_of_skypilot(tmp_path: Path, accelerators: str, names: list[str], gpus: int, lost: list[str]) -> None:
+def test_accelerators_of_skypilot_are_converted(
+    tmp_path: Path, accelerators: str, names: list[str], gpus: int, lost: list[str]
+) -> None:
     conversion = of(tmp_path, f"resources: {{accelerators: {accelerators}}}\nrun: python a.py\n")
     assert conversion.spec["resources"] == {"spot": "never", "accelerators": names, "gpus": gpus}
     assert fields(conversion.lost) == lost

@@ -218,7 +218,7 @@ async def test_a_job_that_did_not_succeed_is_one_document(
     assert "because of a test" in ran.err
 
 
-async def test_events_and_logs(shell: Shell) -> None:
+async def test_events_and_logs_are_printed(shell: Shell) -> None:
     job = await submitted(shell)
     ran = await to_thread(shell.run, "events", job, "--json")
     assert [e["kind"] for e in ran.document["items"]] == ["job.submitted"]
@@ -249,7 +249,7 @@ async def test_the_end_of_a_log_with_times(shell: Shell) -> None:
     assert (ran.out, "uploaded nothing in that time" in ran.err) == ("", True)
 
 
-async def test_raising_the_cap(shell: Shell) -> None:
+async def test_a_cap_can_be_raised_and_not_lowered(shell: Shell) -> None:
     job = await submitted(shell)
     ran = await to_thread(shell.run, "cap", job, "7.5", "--json")
     assert ran.document["cap_usd"] == "7.500000"

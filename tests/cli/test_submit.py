@@ -149,7 +149,7 @@ async def test_dropped_offers_are_grouped_with_a_reason(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("answer", "code", "count"), [("n\n", Exit.REFUSED, 0), ("\n", Exit.REFUSED, 0), ("y\n", Exit.OK, 1)]
 )
-async def test_the_question_decides(
+async def test_the_answer_decides_if_a_job_is_submitted(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, answer: str, code: Exit, count: int
 ) -> None:
     monkeypatch.setattr(Output, "asks", True)

@@ -222,7 +222,7 @@ async def test_no_keys_for_aws(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", ["500", "a page", "nothing", "null"])
-async def test_a_broken_aws(answer: str, tmp_path: Path) -> None:
+async def test_a_broken_answer_of_aws_is_a_provider_error(answer: str, tmp_path: Path) -> None:
     async with answering(*BROKEN[answer]) as url:
         cloud = provider("aws", url, tmp_path)
         for call in (cloud.offers(GpuAsk()), cloud.list()):

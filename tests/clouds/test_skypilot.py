@@ -63,7 +63,7 @@ async def skypilot(clouds: Clouds, home: Path, cloud: str, asked: dict[str, Any]
     return answer
 
 
-async def test_a_spot_pod(clouds: Clouds, home: Path) -> None:
+async def test_a_spot_pod_is_bought_at_its_bid(clouds: Clouds, home: Path) -> None:
     said = await skypilot(clouds, home, "runpod", RUNPOD)
     [pod] = clouds.world.named("gb-x")
     assert (said["id"], said["host"], said["port"]) == (pod.id, pod.spec.ip, pod.spec.ssh_port)

@@ -27,7 +27,7 @@ def day(limit: str, *thresholds: tuple[str, str]) -> list[dict[str, Any]]:
     return [{"limit_usd": limit, "per": "day", "window": "rolling", "thresholds": thresholds_of_policy}]
 
 
-async def test_a_job_waits_for_room_in_the_budget_and_says_so(build_rig: RigBuilder, store: Store) -> None:
+async def test_a_job_waits_for_budget_and_says_so(build_rig: RigBuilder, store: Store) -> None:
     rig = build_rig(virtual={"run_s": 3600, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02, "steps": 100})
     await store.put_policy(policy(budgets=day("15")))
     async with rig.running():
@@ -59,7 +59,7 @@ async def test_purchases_are_limited_to_the_gpus_that_a_policy_leaves_free(build
     assert attempt.line.offer.gpus * attempt.line.nodes == 1
 
 
-async def test_room_for_gpus_is_for_those_of_all_machines(build_rig: RigBuilder, store: Store) -> None:
+async def test_max_gpus_counts_the_gpus_of_all_machines(build_rig: RigBuilder, store: Store) -> None:
     rig = build_rig(cloud_faults=CloudFaults(caps={"multi_node": True}))
     await rig.market.step()
     small = next(offer for offer in rig.market.offers() if offer.gpus == 1 and not offer.spot)

@@ -103,7 +103,7 @@ async def some_end(tasks: list[asyncio.Task[Refused]], count: int) -> None:
     assert all(task.result().kind == "invalid" for task in tasks if task.done())
 
 
-async def test_readers_of_the_services_leave_room_for_others(
+async def test_readers_of_the_services_leave_slots_for_others(
     servers: ApiServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker.api.grpc.anonymous_limits.PLACES", 2)

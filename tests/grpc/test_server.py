@@ -266,7 +266,7 @@ async def test_a_message_that_comes_after_its_token_was_revoked_does_nothing(ser
     assert (await fails(call)).kind == "unauthenticated"
 
 
-async def test_watchers_of_health_leave_room_for_others(servers: ApiServers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watchers_of_health_leave_slots_for_others(servers: ApiServers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.api.grpc.anonymous_limits.PLACES", 2)
     stub = health_pb2_grpc.HealthStub(servers.channel)
     watching = [stub.Watch(health_pb2.HealthCheckRequest(service=name)) for name in ("", "other")]

@@ -17,6 +17,7 @@ MAX_FUNCTION_LINES = 40
 MAX_CONTROLLER_LINES = 200
 MIN_CODE_LINES = 15
 MAX_TEST_NAME = 70
+VAGUE = frozenset({"one", "found", "made", "told", "said", "seen", "kept"})
 RETIRED = frozenset(
     {
         *("alone", "beside", "born", "care", "door", "doors", "each", "else", "found", "guests", "hands", "haste"),
@@ -155,6 +156,19 @@ def test_controllers_are_short_and_state_their_decisions() -> None:
         path: word for path, text in with_step.items() for word in ("Steps", "Facts:", "Decisions:") if word not in text
     }
     assert lacking == {}
+
+
+def test_variables_of_long_functions_have_telling_names() -> None:
+    """A word such as `found` must be decoded in a scope of more than five lines: see CONTRIBUTING.md."""
+    vague = [
+        f"{_shown(path)}:{name.lineno} {name.id}"
+        for path, tree in _trees().items()
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and function.end_lineno - function.lineno > 5
+        for name in ast.walk(function)
+        if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store) and name.id in VAGUE
+    ]
+    assert vague == []
 
 
 def test_modules_are_no_fragments() -> None:

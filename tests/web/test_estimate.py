@@ -47,7 +47,7 @@ async def test_without_a_model_the_page_says_what_to_do(ada: Visitor) -> None:
         (f"model={MODEL}&rows={'9' * 5000}", "rows", "integer"),
     ],
 )
-async def test_a_fault_stands_beside_its_field(ada: Visitor, query: str, field: str, words: str) -> None:
+async def test_a_fault_is_shown_next_to_its_field(ada: Visitor, query: str, field: str, words: str) -> None:
     answer = await ada.get(f"/ui/estimate?{query}")
     assert answer.status == 422
     (line,) = re.findall(rf'id="fault-{field}" role="alert">([^<]*)<', answer.text)

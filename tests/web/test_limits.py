@@ -81,7 +81,7 @@ async def test_an_upload_takes_a_stream_and_must_begin_in_time(
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "multipart/mixed; boundary=b", "multipart/form-data", "multipart/x"])
-async def test_an_upload_that_is_no_form_is_refused_beside_the_field(ada: Visitor, kind: str) -> None:
+async def test_an_upload_that_is_no_form_is_refused_next_to_the_field(ada: Visitor, kind: str) -> None:
     for body in (b"", b"--b\r\nno header\r\n\r\n", b"--b\r\n\x00: 1\r\n\r\na\r\n--b--"):
         answer = await ada.raw("/ui/new/upload", {**OWN, "Content-Type": kind}, body)
         assert answer.status == 422, body

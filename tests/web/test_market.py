@@ -42,7 +42,7 @@ async def test_spending_is_by_group_and_only_of_the_own_team(api: Running, ada: 
         assert "Nothing was spent in this time" in (await bob.get("/ui/spend?by=gpu")).text
 
 
-async def test_a_wrong_window_is_refused_beside_its_field(ada: Visitor) -> None:
+async def test_a_wrong_window_is_refused_next_to_its_field(ada: Visitor) -> None:
     answer = await ada.get("/ui/spend?since=2026-02-01T00:00:00Z&until=2026-01-01T00:00:00Z")
     assert answer.status == 422
     assert 'id="fault-since"' in answer.text

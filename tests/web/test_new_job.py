@@ -57,7 +57,7 @@ async def test_another_task_gets_columns_for_its_own_fields(ada: Visitor) -> Non
     assert 'name="completion"' not in page
 
 
-async def test_a_file_that_cannot_be_read_is_refused_beside_the_field(ada: Visitor) -> None:
+async def test_an_unreadable_file_is_refused_next_to_the_field(ada: Visitor) -> None:
     for name, content in (("words.xyz", b"a"), ("words.csv", b"")):
         answer = await ada.upload("/ui/new/upload", name, content)
         assert answer.status == 422, name
@@ -78,7 +78,7 @@ async def test_the_quote_is_one_sentence_then_memory_then_offers(ada: Visitor) -
     assert "<html" in (await ada.send("/ui/new/quote", **await filled(ada))).text  # without JavaScript
 
 
-async def test_every_fault_stands_beside_its_field_in_the_words_of_the_api(ada: Visitor) -> None:
+async def test_every_fault_is_next_to_its_field_in_the_words_of_the_api(ada: Visitor) -> None:
     form = await filled(ada, prompt="{nope}")
     answer = await ada.htmx("/ui/new/quote", **form)
     assert 'id="fault-prompt" role="alert" hx-swap-oob="true">no column &#39;nope&#39; in the data' in answer.text

@@ -23,7 +23,7 @@ async def test_browsers_are_sent_from_the_root_and_programs_are_not(ada: Visitor
     assert (await ada.get("/ui")).location == "/ui/jobs"
 
 
-async def test_filters_are_in_the_url_and_faults_stand_beside_their_field(api: Running, ada: Visitor) -> None:
+async def test_filters_are_in_the_url_and_faults_next_to_their_field(api: Running, ada: Visitor) -> None:
     job = await submitted(api, labels={"team": "nlp"})
     assert job in (await ada.get("/ui/jobs?state=queued&label=team:nlp&owner=ada")).text
     empty = await ada.get("/ui/jobs?state=failed")

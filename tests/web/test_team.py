@@ -78,7 +78,7 @@ async def test_no_token_is_offered_that_outlives_the_one_that_asks(api: Running)
     assert token.expires_at == ends
 
 
-async def test_a_refused_form_shows_the_apis_line_beside_the_field(boss: Visitor) -> None:
+async def test_a_refused_form_shows_the_apis_line_next_to_the_field(boss: Visitor) -> None:
     for fields, status, field in (
         ({"owner": "no name!", "scope-read": "1"}, 422, "owner"),
         ({"owner": "ci"}, 422, "scopes"),

@@ -155,7 +155,7 @@ async def test_the_theme_of_an_answer_to_a_write_leads_to_a_page(api: Running, b
         assert (await boss.get(page)).status == 200
 
 
-async def test_policies_and_specs_are_read_beside_the_event_loop(
+async def test_policies_and_specs_are_read_outside_the_event_loop(
     api: Running, boss: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[threading.Thread] = []

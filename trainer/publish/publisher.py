@@ -53,12 +53,12 @@ def _layout(folder: Path) -> dict[str, Path]:
     root = next((name for name in ROOTS if (folder / name).is_dir()), None)
     if root is None:
         raise NotPublished(f"{folder}: neither model/ nor adapter/ is there; give the folder of a job's results")
-    found = {name: folder / name for name in TOP_LEVEL_FILES if (folder / name).is_file()}
+    layout = {name: folder / name for name in TOP_LEVEL_FILES if (folder / name).is_file()}
     for top in FOLDERS:
         for path in sorted(p for p in (folder / top).rglob("*") if p.is_file()):
             inner = path.relative_to(folder / top).as_posix()
-            found[inner if top == root else f"{top}/{inner}"] = path
-    return found
+            layout[inner if top == root else f"{top}/{inner}"] = path
+    return layout
 
 
 def _results(folder: Path) -> list[str]:
@@ -67,10 +67,10 @@ def _results(folder: Path) -> list[str]:
     The checkpoint store that a standalone run has in the same folder is left out.
     """
     inside = [path for top in FOLDERS for path in (folder / top).rglob("*") if path.is_file()]
-    found = [*(path.relative_to(folder).as_posix() for path in inside), *TOP_LEVEL_FILES]
+    names = [*(path.relative_to(folder).as_posix() for path in inside), *TOP_LEVEL_FILES]
     if not inside:
         raise NotPublished(f"{folder}: none of {', '.join(FOLDERS)} is there; give the folder of a job's results")
-    return sorted(name for name in found if (folder / name).is_file())
+    return sorted(name for name in names if (folder / name).is_file())
 
 
 async def copy(folder: Path, config: CopyConfig, job: str, credentials: str) -> str:
@@ -81,10 +81,10 @@ async def copy(folder: Path, config: CopyConfig, job: str, credentials: str) -> 
             raise ValueError
     except ValueError:
         raise NotPublished(f"output.copy_to: secret {config.secret} is no JSON object of the store's options") from None
-    found = _results(folder)
+    names = _results(folder)
     try:
         store = connect(config.url, {str(k): str(v) for k, v in options.items()})
-        for name in found:
+        for name in names:
             await obstore.put_async(store, f"{job}/{name}", folder / name)
     except (ObjectStoreError, BaseError, OSError) as e:
         if disk_space.is_full(e) and config.url.startswith("file://"):

@@ -58,14 +58,14 @@ async def simulate(
     view.check_file(plot)
     job = _job(work, deadline, changeover)
     try:
-        found = _markets(trace, job, names(gpu or []), names(regions or []), seed)
-        results = [result for zones in found for result in simulated(policy, zones, job, windows)]
+        chosen_markets = _markets(trace, job, names(gpu or []), names(regions or []), seed)
+        results = [result for zones in chosen_markets for result in simulated(policy, zones, job, windows)]
     except TraceError as e:
         raise BadInput(str(e)) from None
     if not results:
-        longest_h = max(min(len(zone.available) * zone.tick_s for zone in zones) for zones in found) / 3600
+        longest_h = max(min(len(zone.available) * zone.tick_s for zone in zones) for zones in chosen_markets) / 3600
         raise BadInput(f"--deadline {deadline}: the longest trace has {longest_h:g}h; give a shorter time")
-    view.show(out, policy, job, results, short=_short(found, results), plot=plot)
+    view.show(out, policy, job, results, short=_short(chosen_markets, results), plot=plot)
 
 
 def _job(work: str, deadline: str, changeover: str) -> SimulatedWork:

@@ -91,7 +91,7 @@ def _lose_combinations(conversion: Conversion, choices: list[dict[str, Any]], ke
     """Note alternatives that differ in more than one kind of setting, and those that leave a kind open."""
     kinds = {"place": PLACE, "GPU": {"accelerators"}, "use_spot": {"use_spot"}}
     values = {kind: [{k: c[k] for k in sorted(names) if c.get(k)} for c in choices] for kind, names in kinds.items()}
-    different = [kind for kind, chosen in values.items() if any(one != chosen[0] for one in chosen)]
+    different = [kind for kind, chosen in values.items() if any(value != chosen[0] for value in chosen)]
     if len(different) > 1:
         conversion.lose("resources", key, why=f"the combinations are lost; each {' and '.join(different)} is allowed")
     for kind in ("place", "GPU"):

@@ -29,8 +29,8 @@ LONGEST_TEXT = 400
 
 def show(out: Output, quote: QuoteView, *, every: bool = False) -> None:
     """Print the kept offers ranked, and the dropped offers grouped by reason. `every`: print all kept offers."""
-    kept = [line for line in quote.lines if line.verdict is OfferVerdict.KEPT]
-    shown = kept if every else kept[:SHOWN]
+    kept_lines = [line for line in quote.lines if line.verdict is OfferVerdict.KEPT]
+    shown = kept_lines if every else kept_lines[:SHOWN]
     if shown:
         reasons = {line.reason for line in shown}
         out.say(offers(shown, why=len(reasons) > 1))
@@ -215,15 +215,15 @@ def check(report: dict[str, Any], columns: tuple[str, ...] = ()) -> RenderableTy
 def _data(data: dict[str, Any], columns: tuple[str, ...]) -> list[tuple[str, str]]:
     if not data:
         return []
-    found = DataReport.model_validate(data)
-    rows = f"{found.rows:,}: {found.train_rows:,} to train on, {found.heldout_rows:,} held out"
-    duplicates = f", {found.duplicates:,} duplicates" if found.duplicates else ""
+    report = DataReport.model_validate(data)
+    rows = f"{report.rows:,}: {report.train_rows:,} to train on, {report.heldout_rows:,} held out"
+    duplicates = f", {report.duplicates:,} duplicates" if report.duplicates else ""
     return [
         ("rows", rows + duplicates),
         *([("columns", ", ".join(columns))] if columns else []),
-        *_example(found),
-        *([("labels", ", ".join(found.labels))] if found.labels else []),
-        *(("warning", warning) for warning in found.warnings),
+        *_example(report),
+        *([("labels", ", ".join(report.labels))] if report.labels else []),
+        *(("warning", warning) for warning in report.warnings),
     ]
 
 

@@ -64,31 +64,31 @@ def spot_outlook(assessed: AssessedMarket, *, on_demand: bool) -> tuple[SpotOutl
     ask, offers = assessed.ask, assessed.sold.offers
     if ask.accepts_risk or ask.fallback_s == inf or ask.spec.resources.objective != "cheapest":
         return None
-    kept, spots = _kept_on_demand(assessed), _spot_numbers(assessed)
-    if not kept or not spots:
+    demand_numbers, spots = _kept_on_demand(assessed), _spot_numbers(assessed)
+    if not demand_numbers or not spots:
         return None
-    demand = min(kept, key=assessed.micros.__getitem__)
-    kind = min((assessed.kind(number) for number in kept), key=lambda kind: kind.work)
+    demand = min(demand_numbers, key=assessed.micros.__getitem__)
+    kind = min((assessed.kind(number) for number in demand_numbers), key=lambda kind: kind.work)
     if kind.work <= 0:  # no step and no evaluation is left
         return None
     reference = _ReferenceWork(kind=kind, usd_per_hour=_usd_per_hour(assessed, demand, kind))
     if reference.usd_per_hour <= 0:  # a free machine of one's own: nothing is cheaper
         return None
     case = _situation(assessed, spots, reference, on_demand=on_demand)
-    made = outlook(case) if case.slack_min >= 0 else None
-    if made is None:
+    expected = outlook(case) if case.slack_min >= 0 else None
+    if expected is None:
         return None
     # Costs of the plan are of the P90 of the work, those of a quote of the P50.
     usd_per_hour = reference.usd_per_hour * reference.kind.p50(0.0) / ask.fallback_s
     result = SpotOutlook(
-        action=_ACTIONS[made.action],
-        wait_usd=_dollars(made.wait * usd_per_hour),
-        demand_usd=_dollars(made.demand * usd_per_hour),
-        spot_usd=_dollars(made.spot * usd_per_hour),
-        offer_id=made.offer_id,
+        action=_ACTIONS[expected.action],
+        wait_usd=_dollars(expected.wait * usd_per_hour),
+        demand_usd=_dollars(expected.demand * usd_per_hour),
+        spot_usd=_dollars(expected.spot * usd_per_hour),
+        offer_id=expected.offer_id,
         until=ask.now + timedelta(minutes=max(0.0, case.slack_min - case.changeover_min)),
     )
-    return result, next(number for number in spots if offers[number].id == made.offer_id), demand
+    return result, next(number for number in spots if offers[number].id == expected.offer_id), demand
 
 
 def _situation(

@@ -130,14 +130,14 @@ class SpotPlan:
         paid = [self.key.price * each for each in hours]
         free = [0.0] * self._size
         wait = self._next(after.idle_down, rises, after.idle_up[0], free)
-        kept = after.spot
+        spot_costs = after.spot
         if alone:
-            kept = [_mix(alone, lost, stays) for lost, stays in zip(after.idle_up, after.spot, strict=True)]
+            spot_costs = [_mix(alone, lost, stays) for lost, stays in zip(after.idle_up, after.spot, strict=True)]
         return (
             [self._ended(_later(column, TICK_MIN / unit_min, 0.0), done) for column in wait],
             self._next(after.demand_up, falls, after.demand_down[0], hours)
             + self._next(after.demand_down, rises, after.demand_up[0], hours),
-            [self._ended(column, done) for column in self._next(kept, falls, after.idle_down[0], paid)],
+            [self._ended(column, done) for column in self._next(spot_costs, falls, after.idle_down[0], paid)],
         )
 
     def _next(self, stays: Columns, rates: Sequence[float], other: Column, paid: Column) -> Columns:

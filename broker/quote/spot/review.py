@@ -84,22 +84,22 @@ def review_active(facts: ActiveReview) -> Move | Stay:
     """Return whether the attempt moves to spot now."""
     if (reason := _obstacle(facts)) is not None:
         return Stay(reason=reason)
-    made, left_h = _quote(facts), _left_h(facts)
+    rest_quote, left_h = _quote(facts), _left_h(facts)
     if left_h is None:
         return Stay(reason="stays on demand: its duration is unknown")
     stay_usd = _running_usd(facts, left_h)
-    planned = _planned_costs(facts, made.spot_outlook, stay_usd)
-    if made.spot_outlook is not None and planned is not None and planned[0] >= planned[1]:
-        return Stay(reason=_dearer_message(made.spot_outlook.offer_id, *planned))
+    planned = _planned_costs(facts, rest_quote.spot_outlook, stay_usd)
+    if rest_quote.spot_outlook is not None and planned is not None and planned[0] >= planned[1]:
+        return Stay(reason=_dearer_message(rest_quote.spot_outlook.offer_id, *planned))
     choice = choose(
-        made,
+        rest_quote,
         cap_left=_cap_left(facts),
         attempt_number=facts.job.attempts + 1,
         least=lambda line: _least_usd(facts, line),
     )
     line = choice.line
-    if line is None or not line.offer.spot or line.usd_p50 is None or made.deadline_at_risk:
-        return Stay(reason=f"stays on demand: {_no_spot_message(made, choice.line)}")
+    if line is None or not line.offer.spot or line.usd_p50 is None or rest_quote.deadline_at_risk:
+        return Stay(reason=f"stays on demand: {_no_spot_message(rest_quote, choice.line)}")
     if planned is not None:
         return _unless_refused(facts, line, stay_usd - planned[0])
     if (move_usd := line.usd_p50 + _drain_usd(facts) + _delay_usd(facts, line, left_h)) > stay_usd * MOVE_SHARE:

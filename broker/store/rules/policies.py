@@ -24,9 +24,9 @@ def check_version(policy: Policy, current: int, is_deleted: bool, replaces: int 
         return
     owner = f"team {policy.team}" if policy.team else "the installation"
     state = f"at version {current}" if not is_deleted else "deleted" if current else "not stored"
-    seen = f"version {replaces} was edited" if replaces else "it was written as a new policy"
+    history = f"version {replaces} was edited" if replaces else "it was written as a new policy"
     raise StaleVersion(
-        f"not stored: the policy {policy.name} of {owner} is {state}, but {seen}; open it and edit it again"
+        f"not stored: the policy {policy.name} of {owner} is {state}, but {history}; open it and edit it again"
     )
 
 

@@ -96,10 +96,16 @@ async def decision(visit: Visit, job_id: str) -> web.Response:
     values = await run_values(visit, job, "decision")
     number = _attempt_number(visit, values["attempts"])
     offers = await visit.service.decision(visit.caller, job.id, number) if number else ()
-    kept = sum(offer.drop is None for offer in offers)
+    kept_count = sum(offer.drop is None for offer in offers)
     shown = sorted(offers, key=lambda offer: offer.drop is not None)[:SHOWN_OFFERS]
     return visit.page(
-        "run_decision.html", **values, number=number, offers=shown, total=len(offers), kept=kept, KEPT=OfferVerdict.KEPT
+        "run_decision.html",
+        **values,
+        number=number,
+        offers=shown,
+        total=len(offers),
+        kept=kept_count,
+        KEPT=OfferVerdict.KEPT,
     )
 
 
@@ -204,13 +210,13 @@ async def stream(visit: Visit, job_id: str) -> web.StreamResponse:
 
 async def _send_changes(visit: Visit, job: Job, response: web.StreamResponse) -> None:
     clock, settings = visit.service.clock, visit.service.settings
-    seen, sent_at = await _fingerprint(visit, job), clock.monotonic()
+    latest, sent_at = await _fingerprint(visit, job), clock.monotonic()
     cookie = visit.request.cookies.get(cookie_name(visit.request), "")
     while await visit.request.app[SESSIONS].open(cookie) is not None:
         await visit.service.rows(visit.caller).wait(f"job/{job.id}", settings.poll_s)
         mark = await _fingerprint(visit, job)
-        if mark != seen:
-            seen, sent_at = mark, clock.monotonic()
+        if mark != latest:
+            latest, sent_at = mark, clock.monotonic()
             await response.write(b"event: changed\ndata: 1\n\n")
         elif clock.monotonic() - sent_at >= settings.heartbeat_s:
             sent_at = clock.monotonic()

@@ -156,7 +156,7 @@ def test_a_pack_has_the_loss_and_the_gradients_of_its_rows_apart(
     assert torch.allclose(packed_slopes, slopes, rtol=1e-3, atol=1e-5)
 
 
-def test_packs_hold_every_row_once_and_no_more_than_there_is_room() -> None:
+def test_packs_hold_every_row_once_within_their_capacity() -> None:
     rows = [Example(ids=[n + 1] * size, prompt=1) for n, size in enumerate((9, 3, 8, 2, 7, 7, 1, 10))]
     packs = packing.packed(rows, 10)
     assert sorted(r.ids[0] for p in packs for r in p.rows) == list(range(1, 9))

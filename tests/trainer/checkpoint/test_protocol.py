@@ -47,7 +47,7 @@ async def restored(
     return (found[1].step if found else -1), told
 
 
-async def test_commit_and_restore(objects: Objects, tmp_path: Path) -> None:
+async def test_a_committed_checkpoint_is_restored(objects: Objects, tmp_path: Path) -> None:
     key = await save(objects, tmp_path, 7)
     step, told = await restored(objects, [key], tmp_path / "back")
     assert (step, told) == (7, [])

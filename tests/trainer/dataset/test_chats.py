@@ -53,7 +53,7 @@ def test_the_other_keys_of_a_cell_are_used_or_named() -> None:
         assert "'note'" not in notices
 
 
-def test_a_system_column_stands_first_unless_the_chat_has_its_own() -> None:
+def test_a_system_column_comes_first_unless_the_chat_has_its_own() -> None:
     muted = chats.parse([ASK, {**ANSWER, "weight": 0}], {"system": "Be brief."})
     assert muted.messages[0]["content"] == "Be brief."
     assert muted.muted == {2}

@@ -64,7 +64,7 @@ def test_the_trace_of_two_stacks_equals_torchs_allocations(config: dict[str, Any
         assert sum(traced[name].values()) == pytest.approx(sum(by.values()), rel=0.01), name
 
 
-def test_a_head_that_the_checkpoint_has_besides_is_no_table_of_words() -> None:
+def test_an_extra_head_of_a_checkpoint_is_no_table_of_words() -> None:
     words = ["--config", "x", "--method", "full", "--seq", "16"]
     ask = memtrace_main.options(memtrace_main.parser().parse_args(words), "t5")
     tied = trace(T5, (1, 1), ask)

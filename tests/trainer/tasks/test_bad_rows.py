@@ -66,7 +66,7 @@ FAULTS = ["1 + 'a'", "'abc'.index('z')", "'{a}'.format()", "1 // 0", "raise_exce
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=["type", "value", "key", "arithmetic", "own"])
-def test_whatever_the_template_stumbles_over_is_a_bad_row(fault: str, tmp_path: Path) -> None:
+def test_a_row_that_the_template_refuses_is_a_bad_row(fault: str, tmp_path: Path) -> None:
     model = heads.llama(tmp_path / "llama")
     tokenizer = heads.tokenizer()
     condition = "{% if messages[0].content == 'w9' %}{{ " + fault + " }}{% endif %}"

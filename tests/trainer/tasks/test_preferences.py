@@ -205,7 +205,7 @@ def test_answers_of_a_chat_are_its_last_turns(
     assert daemon.check(train, daemon.summarise(text.encode(), "jsonl")).rows == 3
 
 
-def test_a_system_column_stands_before_the_prompt_of_a_preference(model: Path, tmp_path: Path) -> None:
+def test_a_system_column_precedes_the_prompt_of_a_preference(model: Path, tmp_path: Path) -> None:
     row = {"q": [USER], "good": [BETTER], "bad": [WORSE], "system": "w7", "id": 3}
     own = {**row, "q": [{"role": "system", "content": "w8"}, USER]}
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, [row, own, row])))

@@ -21,7 +21,7 @@ from trainer.contract.train import TrainConfig
         ({}, b"word,meaning\nw1,w2,w3\n", Outcome.DATA, "data line 2: more cells than the header's 2"),
     ],
 )
-def test_outcome_and_message(
+def test_a_fault_gives_its_outcome_and_message(
     bench: Bench,
     tiny_models: dict[str, Path],
     changes: dict[str, Any],

@@ -49,7 +49,7 @@ def events(worker: Worker) -> list[str]:
     return [json.loads(line)[1] for line in messages_file.read_text().splitlines()] if messages_file.exists() else []
 
 
-def test_training_continues_and_the_results_are_written_once_there_is_room(tmp_path: Path) -> None:
+def test_training_continues_and_results_are_written_once_there_is_space(tmp_path: Path) -> None:
     worker = begun(tmp_path, cramped_and_patient)
     until(lambda: any("the results could not be written" in e for e in events(worker)), "a failed save of the results")
     assert worker.process.is_alive()
@@ -147,7 +147,7 @@ def test_results_that_do_not_fit_next_to_their_checkpoint_are_named(tmp_path: Pa
     assert (output / "adapter/weights.safetensors").stat().st_size == 3 * SMALL
 
 
-def test_rows_wait_for_room_and_none_is_torn(tmp_path: Path) -> None:
+def test_rows_wait_for_space_and_none_is_torn(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     journal = Journal(path)
     journal.begin()

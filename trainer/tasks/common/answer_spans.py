@@ -175,8 +175,8 @@ def _after_question(tokenizer: Any, asked: Chat, text: str, after: int, left: in
     if text.startswith(question) and after <= len(question) <= left:
         return len(question)
     prompt = question[_common(question, history) :]
-    found = text.rfind(prompt, after, left) if prompt.strip() else -1
-    return found + len(prompt) if found >= 0 else left
+    start = text.rfind(prompt, after, left) if prompt.strip() else -1
+    return start + len(prompt) if start >= 0 else left
 
 
 def _common(one: str, other: str) -> int:

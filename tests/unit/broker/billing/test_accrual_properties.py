@@ -160,7 +160,7 @@ def test_a_moving_price_starts_the_drain_early_enough_for_the_highest() -> None:
     st.integers(min_value=1, max_value=20), quanta, st.floats(min_value=10, max_value=60), st.randoms(),
     st.decimals(min_value="0.5", max_value="12", places=2),
 )  # fmt: skip
-def test_spend_stays_under_the_cap_whatever_the_price_does(
+def test_spend_stays_under_the_cap_for_any_price(
     times: int, quantum: int, tick: float, random: Random, cap: Decimal
 ) -> None:
     """The cloud's own bill stays under the cap in the worst case. The price changes right after each poll of billing,
@@ -220,7 +220,7 @@ def sending(**changes: Any) -> Attempt:
     return build.attempt(line=build.line(facts=facts), **changes)
 
 
-def test_traffic_is_charged_once_whatever_billing_sees_of_it() -> None:
+def test_traffic_is_charged_once_for_any_reports() -> None:
     attempt = sending(beat=beat(sent_bytes=10 * GIB, received_bytes=GIB))
     assert traffic_owed(attempt, build.at(100)) == Decimal("0.91")
     charged = replace(attempt, charged_usd=Decimal("0.91"), traffic_usd=Decimal("0.91"))

@@ -278,7 +278,7 @@ machines = st.lists(st.tuples(seconds, st.none() | seconds), max_size=4)
 @given(
     prices, st.lists(st.tuples(seconds, st.integers(0, 3), prices), max_size=8), machines, st.floats(0, 300), seconds
 )
-def test_extra_machines_are_charged_once_whatever_was_known_before(
+def test_extra_machines_are_charged_once_for_any_earlier_knowledge(
     first: Decimal,
     known: list[tuple[float, int, Decimal]],
     lives: list[tuple[float, float | None]],

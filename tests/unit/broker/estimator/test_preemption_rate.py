@@ -73,7 +73,7 @@ def test_much_history_is_believed_and_little_moves_little() -> None:
     assert expected_per_hour(0.3, None) == 0.3
 
 
-def test_on_demand_is_not_preempted_whatever_was_seen() -> None:
+def test_on_demand_is_never_preempted_in_estimates() -> None:
     steady = offer(spot=False)
     assert preemptions_per_s(steady, {place(steady): seen(1, 9)}) == 0.0
     assert basis(steady, {}) == ""

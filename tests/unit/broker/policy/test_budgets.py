@@ -178,7 +178,7 @@ def test_approval_is_asked_for_once_a_cap() -> None:
     assert told(ask("60", approved_usd=Decimal(59)), applied(limits)) is not None
 
 
-def test_approval_comes_before_room_and_does_not_make_room() -> None:
+def test_approval_precedes_limits_and_raises_none() -> None:
     limits = policy(budgets=[budget(thresholds=thresholds(("0.5", "require_approval")))])
     held = told(ask(), applied(limits, "50", "45"))
     assert held == (
@@ -198,7 +198,7 @@ def test_a_budget_that_is_used_up_is_known_before_a_price_is() -> None:
     )
 
 
-def test_the_tightest_policy_says_how_many_gpus_there_is_room_for() -> None:
+def test_the_tightest_policy_limits_the_gpus_of_an_attempt() -> None:
     assert free_gpus([]) is None
     assert free_gpus([applied(policy(max_jobs=1))]) is None
     wide, tight = applied(policy(max_gpus=8), gpus=3), applied(policy(max_gpus=4), gpus=3)

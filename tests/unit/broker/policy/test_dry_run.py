@@ -35,7 +35,7 @@ def history(*attempts: LedgerAttempt, others: tuple[StorageSpending, ...] = ()) 
     return History(now=NOW, attempts=attempts, others=others)
 
 
-def test_a_policy_with_room_changes_nothing() -> None:
+def test_a_policy_whose_limits_suffice_changes_nothing() -> None:
     done = dry_run(policy(max_gpus=8), SINCE, history(past("a", SINCE), past("b", SINCE + DAY)))
     assert (done.launches, done.held, done.drained, done.asked, done.crossed) == (2, (), (), (), ())
     assert (done.usd_spent, done.usd_not_spent) == (Decimal(4), 0)

@@ -30,7 +30,7 @@ def first_of(per: BudgetPeriod, now: datetime) -> object:
 
 
 @given(zones, instants, periods)
-def test_a_calendar_window_holds_its_period_and_nothing_else(zone: ZoneInfo, now: datetime, per: BudgetPeriod) -> None:
+def test_a_calendar_window_holds_exactly_its_period(zone: ZoneInfo, now: datetime, per: BudgetPeriod) -> None:
     start, end = window_start(budget(per), zone, now), window_end(budget(per), zone, now)
     assert end is not None
     assert start <= now < end

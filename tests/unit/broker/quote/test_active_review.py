@@ -147,7 +147,7 @@ def test_an_attempt_without_a_saved_checkpoint_stays() -> None:
         assert "checkpoint" in decision.reason
 
 
-def test_a_script_stays() -> None:
+def test_a_script_without_checkpoints_stays_on_demand() -> None:
     script = build.spec(script={"code": "upload:00", "command": ["true"], "checkpoints": False})
     before = facts()
     silent = review_active(replace(before, job=replace(before.job, spec=script, workload=SCRIPT)))

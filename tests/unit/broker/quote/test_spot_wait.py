@@ -130,7 +130,7 @@ def test_a_job_without_steps_left_has_nothing_to_plan() -> None:
     assert made.spot_outlook is None
 
 
-def test_one_offer_stands_for_each_spot_market() -> None:
+def test_one_offer_represents_each_spot_market() -> None:
     """The cheapest offer on sale in a region is compared in any order of the listing."""
     dearer = replace(SPOT, id="cloud/dearer", usd_per_hour=Decimal("0.90"))
     for spots in ((SPOT, dearer), (dearer, SPOT)):

@@ -55,7 +55,7 @@ def test_only_the_latest_progress_is_reported_in_its_own_place() -> None:
 
 
 @given(st.lists(st.sampled_from([*sorted(PROGRESS), "attempt.preempted", "job.succeeded"])))
-def test_folding_loses_nothing_else_and_keeps_the_order(kinds: list[str]) -> None:
+def test_folding_loses_no_other_delivery_and_keeps_the_order(kinds: list[str]) -> None:
     told = fold(deliveries(kinds))
     assert sorted(row for _, rows in told for row in rows) == list(range(len(kinds)))
     assert [rows[-1] for _, rows in told] == sorted(rows[-1] for _, rows in told)

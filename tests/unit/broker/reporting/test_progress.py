@@ -16,7 +16,7 @@ def ran(end: int, start: int | None = None) -> Ran:
     return Ran(beat=Heartbeat(attempt="a", boot="b", seq=1, step=end, resumed_from=start))
 
 
-def test_steps_come_from_the_last_word_as_well() -> None:
+def test_steps_come_from_the_final_report_too() -> None:
     final = Final(attempt="a", outcome=Outcome.COMPLETED, step=45)
     assert steps(Ran()) == (None, None)
     assert steps(Ran(beat=ran(18, 10).beat, final=final)) == (10, 45)

@@ -154,11 +154,11 @@ def test_only_our_firewall_is_opened() -> None:
         ("iam:CreateServiceLinkedRole", "arn:aws:iam::123456789012:role/aws-service-role/spot.amazonaws.com/R"),
     ],
 )  # fmt: skip
-def test_nothing_else_is_allowed(action: str, resource: str) -> None:
+def test_actions_outside_the_list_are_refused(action: str, resource: str) -> None:
     assert not allowed(action, resource, cluster=f"{NAME}-x")
 
 
-def test_a_key_encrypts_volumes_and_nothing_else() -> None:
+def test_a_key_may_only_encrypt_volumes() -> None:
     key = f"arn:aws:kms:{REGION}:123456789012:key/k"
     for action in ("CreateGrant", "Decrypt", "GenerateDataKeyWithoutPlaintext"):
         assert allowed(f"kms:{action}", key, via=f"ec2.{REGION}.amazonaws.com")

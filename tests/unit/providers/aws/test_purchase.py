@@ -105,7 +105,7 @@ async def test_a_machine_with_a_role_is_refused(world: World) -> None:
         await world.open().confirm(handle(machine), plain())
 
 
-async def test_a_machine_elsewhere_than_asked_is_refused(world: World) -> None:
+async def test_a_machine_outside_the_requested_place_is_refused(world: World) -> None:
     ec2, machine, cloud = world.ec2(), world.launch(), world.open()
     (found,) = ec2.describe_instances(InstanceIds=[machine])["Reservations"][0]["Instances"]
     base = {"cloud": "aws", "region": EAST, "instance_type": "g6e.xlarge", "use_spot": False}

@@ -17,12 +17,12 @@ def test_cheap_restart_adds_nothing() -> None:
     assert bid(Decimal("0.300"), Decimal("0.690"), restart_s=60) == Decimal("0.300")
 
 
-def test_costly_restart_buys_head_room() -> None:
+def test_a_costly_restart_raises_the_margin_of_the_bid() -> None:
     # 0.05 log(1800 / 3600 / 0.05) = 0.1151
     assert bid(Decimal("1.000"), Decimal("2.000"), restart_s=1800) == Decimal("1.116")
 
 
-def test_head_room_is_where_the_cost_is_least() -> None:
+def test_the_margin_of_the_bid_has_the_least_cost() -> None:
     """The closed form against a search over the cost that it is derived from."""
 
     def cost(h: float) -> float:
@@ -37,7 +37,9 @@ def test_never_above_on_demand() -> None:
 
 
 @given(prices, prices, restarts, restarts)
-def test_bounds_and_order(one: Decimal, other: Decimal, restart_s: float, more_s: float) -> None:
+def test_a_bid_is_within_bounds_and_grows_with_the_restart(
+    one: Decimal, other: Decimal, restart_s: float, more_s: float
+) -> None:
     floor, on_demand = sorted((one, other))
     offered = bid(floor, on_demand, restart_s)
     assert floor <= offered <= on_demand

@@ -110,7 +110,7 @@ def test_aws_files_are_copied_and_variables_passed(tmp_path: Path) -> None:
     assert sky_env(["vast"], env, tmp_path) == {}
 
 
-def test_aws_source(tmp_path: Path) -> None:
+def test_the_source_of_aws_keys_is_named_in_order(tmp_path: Path) -> None:
     assert aws_source({}, tmp_path) is None
     write(tmp_path, ".aws/credentials", "[default]\n")
     assert aws_source({}, tmp_path) == "~/.aws/credentials"

@@ -22,7 +22,7 @@ DAEMON = "Error response from daemon: "
         "invalid reference format: repository name must be lowercase",
     ],
 )
-def test_the_registry_refuses(said: str) -> None:
+def test_a_refusal_of_the_registry_is_recognised(said: str) -> None:
     assert image_refused(f"cannot pull ghcr.io/me/trainer; check trainer.image (output: {said})")
 
 

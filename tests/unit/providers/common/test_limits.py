@@ -77,7 +77,7 @@ async def test_call_that_stays_refused_raises() -> None:
         await rates.call("page", send, tries=3)
 
 
-async def test_loop_clock() -> None:
+async def test_the_loop_clock_advances_by_a_sleep() -> None:
     clock = LoopClock()
     before = clock.monotonic()
     await clock.sleep(0.001)

@@ -25,7 +25,9 @@ from tests.unit.providers.lambda_cloud.test_provider import KEY, OURS, Api, kind
         ("MI300X (192 GB)", 300, {"not an NVIDIA GPU": 1}),
     ],
 )
-async def test_rows(tmp_path: Path, description: str, cents: Any, why: dict[str, int]) -> None:
+async def test_unsuitable_rows_are_dropped_and_counted(
+    tmp_path: Path, description: str, cents: Any, why: dict[str, int]
+) -> None:
     api = Api()
     api.types = {"bad": kind("bad", description, 1, cents), "good": kind("good", "A10 (24 GB PCIe)", 1, 75)}
     app = web.Application()

@@ -124,7 +124,7 @@ async def test_relative_module_folders_are_those_of_the_daemon(
     assert seen["PYTHONPATH"].split(os.pathsep) == [str(tmp_path / "src"), checkout]
 
 
-async def test_a_secret_is_in_the_agents_environment_and_nowhere_else(
+async def test_a_secret_is_in_the_agents_environment_only(
     make: Callable[[str], ProcessBackend], tmp_path: Path
 ) -> None:
     body = make("import time; open('ready', 'w'); time.sleep(1000)")

@@ -253,7 +253,7 @@ async def test_a_null_place_costs_one_offer(shop: Shop, regions: tuple[str, ...]
         ("nonsense", OutcomeUnknown),
     ],
 )
-async def test_graphql_errors(shop: Shop, error: Any, kind: type[Exception]) -> None:
+async def test_graphql_errors_become_provider_errors(shop: Shop, error: Any, kind: type[Exception]) -> None:
     shop.errors = [error]
     with pytest.raises(kind) as e:
         await shop.cloud().account()
@@ -274,7 +274,9 @@ async def test_graphql_errors(shop: Shop, error: Any, kind: type[Exception]) -> 
         (500, "{}", OutcomeUnknown, "500"),
     ],
 )
-async def test_rest_errors(shop: Shop, status: int, text: str, kind: type[Exception], says: str) -> None:
+async def test_rest_errors_become_provider_errors(
+    shop: Shop, status: int, text: str, kind: type[Exception], says: str
+) -> None:
     shop.api.routes[PODS] = lambda body, query: web.Response(status=status, text=text)
     with pytest.raises(kind, match=says):
         await shop.cloud().list()

@@ -47,7 +47,7 @@ async def test_each_place_is_sold_on_demand_and_by_bid(shop: Shop) -> None:
     assert four.facts.interconnect == "pcie"
 
 
-def test_disk_price() -> None:
+def test_the_disk_price_is_hourly() -> None:
     """100 GB at $0.10 a month of 720 h."""
     assert pytest.approx(0.10 * 100 / 720, abs=1e-6) == float(DISK_USD_PER_HOUR)
 

@@ -137,7 +137,7 @@ def test_errors_of_an_offer_that_is_gone_are_no_capacity(answer: str) -> None:
     assert type(error_for_failure(failure, "vast", [])) is NoCapacity
 
 
-def test_throttled_create_of_vast_left_nothing_whatever_skypilot_calls_it() -> None:
+def test_a_throttled_create_of_vast_left_no_machine_under_any_error() -> None:
     message = "429 Client Error: Too Many Requests for url: https://console.vast.ai/api/v0/asks/123/: too frequent"
     assert type(error_for_failure(Failure(kind="HTTPError", message=message), "vast", [])) is Throttled
     listing = message.replace("/v0/asks/123/", "/v1/instances/")

@@ -66,7 +66,7 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sky_ssh, "RETRY_DELAY_S", 0.01)
 
 
-def test_a_task_is_run_once_whatever_connections_break(tmp_path: Path) -> None:
+def test_a_task_runs_once_although_connections_break(tmp_path: Path) -> None:
     machine = Machine(tmp_path / "m")
     (machine.home / "deaf").write_text("3")
     (machine.home / "breaks").touch()

@@ -25,7 +25,9 @@ from tests.unit.providers.vast.test_provider import World, ask
         ({"dph_base": float("nan"), "min_bid": None}, {"price that is no number": 1}),
     ],
 )
-async def test_rows(tmp_path: Path, changes: dict[str, Any], why: dict[str, int]) -> None:
+async def test_unsuitable_rows_are_dropped_and_counted(
+    tmp_path: Path, changes: dict[str, Any], why: dict[str, int]
+) -> None:
     async with serving() as api:
         world = World(api, tmp_path)
         offers, dropped = await world.offers(ask(**changes), ask(id=2))

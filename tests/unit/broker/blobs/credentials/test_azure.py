@@ -35,7 +35,7 @@ async def test_an_azure_grant_expires_and_holds_no_account_key() -> None:
     assert KEY not in repr(issuer)
 
 
-async def test_the_instance_sends_the_signature_and_nothing_else() -> None:
+async def test_the_instance_sends_only_the_signature() -> None:
     async with serving(lambda request: (404, "")) as service:
         options = {
             "azure_storage_account_name": "acct", "azure_storage_account_key": KEY,

@@ -198,6 +198,6 @@ def test_an_encoder_decoder_is_quoted() -> None:
     assert more.memory.required > line.memory.required
 
 
-def test_a_cpu_has_its_own_interval_whatever_is_trained() -> None:
+def test_a_cpu_has_its_own_interval_for_every_task() -> None:
     cpu = TABLE["cpu"]
     assert speed(run_of(WORK, BERT, cpu), cpu).spread == SPREAD_CPU
