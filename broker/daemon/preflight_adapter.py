@@ -86,8 +86,8 @@ class Checks:
         if held is not None and held.until > now:
             return held.checked
         checked = await self._check(spec, summary, run)
-        found = _FoundModel(checked=checked, summary=summary, until=now + REMEMBERED_S)
-        self._found.put(key, found, summary_bytes(summary))
+        remembered = _FoundModel(checked=checked, summary=summary, until=now + REMEMBERED_S)
+        self._found.put(key, remembered, summary_bytes(summary))
         return checked
 
     async def _check(self, spec: JobSpec, summary: Mapping[str, Any] | None, run: RunCpu) -> Checked:
