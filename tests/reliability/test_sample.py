@@ -17,5 +17,5 @@ def test_a_fault_of_the_host_has_the_expected_outcome() -> None:
 
 
 def test_the_page_lists_every_scenario() -> None:
-    page = Path("docs/design/reliability.md").read_text()
+    page = Path("tests/reliability/README.md").read_text()
     assert [name for name in scenarios() if f"`{name}`" not in page] == []
