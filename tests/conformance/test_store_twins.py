@@ -23,8 +23,8 @@ from tests.conformance.conftest import TimedStore, memory_timed_store, shift_tim
 from tests.conformance.samples import HOUR, START, admission, in_state, make_event, make_job
 
 EMPTY = (
-    "SET session_replication_role = replica; TRUNCATE jobs, attempts, price_changes, ledger, events, streams, "
-    "deliveries, audit, policies, policy_versions, policy_told, usage, observations, decisions"
+    "SET session_replication_role = replica; TRUNCATE jobs, job_labels, attempts, price_changes, ledger, events, "
+    "streams, deliveries, audit, policies, policy_versions, policy_told, usage, observations, decisions"
 )
 ATTEMPT_STATES = [state for state in AttemptState if state is not AttemptState.PLANNED]
 JOB_STATES = [JobState.QUEUED, JobState.RECOVERING, JobState.CAPPED, JobState.FAILED]
