@@ -14,6 +14,7 @@ from broker.estimator.workload import workload
 from broker.preflight.dataset import DataReport, DataSummary, check, rows_of
 from broker.preflight.model_lookup import Unshaped
 from broker.runtime.cpu_threads import RunCpu, run_inline
+from trainer.contract.architectures import QUANTISED_EXPERTS
 from trainer.contract.train import LowRank, TrainConfig
 
 HEADS = ("lm_head", "embed_out")
@@ -65,8 +66,7 @@ def _check_model(
     if shape is not None and train.adapters is not None:
         _check_targets(train.adapters, shape)
     if shape is not None and shape.experts and train.quantised is not None:
-        message = f"qlora quantises linear modules only, and the experts of {shape.name} are not linear; use lora"
-        raise InvalidInput(Problem(field="train.method.kind", message=message))
+        raise InvalidInput(Problem(field="train.method.kind", message=QUANTISED_EXPERTS))
     work = workload(spec, shape, rows_of(train, summary))
     if positions is not None and work.sequence > positions:
         message = f"rows reach {work.sequence} tokens, {model.name} has {positions} positions; lower it"

@@ -7,6 +7,8 @@ NEXT_TOKEN = ("causal_lm", "dpo")
 """Tasks that predict the next token; the model must not attend to later tokens."""
 QUANTISED = "is quantised; give the model that it was made from"
 """Error for quantised weights (GPTQ, AWQ). They cannot be trained or merged into; QLoRA quantises published weights."""
+QUANTISED_EXPERTS = "qlora quantises linear modules only, and the experts of a mixture are not linear; use lora"
+"""Error for QLoRA of a mixture of experts, in the daemon's checks, the preflight and the trainer."""
 BIDIRECTIONAL = frozenset({
     "albert", "bert", "bert-generation", "big_bird", "camembert", "convbert", "data2vec-text", "deberta",
     "deberta-v2", "distilbert", "electra", "ernie", "esm", "esmc", "eurobert", "flaubert", "fnet", "funnel",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 
-from trainer.contract.architectures import model_misuse_message
+from trainer.contract.architectures import QUANTISED_EXPERTS, model_misuse_message
 from trainer.contract.train import QloraConfig, TrainConfig
 from trainer.core.errors import Fault, UserFault
 from trainer.models import accelerations, availability, remote_code
@@ -250,7 +250,7 @@ def _prepare_quantised(model: Any) -> None:
     on a CPU, because this permanently rounds its scales.
     """
     if has_experts(model):
-        raise UserFault("train.method.kind: qlora quantises linear modules, and a mixture's experts are none; use lora")
+        raise UserFault(f"train.method.kind: {QUANTISED_EXPERTS}")
     for module in model.modules():
         if "norm" in type(module).__name__.lower():
             module.float()

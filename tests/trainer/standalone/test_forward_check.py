@@ -13,6 +13,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from tests.trainer.standalone.test_preflight import PLAIN, spec, told
 from tests.trainer.support import tiny_models
+from trainer.contract.architectures import QUANTISED_EXPERTS
 from trainer.tasks.common.row_sample import RANDOM_ROWS, RowSample
 
 ROWS = "word,meaning\nw1,w2\nw3,w4 w5 w6\nw7,w8\n"
@@ -40,6 +41,16 @@ def test_experts_are_computed_without_weights(tmp_path: Path, capsys: pytest.Cap
     folder = tiny_models.causal("mixtral", tmp_path / "model")
     code, found, _ = told(spec(tmp_path, ROWS, model=str(folder), data=PLAIN | {"eval_share": 0.3}), capsys)
     assert (code, found["warnings"]) == (0, [])
+
+
+def test_qlora_of_a_mixture_is_refused_before_a_purchase(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The words are those of the daemon's check and of the trainer."""
+    train = {"model": str(tiny_models.causal("mixtral", tmp_path / "model")), "data": PLAIN | {"eval_share": 0.3}}
+    path = spec(tmp_path, ROWS, **train, method={"kind": "qlora"})
+    code, _, err = told(path, capsys)
+    assert code == 64
+    assert err.endswith(f"{path}: train.method.kind: {QUANTISED_EXPERTS}\n")  # behind a bar of the model's saving
+    assert told(spec(tmp_path, ROWS, **train, method={"kind": "lora"}), capsys)[0] == 0
 
 
 def test_a_token_without_an_embedding_is_named_by_its_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -145,6 +145,6 @@ async def test_experts_are_not_quantised_so_a_qlora_of_a_mixture_is_refused() ->
         assert isinstance(shape, ModelShape)
         return replace(shape, name="mix", experts=8, active_experts=2)
 
-    with pytest.raises(InvalidInput, match="the experts of mix are not linear; use lora") as caught:
+    with pytest.raises(InvalidInput, match="the experts of a mixture are not linear; use lora") as caught:
         await preflight(spec(method={"kind": "qlora"}), summary=SUMMARY, resolve=mixture)
     assert caught.value.problems[0].field == "train.method.kind"
