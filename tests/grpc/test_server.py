@@ -1,6 +1,7 @@
 """Features of gRPC only: statuses with details, health, reflection, message caps, cancellation, rules of streams."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
@@ -140,6 +141,27 @@ async def test_a_message_of_too_many_values_is_refused(servers: ApiServers) -> N
     for many in (labels, prompts):
         error = await fails(stub.SubmitJob(many, metadata=await signed(servers)))
         assert (error.kind, set(error.fields)) == ("invalid", {"message"})
+
+
+async def test_a_refused_message_is_freed_without_garbage_collection(servers: ApiServers) -> None:
+    """gRPC keeps the frame of a handler with the error that ended it: 11 MB a call, and a daemon of 1 GiB was full."""
+    stub, wrong = stubs.JobServiceStub(servers.channel), pb.SubmitJobRequest()
+    wrong.spec.labels["k"] = "v"
+    metadata = await signed(servers)
+    await fails(stub.SubmitJob(wrong, metadata=metadata))
+    gc.collect()
+    gc.disable()
+    try:
+        before = messages()
+        for _ in range(5):
+            await fails(stub.SubmitJob(wrong, metadata=metadata))
+        assert messages() <= before + 1
+    finally:
+        gc.enable()
+
+
+def messages() -> int:
+    return sum(isinstance(thing, pb.SubmitJobRequest) for thing in gc.get_objects())
 
 
 async def test_a_large_single_message_is_refused_unparsed(servers: ApiServers) -> None:

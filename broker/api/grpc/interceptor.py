@@ -91,29 +91,37 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         return kind(serve, request_deserializer=read, response_serializer=write)
 
     def _serve_unary(self, method: "_Method", authorization: str | None) -> Any:
+        async def answer(requests: Any, context: Any) -> Any:
+            async with self._entered(method, authorization, requests, context) as (request, call):
+                return await method.behaviour(request, call)
+
+        return self._served(method, answer)
+
+    def _serve_stream(self, method: "_Method", authorization: str | None) -> Any:
+        async def answer(requests: Any, context: Any) -> None:
+            async with (
+                self._entered(method, authorization, requests, context) as (request, call),
+                aclosing(method.behaviour(request, call)) as answers,
+            ):
+                next_check = 0.0
+                async for message in answers:
+                    if not method.is_open and perf_counter() >= next_check:
+                        next_check = await self._check_token(authorization)
+                    await _send(context, message)
+
+        return self._served(method, answer)
+
+    def _served(self, method: "_Method", answer: Callable[[Any, Any], Awaitable[Any]]) -> Any:
+        """Wrap a method's answer to end the call with the status of its error.
+
+        gRPC keeps the frame of `serve` with the error of an ended call until a garbage collection. That frame must
+        not refer to a message.
+        """
+
         async def serve(requests: Any, context: Any) -> Any:
             with _CallMetrics(self._measured, method.name) as measure:
                 try:
-                    async with self._entered(method, authorization, requests, context) as (request, call):
-                        return await method.behaviour(request, call)
-                except Exception as error:
-                    await measure.refuse(context, error)
-
-        return serve
-
-    def _serve_stream(self, method: "_Method", authorization: str | None) -> Any:
-        async def serve(requests: Any, context: Any) -> None:
-            with _CallMetrics(self._measured, method.name) as measure:
-                try:
-                    async with (
-                        self._entered(method, authorization, requests, context) as (request, call),
-                        aclosing(method.behaviour(request, call)) as answers,
-                    ):
-                        next_check = 0.0
-                        async for answer in answers:
-                            if not method.is_open and perf_counter() >= next_check:
-                                next_check = await self._check_token(authorization)
-                            await _send(context, answer)
+                    return await answer(requests, context)
                 except _ClientDisconnected:
                     measure.left()
                 except Exception as error:
