@@ -1,10 +1,12 @@
 """Threads for computations on users' input, so that no computation blocks the event loop; fair between teams.
 
 A thread cannot be ended, so the input must be bounded too. Past the deadline the caller gets an error, but the
-computation continues, and its team's next computation waits until it ends.
+computation continues, and its team's next computation waits until it ends. A long computation is run by
+`stoppable`, and ends itself.
 """
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,6 +20,10 @@ THREADS = 2
 """Number of threads. More would only slow the event loop down, because they share the interpreter's lock."""
 DEADLINE_S = 10.0
 """Seconds from the call to the result, including the wait for a thread."""
+
+
+class ComputationStopped(Exception):
+    """Raised within a computation whose result no caller waits for."""
 
 
 class RunCpu(Protocol):
@@ -43,6 +49,22 @@ class CpuThreads:
     def of_team(self, team: str) -> RunCpu:
         """Return the function that runs computations of `team`."""
         return partial(self._run, team)
+
+    async def stoppable(self, team: str, compute: Callable[[Callable[[], None]], T]) -> T:
+        """Run a computation that calls its argument in each of its steps.
+
+        The call raises ComputationStopped once the caller has left, or past the deadline. Raises Busy.
+        """
+        stop = threading.Event()
+
+        def check() -> None:
+            if stop.is_set():
+                raise ComputationStopped
+
+        try:
+            return await self._run(team, lambda: compute(check))
+        finally:
+            stop.set()
 
     async def _run(self, team: str, compute: Callable[[], T]) -> T:
         turn = self._teams.setdefault(team, asyncio.Semaphore(1))

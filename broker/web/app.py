@@ -5,8 +5,10 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from broker.runtime.cpu_threads import CpuThreads
 from broker.web import browser, static_files
 from broker.web.anonymous_forms import ANONYMOUS_FORMS, AnonymousForms
+from broker.web.log_view import LOG_THREADS
 from broker.web.pages import compare, estimate, jobs, market, new_job, run, run_actions, selected_jobs, sign_in, system
 from broker.web.pages.team import approvals, audit, channels, policies, secrets, tokens
 from broker.web.routes import Routes
@@ -23,6 +25,7 @@ Serve = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def mount(app: web.Application) -> None:
     """Add the pages below `/ui`, and the redirect of browsers from `/`."""
     app[ANONYMOUS_FORMS] = AnonymousForms()
+    app[LOG_THREADS] = CpuThreads()
     app.router.add_get("/", _root)
     app.router.add_get("/ui", _home)
     app.router.add_get(static_files.PREFIX + "{path:.+}", _guarded(static_files.serve))

@@ -1,5 +1,10 @@
 """Parts of a log on its page: bounded, in whole lines, with the numbers of their lines."""
 
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from broker.domain.ids import JobId
@@ -10,6 +15,7 @@ from tests.web.test_pages import trained
 from tests.web.visitor import Visitor
 from trainer.contract import object_keys
 
+PATIENCE_S = 60.0
 LOG = b"".join(b"step %d loss 0.5\n" % n for n in range(1, 5001))
 
 
@@ -51,6 +57,87 @@ def test_a_search_is_bounded_and_keeps_the_latest_matches() -> None:
     assert log_search(b"\xff\xfe bytes\n", "BYTES").matches[0].text == "\ufffd\ufffd bytes"
 
 
+class CountedBytes(bytes):
+    """Bytes that count the searches in them."""
+
+    searches = 0
+
+    def find(self, *where: Any) -> int:
+        CountedBytes.searches += 1
+        return super().find(*where)
+
+
+def test_a_line_is_found_without_a_step_for_each_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log of 64 MB of newlines took a thread for 50 s."""
+    monkeypatch.setattr(CountedBytes, "searches", 0)
+    log_around(CountedBytes(b"\n" * 1_000_000), 999_999_999)
+    log_around(CountedBytes(b"\n" * 1_000_000), 900_000)
+    assert CountedBytes.searches <= log_view.BLOCK_BYTES + 1
+
+
+def test_a_search_stops_at_a_number_of_matches_with_the_latest() -> None:
+    found = log_search(b"a\n" * 1_000_000, "a")
+    assert (found.total, found.has_more) == (log_view.COUNTED, True)
+    assert [m.number for m in found.matches[::499]] == [999_501, 1_000_000]
+    exact = log_search(b"a\n" * log_view.COUNTED, "a")
+    assert (exact.total, exact.has_more) == (log_view.COUNTED, False)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 2, 7, 100])
+def test_blocks_change_no_line_and_no_match(monkeypatch: pytest.MonkeyPatch, block_bytes: int) -> None:
+    raw = b"\n\nab\nxAB" + b"y" * 30 + b"ab\n\nlast ab\n\n"
+    lines = raw.split(b"\n")
+    monkeypatch.setattr(log_view, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(log_view, "BEFORE_LINES", 0)
+    wanted = [(n, line.decode()) for n, line in enumerate(lines, 1) if b"ab" in line.lower()]
+    assert [(m.number, m.text) for m in log_search(raw, "aB").matches] == wanted
+    for number in range(1, len(lines)):
+        part = log_around(raw, number)
+        assert (part.first_line, part.text.encode()) == (number, b"\n".join(lines[number - 1 :]))
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda raw, check: log_around(raw, 10**9, check),
+        lambda raw, check: log_around(raw, 900_000, check),
+        lambda raw, check: log_search(raw, "absent", check),
+        lambda raw, check: log_search(raw, "a", check),
+        log_end,
+    ],
+)
+def test_the_work_on_a_log_can_be_stopped(work: Callable[[bytes, Callable[[], None]], object]) -> None:
+    left = iter(range(5))
+
+    def check() -> None:
+        if next(left, None) is None:
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        work(b"a\n" * 1_000_000, check)
+
+
+async def test_a_log_waits_for_no_quote_of_its_team(api: Running, ada: Visitor) -> None:
+    job = await trained(api)
+    entered, release = threading.Event(), threading.Event()
+
+    def compute() -> None:
+        entered.set()
+        release.wait(PATIENCE_S)
+
+    quotes = api.service.quotes.threads
+    (token,) = [token for token in await api.service.store.tokens() if token.owner == "ada"][:1]
+    quoting = asyncio.create_task(quotes.of_team(token.team)(compute))
+    try:
+        assert await asyncio.to_thread(entered.wait, PATIENCE_S)
+        for query in ("", "?find=step", "?line=1"):
+            assert (await ada.get(f"/ui/jobs/{job}/logs{query}")).status == 200
+        assert not quoting.done()
+    finally:
+        release.set()
+        await quoting
+
+
 LINE = b"\x1b[31mERROR\x1b[0m <script>alert(1)</script> step %07d\n"
 
 
@@ -74,7 +161,7 @@ async def test_a_log_of_10_mb_is_searched_and_downloaded_bounded(api: Running, a
         assert "\x1b" not in page.text
         assert "<script>alert" not in page.text
     assert "logs?attempt=1&amp;line=190800" in found.text
-    assert "The latest 500 of 190,800 lines" in many.text
+    assert "The latest 500 of more than 100,000 lines" in many.text
     assert "step 0090000" in near.text
     assert "step 0190799" in end.text
     assert "step 0000001" not in end.text

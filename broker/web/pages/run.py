@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import yaml
@@ -18,7 +19,7 @@ from broker.domain.ids import JobId
 from broker.domain.job import Attempt, Job
 from broker.domain.offer import OfferVerdict
 from broker.web.browser import Visit, cookie_name, not_found
-from broker.web.log_view import QUERY_CHARACTERS, log_around, log_end, log_search
+from broker.web.log_view import LOG_THREADS, QUERY_CHARACTERS, log_around, log_end, log_search
 from broker.web.rendering import HEADERS
 from broker.web.routes import Routes
 from broker.web.run_state import receipt, run_state
@@ -135,9 +136,9 @@ async def logs(visit: Visit, job_id: str) -> web.Response:
         visit.request.query.get("find", "")[:QUERY_CHARACTERS],
         _number(visit.request.query.get("line", ""), MAX_SEQ),
     )
-    threads = visit.service.quotes.threads.of_team(visit.caller.team)
-    search = await threads(lambda: log_search(raw, find)) if find else None
-    log = None if search else await threads(lambda: log_around(raw, line) if line else log_end(raw))
+    run = partial(visit.request.app[LOG_THREADS].stoppable, visit.caller.team)
+    search = await run(lambda check: log_search(raw, find, check)) if find else None
+    log = None if search else await run(lambda check: log_around(raw, line, check) if line else log_end(raw, check))
     return visit.page(
         "run_logs.html",
         **values,

@@ -2,11 +2,12 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 
 import pytest
 
 from broker.domain.errors import Busy
-from broker.runtime.cpu_threads import CpuThreads
+from broker.runtime.cpu_threads import ComputationStopped, CpuThreads
 
 PATIENCE_S = 60.0
 
@@ -50,3 +51,29 @@ async def test_an_error_of_the_computation_reaches_the_caller() -> None:
 
     with pytest.raises(TimeoutError, match="of the computation"):
         await CpuThreads().of_team("one")(fail)
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+async def test_a_computation_without_a_caller_stops_itself(is_left: bool) -> None:
+    """The caller leaves, or its deadline is over; then the only thread is free for another team."""
+    threads, entered, stopped = CpuThreads(threads=1, deadline_s=PATIENCE_S), threading.Event(), threading.Event()
+    if not is_left:
+        threads = CpuThreads(threads=1, deadline_s=0.5)
+
+    def compute(check: Callable[[], None]) -> None:
+        try:
+            while True:
+                check()
+                entered.set()
+        except ComputationStopped:
+            stopped.set()
+            raise
+
+    caller = asyncio.create_task(threads.stoppable("slow", compute))
+    assert await asyncio.to_thread(entered.wait, PATIENCE_S)
+    if is_left:
+        caller.cancel()
+    with pytest.raises(asyncio.CancelledError if is_left else Busy):
+        await caller
+    assert await asyncio.to_thread(stopped.wait, PATIENCE_S)
+    assert await threads.stoppable("other", lambda _: 4) == 4
