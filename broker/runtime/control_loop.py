@@ -28,6 +28,12 @@ class Controller(Protocol):
         ...
 
 
+def _is_cancelled() -> bool:
+    """Return whether this task is to end. A task that awaits a cancelled future gets the same error."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
 async def run_forever(controller: Controller, clock: Clock) -> None:
     """Run steps until cancelled. After an error the loop backs off; unexpected errors are logged with a traceback.
 
@@ -38,8 +44,14 @@ async def run_forever(controller: Controller, clock: Clock) -> None:
         try:
             busy = await controller.step()
             failures = 0
-        except (asyncio.CancelledError, SchemaNewer):
+        except SchemaNewer:
             raise
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            failures += 1
+            busy = False
+            log.exception("%s: what it waited for was cancelled", controller.name)
         except GpubrokerError as e:
             failures += 1
             busy = False

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from broker.domain.errors import StoreError
+from broker.domain.errors import StoreError, StoreUnavailable
 from broker.domain.ids import JobId
+from broker.domain.job import Attempt
 from broker.ports import Change, Charge, Lane, Note
+from broker.store.postgres import row_codec
 from broker.store.postgres.pool import QUERIES
 from broker.store.postgres.store import PostgresStore
 from tests.conformance.samples import HOUR, START, make_event, running
@@ -97,4 +99,61 @@ async def test_concurrent_single_changes_share_a_transaction(
     outcomes = await asyncio.gather(*(store.apply([c]) for c in (bad, stale)), return_exceptions=True)
     assert isinstance(outcomes[0], StoreError)
     assert outcomes[1] == [False]
+    await store.close()
+
+
+async def test_an_unexpected_error_reaches_its_caller_only(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancelled future in its place would end the controllers of all changes in the group."""
+    store = await PostgresStore.connect(postgres_dsn, pool_size=2)
+    for _ in range(3):
+        await running(store)
+    rows = await store.claim_attempts(Lane.LIVENESS, owner="a", lease_s=HOUR, limit=3)
+    changes = [Change(attempt=(row.attempt, replace(row.attempt, detail="new"))) for row in rows]
+    written = row_codec.written_attempt
+
+    def encode(read: Attempt, to: Attempt, due_in_s: float | None) -> Any:
+        if to.id == rows[1].attempt.id:
+            raise ValueError("no encoding")
+        return written(read, to, due_in_s)
+
+    monkeypatch.setattr(row_codec, "written_attempt", encode)
+    outcomes = await asyncio.gather(*(store.apply([change]) for change in changes), return_exceptions=True)
+    assert (outcomes[0], outcomes[2]) == ([True], [True])
+    assert isinstance(outcomes[1], ValueError)
+    monkeypatch.undo()
+    assert await store.apply([changes[1]]) == [True]
+    await store.close()
+
+
+async def test_a_change_is_not_written_after_its_caller_gave_up(postgres_dsn: str) -> None:
+    store = await PostgresStore.connect(postgres_dsn, pool_size=2)
+    await running(store)
+    [row] = await store.claim_attempts(Lane.LIVENESS, owner="a", lease_s=HOUR, limit=1)
+    call = asyncio.create_task(store.apply([Change(attempt=(row.attempt, replace(row.attempt, detail="late")))]))
+    await asyncio.sleep(0)  # the call waits for its transaction, which has not begun
+    call.cancel()
+    await asyncio.wait({call})
+    await store.close()
+    again = await PostgresStore.connect(postgres_dsn, pool_size=1)
+    assert (await again.attempts_by_id([row.attempt.id]))[row.attempt.id].detail == row.attempt.detail
+    await again.close()
+
+
+async def test_the_server_ends_the_transaction_of_a_frozen_broker(
+    postgres_dsn: str, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.store.postgres.pool.IDLE_TRANSACTION_S", 0.1)
+    store = await PostgresStore.connect(postgres_dsn, pool_size=1)
+    _, job = await running(store)
+    locked = "SELECT FROM jobs WHERE id = $1 FOR UPDATE"
+
+    async def freeze() -> None:
+        async with store._pool.transaction("freeze") as connection:
+            await connection.fetch(locked, job.id)
+            await raw.execute("SET statement_timeout = '20s'")
+            await raw.fetch(locked, job.id)  # waits for the lock
+            await connection.fetch("SELECT 1")
+
+    with pytest.raises(StoreUnavailable):
+        await freeze()
     await store.close()

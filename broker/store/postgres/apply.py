@@ -2,11 +2,11 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeAlias
 
 import asyncpg
 
@@ -51,10 +51,15 @@ class AlreadyThere(StoreError):
     """Raised if a unique index refuses a row: a second live attempt, or a row that exists."""
 
 
+Outcome: TypeAlias = bool | Exception
+"""True if a change was applied, False if its fences refused it, or the error."""
+
+
 class Applier:
     """Implementation of `Store.apply`.
 
     Calls with one change share a transaction with all such calls that arrive while an earlier transaction commits.
+    An admission has its own transaction, because it may wait for a policy's lock.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -64,12 +69,13 @@ class Applier:
 
     async def apply(self, changes: Sequence[Change]) -> list[bool]:
         """Apply each change atomically. Errors are raised after the other changes were applied."""
-        if len(changes) == 1:
+        if len(changes) == 1 and changes[0].admit is None:
             return [await self._apply_grouped(changes[0])]
-        held, problems = await self._apply_all(changes)
-        if problems:
-            raise problems[min(problems)]
-        return held
+        outcomes = await self._apply_all(changes)
+        errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+        if errors:
+            raise next((error for error in errors if isinstance(error, StoreUnavailable)), errors[0])
+        return [outcome is True for outcome in outcomes]
 
     async def _apply_grouped(self, change: Change) -> bool:
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -81,44 +87,43 @@ class Applier:
     async def _drain(self) -> None:
         while self._waiting:
             group, self._waiting = self._waiting[:GROUP], self._waiting[GROUP:]
+            wanted = [(change, answer) for change, answer in group if not answer.done()]  # the others' callers gave up
             try:
-                held, problems = await self._apply_all([change for change, _ in group])
-                outcomes: list[bool | StoreError] = [problems.get(index, ok) for index, ok in enumerate(held)]
-                _answer(group, outcomes)
-            except StoreError as error:
-                _answer(group, [error] * len(group))
+                _answer(wanted, await self._apply_all([change for change, _ in wanted]))
             finally:
                 for _, answer in group:
-                    answer.cancel()  # otherwise a caller would wait for ever after an error here
+                    answer.cancel()  # this task was cancelled; otherwise a caller would wait for ever
 
-    async def _apply_all(self, changes: Sequence[Change]) -> tuple[list[bool], dict[int, StoreError]]:
-        """Return for each change whether it was applied, and the errors of refused changes by index."""
-        held, problems = [False] * len(changes), dict[int, StoreError]()
+    async def _apply_all(self, changes: Sequence[Change]) -> list[Outcome]:
+        """Return the outcome of each change. After StoreUnavailable, the changes of later rounds are not tried."""
+        outcomes: dict[int, Outcome] = {}
         for index, change in enumerate(changes):
             try:
                 fences.check(change)
-            except StoreError as error:
-                problems[index] = error
-        sound = [index for index in range(len(changes)) if index not in problems]
+            except Exception as error:
+                outcomes[index] = error
+        sound = [index for index in range(len(changes)) if index not in outcomes]
         for batch in rounds([changes[i] for i in sound]):
-            problems |= await self._round([(sound[i], changes[sound[i]]) for i in batch], held)
-        return held, problems
+            outcomes |= await self._round([(sound[i], changes[sound[i]]) for i in batch])
+            if unavailable := _unavailable(outcomes):
+                return [outcomes.get(index, unavailable) for index in range(len(changes))]
+        return [outcomes[index] for index in range(len(changes))]
 
-    async def _round(self, batch: list[tuple[int, Change]], held: list[bool]) -> dict[int, StoreError]:
-        """Apply all in one transaction; if a row is refused, repeat with one transaction for each change."""
+    async def _round(self, batch: list[tuple[int, Change]]) -> dict[int, Outcome]:
+        """Apply all in one transaction; after an error, which wrote nothing, repeat with one for each change."""
         try:
-            for (index, _), ok in zip(batch, await self._commit([change for _, change in batch]), strict=True):
-                held[index] = ok
-            return {}
-        except StoreUnavailable:
-            raise
-        except StoreError as error:
+            return dict(zip([index for index, _ in batch], await self._commit([c for _, c in batch]), strict=True))
+        except StoreUnavailable as error:
+            return dict.fromkeys((index for index, _ in batch), error)
+        except Exception as error:
             if len(batch) == 1:
-                return {} if isinstance(error, AlreadyThere) else {batch[0][0]: error}
-        problems: dict[int, StoreError] = {}
+                return {batch[0][0]: False if isinstance(error, AlreadyThere) else error}
+        outcomes: dict[int, Outcome] = {}
         for indexed in batch:
-            problems |= await self._round([indexed], held)
-        return problems
+            outcomes |= await self._round([indexed])
+            if unavailable := _unavailable(outcomes):
+                return dict.fromkeys((index for index, _ in batch), unavailable) | outcomes
+        return outcomes
 
     async def close(self) -> None:
         """Wait until running transactions have committed."""
@@ -140,14 +145,18 @@ class Applier:
             return held
 
 
-def _answer(group: Sequence[tuple[Change, "asyncio.Future[bool]"]], outcomes: Sequence[bool | StoreError]) -> None:
+def _answer(group: Sequence[tuple[Change, "asyncio.Future[bool]"]], outcomes: Sequence[Outcome]) -> None:
     for (_, answer), outcome in zip(group, outcomes, strict=True):
         if answer.done():  # the caller was cancelled
             continue
-        if isinstance(outcome, StoreError):
+        if isinstance(outcome, Exception):
             answer.set_exception(outcome)
         else:
             answer.set_result(outcome)
+
+
+def _unavailable(outcomes: Mapping[int, Outcome]) -> StoreUnavailable | None:
+    return next((outcome for outcome in outcomes.values() if isinstance(outcome, StoreUnavailable)), None)
 
 
 def rounds(changes: Sequence[Change]) -> list[list[int]]:

@@ -22,6 +22,8 @@ Connection: TypeAlias = "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
 
 STATEMENT_TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 10.0
+IDLE_TRANSACTION_S = 15
+"""Time after which the server ends a transaction without a statement, so that a frozen broker keeps no locks."""
 
 _UNAVAILABLE = (
     OSError,
@@ -116,7 +118,13 @@ class Pool:
                 reset=_keep,
                 timeout=CONNECT_TIMEOUT_S,
                 command_timeout=STATEMENT_TIMEOUT_S,
-                server_settings={"application_name": "gpubroker", "timezone": "UTC", "jit": "off", **as_role},
+                server_settings={
+                    "application_name": "gpubroker",
+                    "timezone": "UTC",
+                    "jit": "off",
+                    "idle_in_transaction_session_timeout": f"{IDLE_TRANSACTION_S}s",
+                    **as_role,
+                },
             )
         return cls(pool)
 

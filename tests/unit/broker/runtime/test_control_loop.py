@@ -32,12 +32,12 @@ class Scripted:
     name = "scripted"
     every_s = 1.0
 
-    def __init__(self, *outcomes: bool | Exception) -> None:
+    def __init__(self, *outcomes: bool | BaseException) -> None:
         self._outcomes = list(outcomes)
 
     async def step(self) -> bool:
         outcome = self._outcomes.pop(0)
-        if isinstance(outcome, Exception):
+        if isinstance(outcome, BaseException):
             raise outcome
         return outcome
 
@@ -47,9 +47,10 @@ class Scripted:
     [
         ([True, False, True], [0, 1, 0]),
         ([StoreUnavailable("down"), StoreUnavailable("down"), ValueError("bug"), False], [1, 2, 4, 1]),
+        ([asyncio.CancelledError(), False], [1, 1]),  # of what the step awaited; nobody cancelled the loop
     ],
 )
-async def test_pauses_follow_what_a_step_found(outcomes: list[bool | Exception], pauses: list[float]) -> None:
+async def test_pauses_follow_what_a_step_found(outcomes: list[bool | BaseException], pauses: list[float]) -> None:
     clock = Sleepless(len(pauses))
     with pytest.raises(asyncio.CancelledError):
         await run_forever(Scripted(*outcomes), clock)  # type: ignore[arg-type]
