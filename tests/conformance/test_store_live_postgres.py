@@ -111,7 +111,7 @@ async def test_an_unexpected_error_reaches_its_caller_only(postgres_dsn: str, mo
     changes = [Change(attempt=(row.attempt, replace(row.attempt, detail="new"))) for row in rows]
     written = row_codec.written_attempt
 
-    def encode(read: Attempt, to: Attempt, due_in_s: float | None) -> Any:
+    def encode(read: Attempt, to: Attempt, due_in_s: float) -> Any:
         if to.id == rows[1].attempt.id:
             raise ValueError("no encoding")
         return written(read, to, due_in_s)
