@@ -205,8 +205,9 @@ def load(
 
 
 def hollow(config: TrainConfig, architecture: str, **options: Any) -> Any:
-    """Return a model on the meta device, without weights. Raises UserFault.
+    """Return a model on the meta device, without weights, in evaluation mode. Raises UserFault.
 
+    In training mode a batch norm refuses a single row, which a larger batch would make valid.
     `options`: arguments of `from_pretrained` for the model's head. Experts get bfloat16, which their products require.
     """
     import transformers
@@ -224,6 +225,7 @@ def hollow(config: TrainConfig, architecture: str, **options: Any) -> Any:
     except LOAD_ERRORS as e:
         raise unloadable(config, e) from None
     model.config.use_cache = False
+    model.eval()
     return model.bfloat16() if has_experts(model) else model
 
 

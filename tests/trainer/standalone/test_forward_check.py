@@ -133,6 +133,30 @@ def test_a_model_of_pictures_of_any_size_takes_any_size(tmp_path: Path, capsys: 
     model(torch.zeros((1, 3, 64, 64)))
 
 
+NORMED: dict[str, dict[str, Any]] = {
+    "ResNet": {"embedding_size": 8, "hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1]},
+    "MobileNetV1": {"depth_multiplier": 0.25},
+    "MobileNetV2": {"depth_multiplier": 0.35},
+}
+
+
+@pytest.mark.parametrize("family", NORMED)
+def test_a_model_with_batch_norms_takes_a_single_row(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A batch norm that trains needs two values a channel, and these models reduce 32 x 32 pixels to one."""
+    pictures(tmp_path)
+    config = getattr(transformers, f"{family}Config")(**NORMED[family])
+    model = getattr(transformers, f"{family}ForImageClassification")(config)
+    model.save_pretrained(tmp_path / "model")
+    ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(tmp_path / "model")
+    capsys.readouterr()  # a bar of the model's saving
+    code, found, err = told(picture_spec(tmp_path, tmp_path / "model"), capsys)
+    assert (code, err) == (0, "")
+    assert not any("no row was tried" in warning for warning in found["warnings"])
+    model.train()(torch.zeros((2, 3, 32, 32)))
+
+
 def test_a_picture_of_another_size_is_refused_with_the_fix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pictures(tmp_path)
     folder = tiny_models.vit(tmp_path / "model")
