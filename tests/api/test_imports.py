@@ -145,6 +145,23 @@ async def test_no_redirect_leaves_the_allowed_hosts(served: tuple[Running, Hub],
     assert "data_hosts" in message or "https URL" in message or "no address" in message
 
 
+@pytest.mark.parametrize(
+    ("pattern", "part"),
+    [
+        ("{a,b}" * 40, "alternatives"),
+        ("[z-a].csv", "range z-a"),
+        ("*" * 1500, "characters"),
+        ("**/" * 12 + "*a" * 8 + ".none", "selects no file"),
+    ],
+)
+async def test_a_hostile_pattern_is_refused_in_one_line(served: tuple[Running, Hub], pattern: str, part: str) -> None:
+    api, made = served
+    message = line(await fetch(api, f"hf://datasets/ambrose/cynic/{pattern}", 422))
+    assert part in message
+    assert "\n" not in message
+    assert bool(made.asked) == (part == "selects no file"), "a pattern is judged before the listing"
+
+
 class Private(AbstractResolver):
     """Answers every name with an address of a private network."""
 

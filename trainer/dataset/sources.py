@@ -17,6 +17,7 @@ from typing import Any
 
 from trainer.contract.data_config import DataConfig, DataFormat
 from trainer.dataset import archives
+from trainer.dataset.name_patterns import BadPattern, NamePattern
 from trainer.dataset.prompts import DataError
 from trainer.dataset.readers import format_of, table_of
 
@@ -109,28 +110,24 @@ def _fixed_folder(pattern: str) -> str:
 def matching(names: Iterable[str], pattern: str) -> list[str]:
     """Return the names that a pattern selects, sorted. A pattern that ends in a slash selects a whole folder.
 
-    Hidden names never match.
+    Hidden names never match. Raises: DataError.
     """
-    selected = re.compile("|".join(map(_as_regex, _alternatives(pattern + ("**" if pattern.endswith("/") else "")))))
-    hidden = re.compile(r"(^|/)\.")
-    return sorted(name for name in names if selected.fullmatch(name) and not hidden.search(name))
+    return _selected(_parsed(pattern), names)
 
 
-def _alternatives(pattern: str) -> list[str]:
-    """Return the patterns without braces that together select what the pattern selects."""
-    braces = re.search(r"\{([^{}]*)\}", pattern)
-    if braces is None:
-        return [pattern]
-    before, after = pattern[: braces.start()], pattern[braces.end() :]
-    return [whole for part in braces[1].split(",") for whole in _alternatives(before + part + after)]
+def _parsed(pattern: str) -> NamePattern:
+    """Raise DataError for a pattern that cannot be used, before any listing."""
+    try:
+        return NamePattern(pattern)
+    except BadPattern as e:
+        raise DataError(f"data.path: {e}") from None
 
 
-def _as_regex(pattern: str) -> str:
-    parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    pieces = re.findall(r"\*\*/|\*\*|\*|\?|\[[^\]/]+\]|.", pattern, re.DOTALL)
-    return "".join(
-        parts.get(p) or (p.replace("[!", "[^") if p.startswith("[") and len(p) > 1 else re.escape(p)) for p in pieces
-    )
+def _selected(pattern: NamePattern, names: Iterable[str]) -> list[str]:
+    try:
+        return pattern.selected(names)
+    except BadPattern as e:
+        raise DataError(f"data.path: {e}") from None
 
 
 # ------------------------------------------------------------------------------------------------------- this machine
@@ -138,9 +135,9 @@ def _as_regex(pattern: str) -> str:
 
 def _from_disk(path: Path) -> dict[str, Path]:
     root = path if path.is_dir() else Path(_fixed_folder(path.as_posix()) or ".")
+    pattern = _parsed("**" if path.is_dir() else path.as_posix().removeprefix(_fixed_folder(path.as_posix())))
     files = {p.relative_to(root).as_posix(): p for p in root.rglob("*") if p.is_file() and not p.is_symlink()}
-    pattern = "**" if path.is_dir() else path.as_posix().removeprefix(_fixed_folder(path.as_posix()))
-    return {name: files[name] for name in matching(files, pattern)}
+    return {name: files[name] for name in _selected(pattern, files)}
 
 
 def _cache() -> Path:
@@ -159,6 +156,7 @@ def _from_bucket(data: DataConfig, env: Mapping[str, str]) -> dict[str, Path]:
     bucket, _, pattern = rest.partition("/")
     fixed = _fixed_folder(pattern)
     single = bool(pattern) and not pattern.endswith("/") and not MAGIC.search(pattern)
+    wanted = _parsed("" if single else pattern or "**")
     try:
         store = _connected(f"{scheme}://{bucket}", data, env)
         if single:
@@ -166,7 +164,7 @@ def _from_bucket(data: DataConfig, env: Mapping[str, str]) -> dict[str, Path]:
         else:
             objects = [meta for batch in obstore.list(store, fixed or None) for meta in batch]
         by_name = {meta["path"]: meta for meta in objects}
-        names = [pattern] if single else matching(by_name, pattern or "**")
+        names = [pattern] if single else _selected(wanted, by_name)
         return {name.removeprefix(fixed): _fetched(store, f"{scheme}://{bucket}", by_name[name]) for name in names}
     except FileNotFoundError:
         raise DataError(f"data.path: there is no {data.path!r}; check bucket and key") from None
@@ -238,16 +236,19 @@ def _from_hub(data: DataConfig, env: Mapping[str, str]) -> dict[str, Path]:
             f"data.path: {data.path!r} is no dataset; write {DATASETS}owner/name, with @revision or /pattern"
         )
     repo, pattern = parts["repo"], parts["pattern"]
+    wanted = _parsed(pattern) if pattern else None
     endpoint = (env.get("HF_ENDPOINT") or HUB).rstrip("/")
     page, token = f"{endpoint}/datasets/{repo}", env.get(data.secret or "HF_TOKEN") or None
     try:
         info = HfApi(endpoint=endpoint, token=token).dataset_info(repo, revision=parts["revision"], timeout=TIMEOUT_S)
         names = [sibling.rfilename for sibling in info.siblings or ()]
         fixed, files = _fixed_folder(pattern or ""), dict[str, Path]()
-        for name in matching(names, pattern) if pattern else default_files(names):
+        for name in _selected(wanted, names) if wanted else default_files(names):
             local = hf_hub_download(repo, name, repo_type="dataset", revision=info.sha, endpoint=endpoint, token=token)
             files[name.removeprefix(fixed)] = Path(local)
         return files
+    except DataError:
+        raise
     except Exception as e:  # raised by the client below huggingface_hub, which differs between releases
         raise _hub_error(e, data, page) from None
 

@@ -19,7 +19,9 @@ from yarl import URL
 
 from broker.domain.errors import InvalidInput, Problem
 from broker.runtime.network.address_guard import NOT_PUBLIC, public_socket
-from trainer.dataset.sources import DATASET, DATASETS, default_files, matching
+from trainer.dataset.name_patterns import BadPattern, NamePattern
+from trainer.dataset.prompts import DataError
+from trainer.dataset.sources import DATASET, DATASETS, default_files
 
 FIELD = "source"
 HUB = "https://huggingface.co"
@@ -75,8 +77,12 @@ class DataFetcher:
         parts = DATASET.fullmatch(source.removeprefix(DATASETS))
         if parts is None or {".", ".."} & set(parts["repo"].split("/")):
             raise refused(f"is no data set of the Hub; write {DATASETS}owner/name, with @revision or /pattern")
-        names, commit = await self._listing(parts["repo"], parts["revision"] or "main")
-        chosen = matching(names, parts["pattern"]) if parts["pattern"] else default_files(names)
+        try:
+            pattern = await asyncio.to_thread(NamePattern, parts["pattern"]) if parts["pattern"] else None
+            names, commit = await self._listing(parts["repo"], parts["revision"] or "main")
+            chosen = await asyncio.to_thread(pattern.selected if pattern else default_files, names)
+        except (BadPattern, DataError) as e:
+            raise refused(str(e)) from None
         if not 0 < len(chosen) <= FILES:
             what = "no file" if not chosen else f"{len(chosen)} files, at most {FILES}"
             raise refused(f"selects {what} of the Hub's data set; name one by /pattern")

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,47 @@ def cells(found: tuple[str, str, list[Any]]) -> list[Any]:
 def test_a_pattern_means_what_a_shell_means(pattern: str, wanted: list[str]) -> None:
     names = ["a.csv", "b.jsonl", "d/e.csv", "d/f/g.csv", ".hidden.csv", "d/.git/x.csv"]
     assert places.matching(names, pattern) == wanted
+
+
+@pytest.mark.parametrize(
+    "pattern", ["*a" * 8 + "b", "**/" * 12 + "x", "**a" * 12 + "b", "?*" * 12 + "b", "{*a,a*}" * 6 + "b"]
+)
+def test_a_pattern_of_many_wildcards_is_matched_in_linear_time(pattern: str) -> None:
+    """Backtracking over these names takes hours; the budget of positions bounds the work on any others."""
+    names = [f"{n}/" * n + "a" * 500 + "c" for n in range(100)]
+    started = time.process_time()
+    assert places.matching(names, pattern) == []
+    assert time.process_time() - started < 20
+
+
+def test_wildcards_match_every_name_that_they_describe() -> None:
+    assert places.matching(["a/b/x", "x", "ax", "a/x/y"], "**/x") == ["a/b/x", "x"]
+    assert places.matching(["&", "[", "\\", "d", "7"], "[[&\\d]") == ["&", "[", "\\", "d"], "no regular expression"
+    assert places.matching(["a/b", "a.b", "aXb"], "a[!X]b") == ["a.b"]
+    assert places.matching(["aXbXb", "a/b", "ab", "abc"], "a*b") == ["aXbXb", "ab"]
+    assert places.matching(["a/p/b/q/c", "abc", "acb"], "a**b**c") == ["a/p/b/q/c", "abc"]
+    assert places.matching(["ac", "bc", "c"], "{a,{b,}}c") == ["ac", "bc", "c"]
+
+
+REFUSED_PATTERNS = [
+    ("{a,b}" * 40, "more than 64 alternatives"),
+    ("{" + "a," * 64 + "}", "more than 64 alternatives"),
+    ("[z-a].csv", "range z-a"),
+]
+
+
+@pytest.mark.parametrize(("pattern", "part"), REFUSED_PATTERNS)
+@pytest.mark.parametrize("place", ["", "s3://bucket/", "hf://datasets/ambrose/cynic/"])
+def test_a_pattern_that_is_too_wide_is_refused_unlisted(tmp_path: Path, place: str, pattern: str, part: str) -> None:
+    with pytest.raises(DataError, match=f"^data.path: its pattern has .*{part}"):
+        rows(place + pattern, tmp_path)
+
+
+def test_matching_ends_at_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.dataset.name_patterns.WORK", 1000)
+    names = ["".join("ab"[n >> bit & 1] for bit in range(12)) for n in range(4096)]
+    with pytest.raises(DataError, match="takes too long to match; use fewer wildcards"):
+        places.matching(names, "*a" + "?" * 10 + "b*")
 
 
 def test_several_files_are_one_data_set_and_a_bad_row_names_its_own(tmp_path: Path) -> None:
