@@ -67,9 +67,9 @@ class DependentNeeded:
 class RetentionDecision:
     """Objects to delete, and the storage to charge afterwards."""
 
-    deletions: tuple[tuple[str, ...], ...]
-    """Keys in batches. A batch is deleted after the previous one: manifests first, so that no manifest names a missing
-    file.
+    deletions: tuple[tuple[str, ...], tuple[str, ...]]
+    """Keys of manifests, and then of all other objects. The first batch is deleted before the second, so that no
+    manifest names a missing file.
     """
     stored: StoredData
     """Storage after the deletion."""
@@ -141,7 +141,7 @@ def _decision(facts: RetentionFacts, deleted: tuple[str, ...], held_back: str = 
     manifests = tuple(object_keys.manifests(deleted))
     others = tuple(key for key in deleted if key not in set(manifests))
     return RetentionDecision(
-        deletions=tuple(batch for batch in (manifests, others) if batch),
+        deletions=(manifests, others),
         stored=stored,
         usd=due_now(job.stored, stored),
         # While deletion is held back it stays due, so the next check comes soon.
