@@ -255,7 +255,11 @@ def _check_model(task: Task[Any], train: TrainConfig, sample: RowSample) -> list
     """
     from trainer.models import accelerations
 
-    model = task.model.build_hollow()
+    try:
+        model = task.model.build_hollow()
+    except ImportError as e:  # The model's own code may import packages that only the training's machine has.
+        reason = (str(e).strip().splitlines() or ["ImportError"])[0]
+        return [f"no row was tried in the model, because its code does not load here ({reason})"]
     task.model.check_targets(model)
     if not accelerations.has_kernel(model, train.attention):
         raise UserFault(

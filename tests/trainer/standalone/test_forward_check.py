@@ -13,7 +13,9 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from tests.trainer.standalone.test_preflight import PLAIN, spec, told
 from tests.trainer.support import tiny_models
+from trainer import preflight
 from trainer.contract.architectures import QUANTISED_EXPERTS
+from trainer.models import remote_code
 from trainer.tasks.common.row_sample import RANDOM_ROWS, RowSample
 
 ROWS = "word,meaning\nw1,w2\nw3,w4 w5 w6\nw7,w8\n"
@@ -183,6 +185,40 @@ def test_an_encoder_decoder_without_a_start_token_is_refused(
     assert (code, "has no decoder_start_token_id; add the one it was trained with" in err) == (64, True)
     with_config(folder, decoder_start_token_id=2)
     assert told(path, capsys)[0] == 0
+
+
+OWN_CONFIG = """
+from transformers import LlamaConfig
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+"""
+OWN_MODEL = """
+{imports}
+from transformers import LlamaForCausalLM
+from .own_config import OwnConfig
+class Own(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def test_own_code_with_an_absent_package_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The package may exist on the machine that trains."""
+    folder = tiny_models.llama(tmp_path / "model")
+    own = {"AutoConfig": "own_config.OwnConfig", "AutoModelForCausalLM": "own_model.Own"}
+    with_config(folder, model_type="own", auto_map=own)
+    (folder / "own_config.py").write_text(OWN_CONFIG)
+    (folder / "own_model.py").write_text(OWN_MODEL.format(imports="import no_such_kernels"))
+    path = spec(tmp_path, ROWS, model=str(folder), data=PLAIN | {"eval_share": 0.3}, trust_remote_code=True)
+    capsys.readouterr()  # a bar of the model's saving
+    code = preflight.main([str(path), "--json", remote_code.FLAG])
+    found = json.loads(capsys.readouterr().out)
+    assert code == 0
+    (warning,) = found["warnings"]
+    assert warning.startswith("no row was tried in the model, because its code does not load here (")
+    assert "no_such_kernels" in warning
+    (folder / "own_model.py").write_text(OWN_MODEL.format(imports=""))
+    assert preflight.main([str(path), "--json", remote_code.FLAG]) == 0
+    assert json.loads(capsys.readouterr().out)["warnings"] == []
 
 
 def test_a_sample_has_the_first_the_longest_and_random_rows() -> None:
