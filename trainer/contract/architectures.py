@@ -72,4 +72,5 @@ AFTER_PADDING = frozenset({
 def position_offset(config: Mapping[str, Any]) -> int:
     """Return the number of positions in a model's table before that of a row's first token."""
     padding = config.get("pad_token_id")
-    return (1 if padding is None else int(padding)) + 1 if config.get("model_type") in AFTER_PADDING else 0
+    is_token = isinstance(padding, int) and not isinstance(padding, bool)
+    return (padding if is_token else 1) + 1 if str(config.get("model_type")) in AFTER_PADDING else 0
