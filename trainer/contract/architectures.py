@@ -71,6 +71,7 @@ AFTER_PADDING = frozenset({
 
 def position_offset(config: Mapping[str, Any]) -> int:
     """Return the number of positions in a model's table before that of a row's first token."""
+    if str(config.get("model_type")) not in AFTER_PADDING:
+        return 0
     padding = config.get("pad_token_id")
-    is_token = isinstance(padding, int) and not isinstance(padding, bool)
-    return (padding if is_token else 1) + 1 if str(config.get("model_type")) in AFTER_PADDING else 0
+    return (padding if isinstance(padding, int) and not isinstance(padding, bool) else 1) + 1
