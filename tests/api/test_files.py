@@ -233,6 +233,8 @@ def test_start_removes_partial_writes_of_a_killed_daemon(tmp_path: Path) -> None
 def test_a_start_removes_only_spooled_uploads(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / ("0123456789abcdef" * 2)).touch()
+    (tmp_path / "import-x1").mkdir()
+    (tmp_path / "import-x1" / "data.tar").touch()
     sweep(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 

@@ -1,16 +1,25 @@
 """Data sets that the daemon reads from the Hub or a URL: allowed hosts only, bounded, and no private address."""
 
+import asyncio
+import contextlib
+import errno
+import shutil
 import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from broker.api.core.upload_spool import KEPT_FREE_BYTES
+from broker.api.http.context import CONTENT
 from broker.api.imports.data_fetch import DataFetcher
+from broker.api.service import content
 from broker.domain.errors import InvalidInput
 from broker.runtime.clock import SystemClock
 from tests.api.harness import CSV, MODEL, SETTINGS, Running, memory_blobs, serving, spec
@@ -188,6 +197,71 @@ async def test_a_source_larger_than_an_upload_is_refused(served: tuple[Running, 
     several = await fetch(api, "hf://datasets/ambrose/cynic/{large,test}.csv", 413)
     assert "more than 200000 bytes" in several["detail"]
     assert not list(SETTINGS.spool.glob("*"))
+
+
+async def test_imports_wait_for_the_turns_of_uploads(
+    served: tuple[Running, Hub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One token cannot fill the disk with many downloads: a download needs a turn, as an upload does."""
+    api, made = served
+    monkeypatch.setattr(content, "WAITING_OF_TEAM", 1)
+    me = await api.token("ada", team="red")
+    async with api.app[CONTENT].upload_turn("red"):
+        await api.call("POST", "/v1/imports", me, 429, json={"source": "hf://datasets/ambrose/cynic"})
+        assert made.asked == []
+    monkeypatch.setattr(api.app[CONTENT], "_uploading", asyncio.Semaphore(1))
+    assert (await fetch(api, "hf://datasets/ambrose/cynic"))["name"] == "data.tar", "an import takes one turn only"
+
+
+async def test_a_pack_that_would_fill_the_disk_is_refused(
+    served: tuple[Running, Hub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files and their .tar are both on the disk, which must keep the space of the database."""
+    usage, size = shutil.disk_usage, len(CSV.encode())
+
+    def nearly_full(path: Path) -> Any:
+        return usage(path)._replace(free=KEPT_FREE_BYTES + size + size // 2)
+
+    monkeypatch.setattr("broker.api.core.upload_spool.shutil.disk_usage", nearly_full)
+    monkeypatch.setattr("broker.api.imports.data_imports._pack", lambda *_: pytest.fail("packed without space"))
+    assert "keeps 64 MiB" in (await fetch(served[0], "hf://datasets/ambrose/cynic", 507))["detail"]
+
+
+async def test_a_disk_that_fills_while_packing_is_storage_full(
+    served: tuple[Running, Hub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pack(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("broker.api.imports.data_imports._pack", pack)
+    await fetch(served[0], "hf://datasets/ambrose/cynic", 507)
+    assert not list(SETTINGS.spool.glob("*"))
+
+
+async def test_a_cancelled_import_ends_its_thread_before_its_folder(
+    served: tuple[Running, Hub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, release, folders = threading.Event(), threading.Event(), list[bool]()
+
+    def pack(files: object, archive: Path) -> None:
+        begun.set()
+        release.wait(300)
+        folders.append(archive.parent.is_dir())
+
+    monkeypatch.setattr("broker.api.imports.data_imports._pack", pack)
+    request = asyncio.create_task(fetch(served[0], "hf://datasets/ambrose/cynic"))
+    assert await asyncio.to_thread(begun.wait, 300)
+    request.cancel()
+    async with asyncio.timeout(0.5):
+        with contextlib.suppress(asyncio.CancelledError):
+            await request
+    for _ in range(50):  # the server sees the disconnect
+        await asyncio.sleep(0.01)
+    release.set()
+    async with asyncio.timeout(300):
+        while not folders or list(SETTINGS.spool.glob("*")):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert folders == [True]
 
 
 async def test_an_import_needs_the_scope_submit(served: tuple[Running, Hub]) -> None:

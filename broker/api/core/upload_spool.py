@@ -12,7 +12,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,8 @@ UNFINISHED_S = 3600.0
 """Age in seconds after which an unfinished file of the blob store is removed."""
 SPOOL_NAME = re.compile(r"[0-9a-f]{32}")
 """Names of the temporary files."""
+IMPORT_PREFIX = "import-"
+"""Start of the names of folders in which the daemon packs imports."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,8 @@ def sweep(folder: Path) -> None:
         for path in folder.iterdir():
             if SPOOL_NAME.fullmatch(path.name):
                 path.unlink()
+            elif path.name.startswith(IMPORT_PREFIX) and path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
         folder.rmdir()
 
 
@@ -68,13 +72,9 @@ async def spooled(folder: Path, body: AsyncIterable[bytes], *, max_bytes: int) -
     """
     path = folder / secrets.token_hex(16)
     try:
-        try:
+        with full_disk_refused(folder):
             private_folder(folder)
             file = await _written(path, body, max_bytes)
-        except OSError as e:
-            if e.errno not in FULL:
-                raise
-            raise _disk_full(folder) from None
         yield file
     finally:
         with contextlib.suppress(OSError):
@@ -101,13 +101,13 @@ async def _written(path: Path, body: AsyncIterable[bytes], max_bytes: int) -> Sp
                 )
             held += chunk
             if len(held) >= WRITE_BYTES:
-                await _run_to_end(write)
+                await run_to_end(write)
                 held = bytearray()
-        await _run_to_end(write)
+        await run_to_end(write)
     return Spooled(path=path, bytes=size, sha256=digest.hexdigest())
 
 
-async def _run_to_end(call: Callable[[], T]) -> T:
+async def run_to_end(call: Callable[[], T]) -> T:
     """Run a call in a thread to its end, even if this task is cancelled, because the call still uses the open file."""
     work = asyncio.ensure_future(asyncio.to_thread(call))
     try:
@@ -115,6 +115,17 @@ async def _run_to_end(call: Callable[[], T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait({work})
         raise
+
+
+@contextlib.contextmanager
+def full_disk_refused(folder: Path) -> Iterator[None]:
+    """Raise StorageFull for an OSError in the block which means that the disk of `folder` takes no more data."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno not in FULL:
+            raise
+        raise _disk_full(folder) from None
 
 
 def check_disk_space(folder: Path, size: int) -> None:

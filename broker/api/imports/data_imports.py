@@ -4,11 +4,12 @@ import asyncio
 import tempfile
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 
 from broker.api.core.auth import Caller
 from broker.api.core.problems import TooLarge
-from broker.api.core.upload_spool import check_disk_space
+from broker.api.core.upload_spool import IMPORT_PREFIX, check_disk_space, full_disk_refused, run_to_end
 from broker.api.imports.data_fetch import FIELD, DataFetcher, RemoteFile, refused
 from broker.api.schemas.queries import UploadFormat
 from broker.api.service.content import Content
@@ -34,13 +35,13 @@ class DataImports:
     async def fetch(self, caller: Caller, source: str, declared: UploadFormat | None) -> Upload:
         """Read, check and store a data set. Several files become one .tar. Raises as `Content.upload`."""
         try:
-            async with asyncio.timeout(TOTAL_S):
+            async with self._content.upload_turn(caller.team), asyncio.timeout(TOTAL_S):
                 files = await self._fetcher.files(source)
                 if len(files) > 1:
                     return await self._packed(caller, files)
                 name = files[0].name.rpartition("/")[2]
                 async with aclosing(self._fetcher.read(files[0])) as body:
-                    return await self._content.upload(caller, name, declared, body, sha256=None)
+                    return await self._content.upload_in_turn(caller, name, declared, body, sha256=None)
         except TimeoutError:
             raise refused(f"was not read within {TOTAL_S:g} s; upload the file instead") from None
         except InvalidInput as error:
@@ -48,16 +49,18 @@ class DataImports:
 
     async def _packed(self, caller: Caller, files: Sequence[RemoteFile]) -> Upload:
         spool = self._service.settings.spool
-        private_folder(spool)
-        with tempfile.TemporaryDirectory(dir=spool) as folder:
+        with full_disk_refused(spool):
+            private_folder(spool)
+        with full_disk_refused(spool), tempfile.TemporaryDirectory(dir=spool, prefix=IMPORT_PREFIX) as folder:
             local, left = dict[str, Path](), self._service.settings.upload_bytes
             for number, file in enumerate(files):
                 local[file.name] = Path(folder) / f"{number}"
                 left -= await self._saved(file, local[file.name], left)
             archive = Path(folder) / "data.tar"
-            await asyncio.to_thread(_pack, local, archive)
+            check_disk_space(archive.parent, self._service.settings.upload_bytes - left)
+            await run_to_end(partial(_pack, local, archive))
             async with aclosing(_read(archive)) as body:
-                return await self._content.upload(caller, "data.tar", "tar", body, sha256=None)
+                return await self._content.upload_in_turn(caller, "data.tar", "tar", body, sha256=None)
 
     async def _saved(self, file: RemoteFile, path: Path, most: int) -> int:
         """Save a file of at most `most` bytes; return its size. Raises TooLarge, StorageFull, InvalidInput."""
@@ -69,8 +72,8 @@ class DataImports:
                     if size > most:
                         limit = self._service.settings.upload_bytes
                         raise TooLarge(f"the data set has more than {limit} bytes; name fewer files by /pattern")
-                    await asyncio.to_thread(target.write, piece)
-                    check_disk_space(path.parent, 0)
+                    check_disk_space(path.parent, len(piece))
+                    await run_to_end(partial(target.write, piece))
         return size
 
 

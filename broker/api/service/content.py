@@ -82,19 +82,35 @@ class Content:
 
         Raises TooLarge, StorageFull, TooMany, InvalidInput; then nothing is stored.
         """
-        fmt = _format(name, declared)
-        async with self._turn(caller.team), self._of_team[caller.team], self._uploading:
-            settings = self._service.settings
-            async with spooled(settings.spool, _in_time(body), max_bytes=settings.upload_bytes) as file:
-                if sha256 not in (None, file.sha256):
-                    message = (
-                        f"these {file.bytes} bytes have {file.sha256}; they were changed in transit; send them again"
-                    )
-                    raise InvalidInput(Problem(field="sha256", message=message))
-                summary = await self._examine(caller.team, file.path, fmt)
-                if settings.blobs is not None:
-                    check_disk_space(settings.blobs, file.bytes)
-                await self._blobs.put_file(object_keys.upload(file.sha256), file.path)
+        _format(name, declared)  # an unknown ending is refused without a turn
+        async with self.upload_turn(caller.team):
+            return await self.upload_in_turn(caller, name, declared, body, sha256=sha256)
+
+    @contextlib.asynccontextmanager
+    async def upload_turn(self, team: str) -> AsyncGenerator[None]:
+        """Hold one of the concurrent uploads of the team and of the daemon within the block. Raises TooMany."""
+        async with self._turn(team), self._of_team[team], self._uploading:
+            yield
+
+    async def upload_in_turn(
+        self,
+        caller: Caller,
+        name: str,
+        declared: UploadFormat | None,
+        body: AsyncIterable[bytes],
+        *,
+        sha256: str | None,
+    ) -> Upload:
+        """Read, check and store as `upload`, within a block of `upload_turn`."""
+        fmt, settings = _format(name, declared), self._service.settings
+        async with spooled(settings.spool, _in_time(body), max_bytes=settings.upload_bytes) as file:
+            if sha256 not in (None, file.sha256):
+                message = f"these {file.bytes} bytes have {file.sha256}; they were changed in transit; send them again"
+                raise InvalidInput(Problem(field="sha256", message=message))
+            summary = await self._examine(caller.team, file.path, fmt)
+            if settings.blobs is not None:
+                check_disk_space(settings.blobs, file.bytes)
+            await self._blobs.put_file(object_keys.upload(file.sha256), file.path)
         upload = Upload(sha256=file.sha256, bytes=file.bytes, name=name, summary=summary)
         await self._service.rows(caller).put_upload(caller.owner, upload)
         return upload
