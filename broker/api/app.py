@@ -29,6 +29,7 @@ from broker.api.handlers import (
     tenancy,
 )
 from broker.api.http.context import (
+    ACTIONS,
     AUTH,
     CONTENT,
     DATA_IMPORTS,
@@ -47,6 +48,7 @@ from broker.api.service.job_feed import JobMetricsReader
 from broker.api.service.jobs import Service
 from broker.api.service.slack import Slack
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem
+from broker.runtime.background_tasks import UninterruptedActions
 
 log = logging.getLogger(__name__)
 access = logging.getLogger("gpubroker.access")
@@ -85,6 +87,7 @@ def build_app(
         client_max_size=BODY_BYTES,
     )
     app.cleanup_ctx.append(lag.measure)
+    _add_actions(app)
     app[SERVICE] = service
     _add_content(app, service)
     app[AUTH] = auth
@@ -103,6 +106,11 @@ def build_app(
     app[shell.OPEN_SHELLS] = shell.Shells()
     app.router.add_get(shell.PATH, shell.shell)
     return app
+
+
+def _add_actions(app: web.Application) -> None:
+    app[ACTIONS] = actions = UninterruptedActions()
+    app.on_cleanup.append(lambda _: actions.close())
 
 
 def _add_content(app: web.Application, service: Service) -> None:

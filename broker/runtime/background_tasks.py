@@ -1,12 +1,18 @@
-"""Concurrent coroutines, and background tasks whose errors are logged."""
+"""Concurrent coroutines, background tasks whose errors are logged, and actions that end although a caller leaves."""
 
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
+from broker.domain.errors import Busy, GpubrokerError
+
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+ACTIONS_AT_ONCE = 256
+"""Most actions that run at once; a caller that leaves frees its request slot, but not its action."""
+CLOSE_S = 10.0
+"""Seconds for which a stopping daemon waits for running actions."""
 
 
 async def gather_all(work: Iterable[Coroutine[Any, Any, T]]) -> Sequence[T]:
@@ -43,3 +49,44 @@ class Tasks:
         for task in tuple(self._running):
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
+
+
+class UninterruptedActions:
+    """Runs each action to its end, also if its caller is cancelled. It references each action until the end.
+
+    An HTTP request is cancelled when its client disconnects, which may be between two steps of an action.
+    """
+
+    def __init__(self, most: int = ACTIONS_AT_ONCE, close_s: float = CLOSE_S) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+        self._most, self._close_s = most, close_s
+
+    async def run(self, action: Coroutine[Any, Any, T]) -> T:
+        """Return the action's result. Raises Busy before the action starts if too many run."""
+        if len(self._running) >= self._most:
+            action.close()
+            raise Busy(f"{self._most} actions are running already; try again")
+        task = asyncio.create_task(action)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_log_fault)
+            raise
+
+    async def close(self) -> None:
+        """Wait for the running actions, and cancel the actions that take too long."""
+        if self._running:
+            _, late = await asyncio.wait(self._running, timeout=self._close_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+
+def _log_fault(task: asyncio.Task[Any]) -> None:
+    """Log the error of an action whose caller has left. Refusals and broken connections are answers, not faults."""
+    if task.cancelled() or (error := task.exception()) is None:
+        return
+    if not isinstance(error, (GpubrokerError, ConnectionError)):
+        log.error("an action whose caller had left failed", exc_info=error)

@@ -33,7 +33,8 @@ def mount(app: web.Application) -> None:
         app.router.add_route(method, path, _guarded(serve))
     for routes in PAGES:
         for route in routes.items:
-            app.router.add_route(route.method, route.path, _guarded(browser.signed_in(route.handler, route.scope)))
+            page = browser.signed_in(route.handler, route.scope, runs_to_end=route.runs_to_end)
+            app.router.add_route(route.method, route.path, _guarded(page))
     app.router.add_route("*", "/ui/{rest:.*}", _unknown)
 
 

@@ -4,7 +4,7 @@ import asyncio
 import ipaddress
 import posixpath
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -16,7 +16,7 @@ from broker.api.core.auth import Caller, Forbidden, Unauthenticated
 from broker.api.core.problems import NotFound, TooLarge
 from broker.api.core.sessions import SESSION_S, BrowserSession
 from broker.api.core.status_codes import answer_to, public_text
-from broker.api.http.context import AUTH, CONTENT, SERVICE, SESSIONS
+from broker.api.http.context import ACTIONS, AUTH, CONTENT, SERVICE, SESSIONS
 from broker.api.http.openapi import BODY_S
 from broker.api.service.content import Content
 from broker.api.service.jobs import Service
@@ -157,11 +157,16 @@ def key_of(form: Mapping[str, str]) -> str | None:
     return key or None
 
 
-VisitHandler = Callable[..., Awaitable[web.StreamResponse]]
+VisitHandler = Callable[..., Coroutine[Any, Any, web.StreamResponse]]
 
 
-def signed_in(handler: VisitHandler, scope: Scope) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    """Return a handler that runs `handler(visit, **path parameters)` for a session whose token has the scope."""
+def signed_in(
+    handler: VisitHandler, scope: Scope, *, runs_to_end: bool = False
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """Return a handler that runs `handler(visit, **path parameters)` for a session whose token has the scope.
+
+    `runs_to_end`: True if the handler is not cancelled when the browser disconnects.
+    """
 
     async def serve(request: web.Request) -> web.StreamResponse:
         caller = None
@@ -170,7 +175,8 @@ def signed_in(handler: VisitHandler, scope: Scope) -> Callable[[web.Request], Aw
                 check_same_origin(request)
             visit = await _visit(request, scope)
             caller = visit.caller
-            return await handler(visit, **request.match_info)
+            answer = handler(visit, **request.match_info)
+            return await (request.app[ACTIONS].run(answer) if runs_to_end else answer)
         except Unauthenticated:
             return _to_sign_in(request)
         except GpubrokerError as error:

@@ -13,6 +13,8 @@ class PageRoute:
     path: str
     handler: VisitHandler
     scope: Scope
+    runs_to_end: bool
+    """True if the handler is not cancelled when the browser disconnects."""
 
 
 @dataclass(frozen=True)
@@ -23,15 +25,25 @@ class Routes:
 
     def get(self, path: str, *, scope: Scope = "read") -> Callable[[VisitHandler], VisitHandler]:
         """Declare the decorated handler as a page."""
-        return self._add("GET", path, scope)
+        return self._add("GET", path, scope, runs_to_end=False)
 
-    def post(self, path: str, *, scope: Scope = "submit") -> Callable[[VisitHandler], VisitHandler]:
-        """Declare the decorated handler as a write, which only a page of this origin may send."""
-        return self._add("POST", path, scope)
+    def post(
+        self, path: str, *, scope: Scope = "submit", runs_to_end: bool = True
+    ) -> Callable[[VisitHandler], VisitHandler]:
+        """Declare the decorated handler as a write, which only a page of this origin may send.
 
-    def _add(self, method: str, path: str, scope: Scope) -> Callable[[VisitHandler], VisitHandler]:
+        `runs_to_end`: False if the write is one transaction after long checks. Then a browser that disconnects ends the
+        checks, and no job is bought that no page has shown.
+        """
+        return self._add("POST", path, scope, runs_to_end=runs_to_end)
+
+    def _add(
+        self, method: str, path: str, scope: Scope, *, runs_to_end: bool
+    ) -> Callable[[VisitHandler], VisitHandler]:
         def declare(handler: VisitHandler) -> VisitHandler:
-            self.items.append(PageRoute(method=method, path=path, handler=handler, scope=scope))
+            self.items.append(
+                PageRoute(method=method, path=path, handler=handler, scope=scope, runs_to_end=runs_to_end)
+            )
             return handler
 
         return declare

@@ -1,5 +1,6 @@
 """Runs the real HTTP application on a socket over any store, for tests and benchmarks."""
 
+import asyncio
 import os
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -10,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 from aiohttp import web
 
-from broker.api.app import REQUESTS, build_app
+from broker.api.app import LEFT, REQUESTS, build_app
 from broker.api.core.auth import Authenticator, hashed, mint
 from broker.api.core.stream_limits import MAX_CONNECTIONS, StreamLimits
 from broker.api.http.connections import Runner
-from broker.api.http.context import AUTH
+from broker.api.http.context import AUTH, METRICS
 from broker.api.service.interfaces import Settings
 from broker.api.service.jobs import Service
 from broker.api.service.quotes import QuoteService
@@ -182,3 +184,17 @@ async def serving(
         await posts.close()
         with suppress(OSError):  # no upload created the folder, or another application still uses it
             settings.spool.rmdir()
+
+
+def disconnected(api: Running, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Return an event that is set when the application has cancelled a request whose client disconnected."""
+    event, metrics = asyncio.Event(), api.app[METRICS]
+    served = metrics.served
+
+    def observed(method: str, route: str, status: int, seconds: float) -> None:
+        served(method, route, status, seconds)
+        if status == LEFT:
+            event.set()
+
+    monkeypatch.setattr(metrics, "served", observed)
+    return event

@@ -1,19 +1,23 @@
 """Actions on ticked jobs, and a new job from the spec of another one."""
 
+import asyncio
 import re
 from typing import Any
 
 import pytest
 import yaml
 
+from broker.api.http.context import ACTIONS
 from broker.domain.spec import JobSpec
+from broker.web.app import PAGES
 from broker.web.job_form import document, form_of
-from tests.api.harness import Running
+from tests.api.harness import Running, disconnected
 from tests.web.test_pages import trained
 from tests.web.test_security import HOSTILE, submitted
 from tests.web.test_team import hidden
 from tests.web.visitor import Visitor
 
+PATIENCE_S = 60.0
 SELECTED = "/ui/jobs/selected"
 
 
@@ -38,6 +42,40 @@ async def test_ticked_jobs_are_cancelled_after_the_page_says_so(api: Running, ad
         assert (done.status, done.location) == (303, "/ui/jobs?owner=ada")
     states = {job: (await ada.api.service.store.job(job)).stop_requested for job in (first, second, over)}  # type: ignore[union-attr]
     assert states == {first: True, second: False, over: False}
+
+
+async def test_ticked_jobs_are_cancelled_although_the_tab_is_closed(
+    api: Running, ada: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The action stopped between two jobs, and the other jobs ran on and cost money."""
+    jobs = [await submitted(api) for _ in range(3)]
+    fields = shown((await ada.get(ask("cancel", *jobs))).text)
+    entered, left, cancel = asyncio.Event(), disconnected(api, monkeypatch), api.service.cancel
+
+    async def held(*given: Any) -> Any:
+        entered.set()
+        await left.wait()
+        return await cancel(*given)
+
+    monkeypatch.setattr(api.service, "cancel", held)
+    tab = asyncio.create_task(ada.send(SELECTED, **fields))
+    async with asyncio.timeout(PATIENCE_S):
+        await entered.wait()
+        tab.cancel()
+        await left.wait()
+        await api.app[ACTIONS].close()
+    assert all([(await api.service.store.job(job)).stop_requested for job in jobs])  # type: ignore[arg-type, union-attr]
+
+
+def test_only_checks_before_one_write_end_with_the_tab() -> None:
+    """Every other write runs to its end, so that no tab that is closed leaves half of it undone."""
+    cancelled = {
+        route.path for routes in PAGES for route in routes.items if route.method == "POST" and not route.runs_to_end
+    }
+    assert cancelled == {
+        "/ui/new/upload", "/ui/new/import", "/ui/new/quote", "/ui/new/spec", "/ui/new/submit",
+        "/ui/jobs/{job_id}/retry", "/ui/system/check",
+    }  # fmt: skip
 
 
 async def test_the_cap_of_ticked_jobs_is_raised_and_a_refusal_names_its_job(api: Running, ada: Visitor) -> None:

@@ -1,7 +1,10 @@
 """Handlers: teams, tokens and the audit."""
 
+from collections.abc import Awaitable, Callable
+from functools import partial
+
 from broker.api.core.auth import token_digest
-from broker.api.http.context import AUTH, SERVICE, SESSIONS
+from broker.api.http.context import ACTIONS, AUTH, SERVICE, SESSIONS
 from broker.api.http.openapi import Api, Call
 from broker.api.schemas import tenancy
 from broker.api.schemas.queries import AuditQuery, TokenId
@@ -46,8 +49,7 @@ async def create_token(call: Call, body: tenancy.TokenRequest) -> tenancy.TokenC
 @api.op("DELETE", "/v1/tokens/{token_id}", scope="manage", status=204, errors=(404,))
 async def delete_token(call: Call, token_id: TokenId) -> None:
     """Revoke a token: at once here, within seconds at other brokers."""
-    await call.request.app[SERVICE].tenancy.delete_token(call.caller, token_id)
-    call.request.app[AUTH].forget()
+    await _and_forget(call, partial(call.request.app[SERVICE].tenancy.delete_token, call.caller, token_id))
 
 
 @api.op("GET", "/v1/teams", scope="read")
@@ -67,8 +69,17 @@ async def create_team(call: Call, body: tenancy.TeamRequest) -> tenancy.TeamView
 @api.op("DELETE", "/v1/teams/{team}", scope="admin", status=204, errors=(404, 409))
 async def delete_team(call: Call, team: Name) -> None:
     """Remove a team that has no job, with its tokens, secrets and uploads."""
-    await call.request.app[SERVICE].tenancy.delete_team(call.caller, team)
-    call.request.app[AUTH].forget()
+    await _and_forget(call, partial(call.request.app[SERVICE].tenancy.delete_team, call.caller, team))
+
+
+async def _and_forget(call: Call, delete: Callable[[], Awaitable[None]]) -> None:
+    """Delete tokens and clear the cache of tokens, also if the client disconnects in between."""
+
+    async def delete_and_forget() -> None:
+        await delete()
+        call.request.app[AUTH].forget()
+
+    await call.request.app[ACTIONS].run(delete_and_forget())
 
 
 @api.op("GET", "/v1/audit", scope="manage")

@@ -12,7 +12,9 @@ from broker.api.service.content import Content
 from broker.api.service.job_feed import JobMetricsReader
 from broker.api.service.jobs import Service
 from broker.api.service.slack import Slack
+from broker.runtime.background_tasks import UninterruptedActions
 
+ACTIONS = web.AppKey("actions", UninterruptedActions)
 SERVICE = web.AppKey("service", Service)
 CONTENT = web.AppKey("content", Content)
 DATA_IMPORTS = web.AppKey("data_imports", DataImports)

@@ -126,7 +126,7 @@ def _name(file: str) -> str:
     return "".join(c if c.isascii() and c.isalnum() else "-" for c in stem).strip("-")[:40] or "job"
 
 
-@routes.post(NEW + "/upload")
+@routes.post(NEW + "/upload", runs_to_end=False)
 async def upload(visit: Visit) -> web.Response:
     """Store the file of a multipart form, and show the form with it."""
     try:
@@ -145,7 +145,7 @@ async def upload(visit: Visit) -> web.Response:
     return see(f"{NEW}?upload=upload:{stored.sha256}")
 
 
-@routes.post(NEW + "/import")
+@routes.post(NEW + "/import", runs_to_end=False)
 async def import_data(visit: Visit) -> web.Response:
     """Let the daemon read the data set that the form names, and show the form with it."""
     form = await visit.form()
@@ -218,7 +218,7 @@ def _spec(form: Mapping[str, str], more: Mapping[str, Any], model: type[JobSpec]
         raise problems.of_validation(error, model, wanted) from None
 
 
-@routes.post(NEW + "/quote", scope="submit")
+@routes.post(NEW + "/quote", scope="submit", runs_to_end=False)
 async def quote(visit: Visit) -> web.Response:
     """Quote the form: for htmx the quote and the lines next to the fields, otherwise the whole page."""
     form = await visit.form()
@@ -265,7 +265,7 @@ async def _yaml(visit: Visit, form: Mapping[str, str], more: Mapping[str, Any]) 
     return await visit.service.quotes.threads.of_team(visit.caller.team)(lambda: as_yaml(wanted))
 
 
-@routes.post(NEW + "/spec", scope="submit")
+@routes.post(NEW + "/spec", scope="submit", runs_to_end=False)
 async def spec_file(visit: Visit) -> web.Response:
     """Download the form as a spec for the command line."""
     form = await visit.form()
@@ -277,7 +277,7 @@ async def spec_file(visit: Visit) -> web.Response:
     return web.Response(text=text, content_type="application/yaml", charset="utf-8", headers=headers)
 
 
-@routes.post(NEW + "/submit")
+@routes.post(NEW + "/submit", runs_to_end=False)
 async def submit(visit: Visit) -> web.Response:
     """Submit the job at the cap that the quote showed. A second send of the same form leads to the same job."""
     form = await visit.form()

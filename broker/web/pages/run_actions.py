@@ -57,7 +57,7 @@ def cap_of(text: str) -> Decimal:
         raise problems.of_validation(error, CapChange, {"cap_usd": text}) from None
 
 
-@routes.post("/ui/jobs/{job_id}/retry")
+@routes.post("/ui/jobs/{job_id}/retry", runs_to_end=False)
 async def retry(visit: Visit, job_id: str) -> web.Response:
     """Run an ended job again. The form's key makes a second send of the same form lead to the same new job."""
     job = await found(visit, job_id)

@@ -3,7 +3,7 @@
 from aiohttp import web
 
 from broker.api.core.auth import Forbidden, TokenDigest, Unauthenticated, token_digest
-from broker.api.http.context import AUTH, SERVICE, SESSIONS
+from broker.api.http.context import ACTIONS, AUTH, SERVICE, SESSIONS
 from broker.domain.errors import GpubrokerError
 from broker.web.browser import (
     HOME,
@@ -77,7 +77,7 @@ async def sign_out(request: web.Request) -> web.Response:
     try:
         session = await sessions.open(request.cookies.get(cookie_name(request), ""))
         if session is not None:
-            await sessions.end(session)
+            await request.app[ACTIONS].run(sessions.end(session))
     except GpubrokerError as error:  # this browser forgets the cookie; a copy of it would still be valid
         response = error_page(request, error)
     clear_session(request, response)

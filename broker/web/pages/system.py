@@ -35,7 +35,7 @@ async def system(visit: Visit) -> web.Response:
     return await _page(visit, NOT_CHECKED)
 
 
-@routes.post("/ui/system/check", scope="admin")
+@routes.post("/ui/system/check", scope="admin", runs_to_end=False)
 async def check(visit: Visit) -> web.Response:
     """Check the credentials of every provider, as `gpubroker doctor` does."""
     return await _page(visit, await visit.service.check_providers(), has_checked=True)
