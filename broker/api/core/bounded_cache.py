@@ -31,9 +31,11 @@ class BoundedCache(Generic[K, V]):
         return entry[0]
 
     def put(self, key: K, value: V, size: int) -> None:
-        """Add a value of about `size` bytes. A value that alone exceeds the bound is not kept."""
+        """Add a value of about `size` bytes. A value that alone exceeds the bound is not kept, and evicts no other."""
         if (old := self._entries.pop(key, None)) is not None:
             self._bytes -= old[1]
+        if size > self._most_bytes:
+            return
         self._entries[key] = (value, size)
         self._bytes += size
         while self._bytes > self._most_bytes or len(self._entries) > self._most:

@@ -36,8 +36,15 @@ def test_a_repeated_key_is_counted_once() -> None:
     for number in range(5):
         cache.put("a", number, 60)
     assert (cache.get("a"), cache.bytes) == (4, 60)
-    cache.put("b", 1, 101)
-    assert (cache.get("b"), cache.bytes) == (None, 0)
+
+
+def test_a_value_beyond_the_bound_evicts_no_other_value() -> None:
+    cache: BoundedCache[str, int] = BoundedCache(100, 2)
+    cache.put("a", 1, 60)
+    cache.put("b", 2, 101)
+    assert (cache.get("a"), cache.get("b"), cache.bytes) == (1, None, 60)
+    cache.put("a", 3, 101)  # the old value is not the key's value any more
+    assert (cache.get("a"), cache.bytes) == (None, 0)
 
 
 async def test_configs_of_ever_new_models_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
