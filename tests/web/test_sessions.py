@@ -1,5 +1,6 @@
 """Sign-in, sign-out and the life of a session."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -23,6 +24,48 @@ def opened(clock: ManualClock, key: bytes = b"k" * 32, store: Store | None = Non
     numbers = iter(range(1000))
     kept = store or MemoryStore(clock)
     return WebSessions(SecretBox(key), clock, lambda count: next(numbers).to_bytes(count, "big"), kept)
+
+
+class HeldStore(MemoryStore):
+    """Store whose answers on sessions are delayed until `release` is set."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.asked, self.release = asyncio.Event(), asyncio.Event()
+
+    async def is_session_ended(self, session_id: str) -> bool:
+        is_ended = await super().is_session_ended(session_id)
+        self.asked.set()
+        await self.release.wait()
+        return is_ended
+
+
+async def test_a_sign_out_during_a_look_up_is_final() -> None:
+    """A look-up that began before the sign-out let a copy of the cookie in for 5 s more."""
+    clock = ManualClock()
+    store = HeldStore(clock)
+    kept = opened(clock, store=store)
+    cookie = kept.start(DIGEST)
+    session = kept._unsealed(cookie)
+    assert session is not None
+    copy = asyncio.create_task(kept.open(cookie))
+    await store.asked.wait()
+    await kept.end(session)
+    store.release.set()
+    assert await copy is None
+    assert await kept.open(cookie) is None
+
+
+async def test_ended_sessions_are_remembered_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "ENDED", 2)
+    kept = opened(ManualClock())
+    for _ in range(4):
+        cookie = kept.start(DIGEST)
+        session = await kept.open(cookie)
+        assert session is not None
+        await kept.end(session)
+        assert await kept.open(cookie) is None
+    assert len(kept._ended) == 2
 
 
 async def test_a_token_is_exchanged_for_a_cookie_and_pages_open(ada: Visitor) -> None:

@@ -26,6 +26,8 @@ CODES_OF_TOKEN = 4
 """Largest number of unused sign-in codes of one token, so that no caller drops the codes of another."""
 CHECKED = 4096
 """Largest number of remembered answers of the database."""
+ENDED = 4096
+"""Largest number of remembered sign-outs at this broker; a look-up that runs meanwhile takes less time than so many."""
 CHECK_S = 5.0
 """Seconds for which a session that was not signed out is not looked up again; the age of a cached token too."""
 COOKIE_BYTES = 1024
@@ -54,6 +56,8 @@ class WebSessions:
         self._codes: OrderedDict[str, tuple[TokenDigest, datetime]] = OrderedDict()
         self._checked: OrderedDict[str, float] = OrderedDict()
         """Monotonic time at which a session was last found not signed out, by its id."""
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        """Ids of the sessions that ended here; the database has all."""
 
     def start(self, token: TokenDigest) -> str:
         """Return the cookie of a new session, which no earlier cookie equals."""
@@ -70,7 +74,8 @@ class WebSessions:
             return None
         checked_at, now = self._checked.get(session.id), self._clock.monotonic()
         if checked_at is None or now - checked_at >= CHECK_S:
-            if await self._store.is_session_ended(session.id):
+            is_ended = await self._store.is_session_ended(session.id)
+            if is_ended or session.id in self._ended:  # it may have ended here while the database answered
                 self._checked.pop(session.id, None)
                 return None
             self._checked[session.id] = now
@@ -94,6 +99,9 @@ class WebSessions:
     async def end(self, session: BrowserSession) -> None:
         """Refuse the session's cookie from now on, at every broker and after a restart. Raises StoreUnavailable."""
         await self._store.end_session(session.id, for_s=SESSION_S)
+        self._ended[session.id] = None
+        while len(self._ended) > ENDED:
+            self._ended.popitem(last=False)
         self._checked.pop(session.id, None)
 
     def code(self, token: TokenDigest) -> tuple[str, datetime]:
