@@ -47,7 +47,7 @@ class Scripted:
     [
         ([True, False, True], [0, 1, 0]),
         ([StoreUnavailable("down"), StoreUnavailable("down"), ValueError("bug"), False], [1, 2, 4, 1]),
-        ([asyncio.CancelledError(), False], [1, 1]),  # of what the step awaited; nobody cancelled the loop
+        ([asyncio.CancelledError(), False], [1, 1]),  # of what the step awaited; the loop was not cancelled
     ],
 )
 async def test_pauses_follow_what_a_step_found(outcomes: list[bool | BaseException], pauses: list[float]) -> None:
