@@ -31,6 +31,15 @@ VARIABLES = {
 PINNED = re.compile(r"[a-z0-9][a-z0-9.-]*(:\d+)?(/[a-z0-9][a-z0-9._-]*)*(:[\w.-]+)?@sha256:[0-9a-f]{64}")
 """An image reference with a digest."""
 
+DataHost = Annotated[
+    str,
+    matching(
+        r"^((\*\.)?[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*"
+        r"|https?://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f]*:[0-9A-Fa-f:.]+\])(:([1-5]?[0-9]{1,4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}))?/?)$",
+        "must be a host without a port, as data.example.org, or an address, as http://data.internal:8080",
+    ),
+]
+
 
 class IntervalsConfig(Config):
     """Polling intervals of the daemon, in seconds."""
@@ -268,7 +277,7 @@ class DaemonConfig(Config):
     several."""
     upload_max_bytes: Annotated[int, Field(ge=1)] = 512 * 1024**2
     """Largest data set or code archive in bytes; at least 1. Up to four uploads at once take space in the home."""
-    data_hosts: tuple[str, ...] = ()
+    data_hosts: tuple[DataHost, ...] = ()
     """Hosts from which the daemon imports data sets, in addition to the Hub's: `data.example.org`, `*.example.org`, at
     public addresses over HTTPS; with a scheme, `http://data.internal:8080`, a host of yours at any address."""
     rate_limit: RateLimitConfig = RateLimitConfig()

@@ -39,12 +39,21 @@ def test_a_named_file_stays_with_its_home(tmp_path: Path, monkeypatch: pytest.Mo
     assert DaemonConfig.load(file, home=tmp_path / "given", env={}).home == tmp_path / "given"
 
 
+def test_data_hosts_are_names_or_addresses(tmp_path: Path) -> None:
+    hosts = ("data.example.org", "*.example.org", "http://data.internal:8080", "https://[fd00::1]:8443")
+    assert load(tmp_path, f"data_hosts: {list(hosts)}").data_hosts == hosts
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
         ("prot: 1", "prot: unknown key; did you mean port?"),
         ("intervals: {poll_s: -1}", "intervals.poll_s"),
         ("providers: {simulated: {sede: 1}}", "providers.simulated.sede"),
+        ("data_hosts: ['https://']", "data_hosts.0: must be a host without a port"),
+        ("data_hosts: ['http://a:b']", "data_hosts.0: must be a host without a port"),
+        ("data_hosts: ['http://a:99999']", "data_hosts.0: must be a host without a port"),
+        ("data_hosts: ['data.example.org:8443']", "data_hosts.0: must be a host without a port"),
         ("- a list", "gpubroker.yaml:1: must be a mapping"),
         ("a: [", "gpubroker.yaml:1: not YAML"),
         (
