@@ -151,11 +151,21 @@ def form_of(spec: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
         folders = field.path.split(".")
         value = _take(rest, folders)
         text = ", ".join(map(str, value)) if field.name == "accelerators" and isinstance(value, list) else str(value)
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) or (value is not None and not _survives(field.name, text, value)):
             _put(rest, folders, value)
         elif value is not None:
             form[field.name] = text
     return form, rest
+
+
+def _survives(name: str, text: str, value: Any) -> bool:
+    """Return whether an input of one line sends `text` unchanged, and `document` reads `value` from it again.
+
+    Browsers remove line breaks from such an input, and `document` strips all fields except TEMPLATES.
+    """
+    if "\r" in text or "\n" in text:
+        return False
+    return not isinstance(value, str) or (bool(text.strip()) and (name in TEMPLATES or text == text.strip()))
 
 
 def _take(spec: dict[str, Any], path: Sequence[str]) -> Any:

@@ -2,7 +2,9 @@
 
 import asyncio
 import re
+from html.parser import HTMLParser
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 import yaml
@@ -10,7 +12,7 @@ import yaml
 from broker.api.http.context import ACTIONS
 from broker.domain.spec import JobSpec
 from broker.web.app import PAGES
-from broker.web.job_form import document, form_of
+from broker.web.job_form import as_yaml, document, form_of, further_settings
 from tests.api.harness import Running, disconnected
 from tests.web.test_pages import trained
 from tests.web.test_security import HOSTILE, submitted
@@ -190,3 +192,45 @@ def test_a_clone_of_every_default_is_the_same_job() -> None:
     form, more = form_of(spec.model_dump(mode="json"))
     again = JobSpec.model_validate(document(form, spec.train.data.path, more))
     assert again.model_dump() == spec.model_dump()
+
+
+class FormReader(HTMLParser):
+    """Fields of the form for a new job, as a browser submits them: an input of one line has no line breaks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fields: dict[str, str] = {}
+        self._area = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        if tag == "input" and found.get("type") == "text":
+            self.fields[found["name"] or ""] = re.sub(r"[\r\n]", "", found.get("value") or "")
+        self._area = (found.get("name") or "") if tag == "textarea" else ""
+
+    def handle_data(self, data: str) -> None:
+        if self._area:
+            self.fields[self._area] = self.fields.get(self._area, "") + data
+
+    def handle_endtag(self, tag: str) -> None:
+        self._area = ""
+
+
+@pytest.mark.parametrize("prompt", ["Q: {word}\nA:", "{word}\r\n", "\n{word}", " {word} "])
+async def test_a_clone_sends_the_same_templates_as_the_job(api: Running, ada: Visitor, prompt: str) -> None:
+    job = await submitted(api)
+    row = await api.service.store.job(job)  # type: ignore[arg-type]
+    train = row.spec.model_dump(mode="json", exclude_unset=True)["train"]  # type: ignore[union-attr]
+    train["data"] |= {"prompt": prompt}
+    form, more = form_of({"name": "a", "train": train})
+    page = await ada.get("/ui/new?" + urlencode(form | {"more": as_yaml(more)}))
+    reader = FormReader()
+    reader.feed(page.text)
+    again = document(reader.fields, "", further_settings(reader.fields))
+    assert again["train"]["data"]["prompt"] == prompt
+
+
+def test_a_label_with_spaces_at_its_ends_is_cloned_unchanged() -> None:
+    data = {"prompt": "{x}", "label": " lab "}
+    form, more = form_of({"train": {"task": "text_classification", "data": data}})
+    assert document(form, "", more)["train"]["data"] == data

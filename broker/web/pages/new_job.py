@@ -87,7 +87,8 @@ async def _form(visit: Visit, given: Mapping[str, str], faults: Mapping[str, str
     columns = tuple(((data.summary or {}).get("columns") or {}) if data else ())
     mapping = _mapping(values["task"])
     uses = USES.get(values["task"], ())
-    if not any(all(values[name] for name in needed) for needed, _ in uses):
+    # Further settings may name columns; those of a clone do.
+    if not given.get(MORE) and not any(all(values[name] for name in needed) for needed, _ in uses):
         values |= {name: values[name] or guess for name, guess in suggested(values["task"], columns).items()}
     if data is not None and not values["name"]:
         values["name"] = _name(data.name)
