@@ -19,6 +19,7 @@ from broker.quote.placement import choose
 from broker.quote.placement_facts import PlacementSettings
 from broker.quote.spot.review import ActiveReview, Move, may_move, review_active
 from broker.simulation.runs import SimulatedMachine, SimulatedRun
+from broker.simulation.traces import Trace
 from trainer.contract.documents import CheckpointRef, Heartbeat
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -45,13 +46,15 @@ DRAIN_BUDGET = DrainBudget(detect_s=10, drain_s=60, teardown_proof_s=7)
 
 @dataclass
 class ProductionPolicy:
-    """The broker's decisions for one run. The job has one machine with one GPU."""
+    """The broker's decisions for one run. Machines have one GPU; their number is that of the traces."""
 
     run: SimulatedRun
     knows_speed: bool = True
     """False: no earlier run has confirmed the estimated speed."""
     reviews: bool = True
     """False: running attempts are never reviewed."""
+    past: Sequence[Trace] = ()
+    """Availability of the same zones until the run begins, which the broker has recorded; empty: no history."""
     _attempt: Attempt | None = None
     _timelines: dict[Market, list[tuple[float, bool]]] = field(default_factory=dict)
     """Changes of each zone that the run has observed."""
@@ -60,10 +63,14 @@ class ProductionPolicy:
 
     def __post_init__(self) -> None:
         first = self._offer(0, is_spot=False)
-        line = self._quote(Caps(spot=True), WORK, [first], spots={}, deadline_s=None).lines[0]
+        for number, zone in enumerate(self.past):
+            for tick, is_up in enumerate(zone.available, -len(zone.available)):
+                self._record(number, tick, is_up=is_up)
+        line = self._quote(Caps(spot=True, multi_node=True), WORK, [first], spots={}, deadline_s=None).lines[0]
         hours = line.hours
         assert hours is not None
-        self._caps = Caps(spot=True, boot_s=max(1.0, self.run.changeover_s - hours.load * 3600 - LOST_S))
+        boot_s = max(1.0, self.run.changeover_s - hours.load * 3600 - LOST_S)
+        self._caps = Caps(spot=True, multi_node=True, boot_s=boot_s)
         self._step_s = hours.training * 3600 / WORK.steps
 
     def __call__(self, run: SimulatedRun) -> SimulatedMachine | None:
@@ -71,6 +78,7 @@ class ProductionPolicy:
         self._observe(run)
         if run.machine is not None and not (self.reviews and self._moves(run)):
             return run.machine
+        run.machine = None  # a move pays a changeover, also if placement buys the same machine again
         line = self._placed(run)
         self._began_tick = run.tick
         if line is None:
@@ -88,13 +96,19 @@ class ProductionPolicy:
     def _now(self) -> datetime:
         return START + timedelta(seconds=self.run.tick * self.run.tick_s)
 
+    @property
+    def _nodes(self) -> int:
+        return self.run.zones[0].nodes
+
     def _observe(self, run: SimulatedRun) -> None:
         """Add the changes of all zones in this tick to the timelines."""
-        minute = self._now.timestamp() / 60
         for number, zone in enumerate(run.zones):
-            timeline = self._timelines.setdefault(market(self._offer(number, is_spot=True), 1), [])
-            if not timeline or timeline[-1][1] is not zone.available[run.tick]:
-                timeline.append((minute, zone.available[run.tick]))
+            self._record(number, run.tick, is_up=zone.available[run.tick])
+
+    def _record(self, zone: int, tick: int, *, is_up: bool) -> None:
+        timeline = self._timelines.setdefault(market(self._offer(zone, is_spot=True), self._nodes), [])
+        if not timeline or timeline[-1][1] is not is_up:
+            timeline.append(((START.timestamp() + tick * self.run.tick_s) / 60, is_up))
 
     def _placed(self, run: SimulatedRun) -> QuoteLine | None:
         ranking = self._quote(
@@ -112,8 +126,8 @@ class ProductionPolicy:
 
     def _offer(self, zone: int, *, is_spot: bool) -> Offer:
         trace, tick = self.run.zones[zone], self.run.tick
-        on_demand = Decimal(str(trace.on_demand_usd))
-        price = Decimal(str(round(trace.spot_usd[tick], 4))) if is_spot else on_demand
+        on_demand = Decimal(str(round(trace.on_demand_usd / self._nodes, 4)))
+        price = Decimal(str(round(trace.spot_usd[tick] / self._nodes, 4))) if is_spot else on_demand
         return Offer(
             id=self._id(zone, is_spot=is_spot), provider=CLOUD, cloud=CLOUD, region=trace.name,
             instance_type=f"1x{GPU}", accelerator=GPU, gpus=1, gpu_memory_bytes=80 * GIB, vcpus=26,
@@ -138,7 +152,10 @@ class ProductionPolicy:
         began = self._now - timedelta(seconds=(run.tick - self._began_tick) * run.tick_s)
         saved = CheckpointRef(manifest="m", step=1, save_s=10, stall_s=1, bytes=1)
         beat = Heartbeat(attempt=JOB, boot="b", seq=1, step=1, total_steps=WORK.steps, checkpoint=saved)
-        attempt = replace(self._attempt, first_beat_at=began, create_sent_at=began, beat=beat)
+        line, machine = self._attempt.line, run.machine
+        if machine is not None:  # at the price of now
+            line = replace(line, offer=self._offer(machine.zone, is_spot=run.on_spot))
+        attempt = replace(self._attempt, line=line, first_beat_at=began, create_sent_at=began, beat=beat)
         job = Job(
             id=JOB, owner="simulation", spec=self._spec(run.time_left_s), created_at=START, cap_usd=MONEY,
             workload=replace(work, steps=work.steps + 1), state=JobState.ACTIVE, attempts=1,
@@ -193,7 +210,7 @@ class ProductionPolicy:
             "name": "simulation",
             "cap_usd": str(MONEY),
             "train": {"model": "meta-llama/Llama-3.1-8B", "data": {"path": "rows.csv", "completion": "{text}"}},
-            "resources": {"gpus": 1},
+            "resources": {"gpus": 1, "nodes": self._nodes},
         }
         if deadline_s is not None:
             spec["deadline"] = (self._now + timedelta(seconds=deadline_s)).isoformat()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 
 COLUMNS = ("t_s", "available", "spot_usd", "ondemand_usd")
-_NAME = re.compile(r"(?P<zone>.+)_(?P<gpu>[^_]+)_(?P<gpus>[1-9][0-9]?)")
+_NAME = re.compile(r"(?P<zone>.+)_(?P<gpu>[^_]+)_(?P<gpus>[1-9][0-9]?)(?:x(?P<nodes>[1-9][0-9]?))?")
 
 
 class TraceError(ValueError):
@@ -38,8 +38,20 @@ class Trace:
 
     @property
     def market(self) -> str:
-        """Return GPU and number of GPUs, such as `v100_8`. Zones of one market sell equal machines."""
-        return f"{match['gpu']}_{match['gpus']}" if (match := _NAME.fullmatch(self.name)) else self.name
+        """Return GPU and number of GPUs, such as `v100_8`, or `h100_1x4` for four machines.
+
+        Zones of one market sell equal machines.
+        """
+        return self.name.removeprefix(f"{match['zone']}_") if (match := _NAME.fullmatch(self.name)) else self.name
+
+    @property
+    def nodes(self) -> int:
+        """Return the number of machines that are bought together: 4 in a name such as `us-west1-b_h100_1x4`.
+
+        The trace is available while all of them are, and its prices are of all of them.
+        """
+        match = _NAME.fullmatch(self.name)
+        return int(match["nodes"] or 1) if match else 1
 
     def window(self, start: int, ticks: int) -> "Trace":
         """Return `ticks` ticks from tick `start` on."""

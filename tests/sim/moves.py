@@ -54,8 +54,8 @@ class Moves:
         since = attempt.first_beat_at
         stayed = since is not None and (facts.now - since).total_seconds() >= STAY_S
         chosen = unit(self._world.seed, "move", attempt.id) < ATTEMPTS
-        if not (spots and stayed and chosen and made_progress(attempt)):
-            return Stay(reason="stays on demand")
+        if attempt.line.offer.spot or not (spots and stayed and chosen and made_progress(attempt)):
+            return Stay(reason="stays")
         return Move(offer=spots[0], saved_usd=ZERO, message=f"moves to spot in {spots[0].region}, saves $0")
 
     def written(self, change: Change, before: Job | None) -> None:

@@ -1,4 +1,4 @@
-"""Review of attempts: asks an attempt on demand to drain when its job finishes for less on spot.
+"""Review of attempts: asks an attempt to drain when its job finishes for less on spot, or on cheaper spot.
 
 Steps: claim attempts that are due for a review, so that each is reviewed by one broker. Make one short list of offers
 for each set of providers and regions. For each attempt, gather `ActiveReview` and call `review_active`. Write moves as

@@ -20,8 +20,8 @@ from broker.quote.request import QuoteRequest
 from broker.quote.spot.plan import SpotAction
 from broker.quote.spot.policy import SpotOption, SpotSituation, outlook
 
-OPTIONS = 8
-"""Number of spot markets that are considered, the cheapest ones."""
+OPTIONS = 16
+"""Number of spot markets that are considered: half of them the cheapest ones for sale, the rest the cheapest others."""
 LEAST_PRICE = 0.01
 """Lowest price of spot divided by that of on-demand, for free machines."""
 _SOLD_OUT = frozenset({DropReason.UNAVAILABLE, DropReason.EXCLUDED})
@@ -133,7 +133,10 @@ def _kept_on_demand(assessed: AssessedMarket) -> list[int]:
 
 
 def _spot_numbers(assessed: AssessedMarket) -> list[int]:
-    """Return the cheapest offer of each spot market, for sale where one is, at most `OPTIONS`."""
+    """Return the cheapest offer of each spot market, for sale where one is, at most `OPTIONS`.
+
+    Cheap markets that are sold out must not displace all that are for sale.
+    """
     ask, offers, best = assessed.ask, assessed.sold.offers, dict[object, tuple[bool, int, int]]()
     for machines in assessed.sold.machines:
         if not machines.like.spot:
@@ -145,7 +148,10 @@ def _spot_numbers(assessed: AssessedMarket) -> list[int]:
             key, entry = market(offers[number], ask.nodes), (drop is not None, assessed.micros[number], number)
             if key not in best or entry < best[key]:
                 best[key] = entry
-    return [number for _, _, number in nsmallest(OPTIONS, best.values(), key=lambda entry: entry[1:])]
+    for_sale = nsmallest(OPTIONS // 2, (entry for entry in best.values() if not entry[0]))
+    others = set(best.values()).difference(for_sale)
+    chosen = for_sale + nsmallest(OPTIONS - len(for_sale), others, key=lambda entry: entry[1:])
+    return [number for _, _, number in sorted(chosen, key=lambda entry: entry[1:])]
 
 
 def _may_return(ask: QuoteRequest, offer: Offer) -> bool:

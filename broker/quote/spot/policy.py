@@ -94,7 +94,7 @@ def outlook(case: SpotSituation) -> Outlook | None:
     options = _acceptable(case.options)
     if not options:
         return None
-    lives = [_life_min(case, option) for option in options]
+    lives = [life_min(case.timelines, option.market, case.now_min) for option in options]
     history = _union_history(case, options)
     key = _key(case, options, lives, history)
     best, life = min(
@@ -158,10 +158,10 @@ def _acceptable(options: Sequence[SpotOption]) -> list[SpotOption]:
     return chosen or ([cheapest] if cheapest is not None and cheapest.price <= CHEAPEST_SHARE else [])
 
 
-def _life_min(case: SpotSituation, option: SpotOption) -> float:
-    """Return the expected minutes of a new machine of an option."""
-    timeline = case.timelines.get(option.market)
-    factor = market_history(timeline, case.now_min).fall_factor if timeline else 1.0
+def life_min(timelines: Mapping[Market, Timeline], market: Market, now_min: float) -> float:
+    """Return the expected minutes of a new machine of a market."""
+    timeline = timelines.get(market)
+    factor = market_history(timeline, now_min).fall_factor if timeline else 1.0
     return lifetime_min(scaled(PRIOR_FALL, factor), 0.0)
 
 

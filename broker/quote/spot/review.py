@@ -1,7 +1,8 @@
-"""Decides whether a running attempt on demand moves to spot, or stays. Used by the review controller.
+"""Decides whether a running attempt moves to cheaper spot, or stays. Used by the review controller.
 
 A move is a drain and a new attempt, which placement buys. `review_active` is pure. It quotes the rest of the job as
-placement would after the drain, so that placement then buys the offer that the review has compared.
+placement would after the drain, so that placement then buys the offer that the review has compared. An attempt on
+spot moves to another spot offer only: see `_review_on_spot`.
 """
 
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from broker.domain.money import ZERO, show, usd
 from broker.domain.offer import Offer, Quote, QuoteLine, SpotOutlook
 from broker.domain.spec import JobSpec
 from broker.estimator.planning.corrections import Corrections
+from broker.estimator.spot_hazards import market
 from broker.estimator.workload import remaining
 from broker.lifecycle.recovery import adjusted_workload
 from broker.lifecycle.transitions import made_progress
@@ -27,8 +29,9 @@ from broker.quote.engine import quote
 from broker.quote.job_placement import has_local_model
 from broker.quote.placement import choose
 from broker.quote.placement_facts import PlacementSettings
-from broker.quote.spot.delay import delay_usd
+from broker.quote.spot.delay import delay_usd as usd_of_delay
 from broker.quote.spot.plan import PlanSource, plan_for
+from broker.quote.spot.policy import life_min
 
 MIN_STAY_S = 1200.0
 """Seconds that an attempt trains before it may move."""
@@ -38,6 +41,10 @@ UNLIMITED_USD = Decimal(10**9)
 """Cap of the quote for staying, which no offer exceeds."""
 MOVE_SHARE = Decimal("0.9")
 """An attempt without a deadline moves only if the move is expected to cost at most this share of staying."""
+MIN_SPOT_STAY_S = 3600.0
+"""Seconds that an attempt on spot trains before it may move to another spot offer."""
+CHANGEOVERS_SAVED = 2
+"""A move from spot to spot must save this multiple of what its changeover costs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +91,8 @@ def review_active(facts: ActiveReview) -> Move | Stay:
     """Return whether the attempt moves to spot now."""
     if (reason := _obstacle(facts)) is not None:
         return Stay(reason=reason)
+    if facts.attempt.line.offer.spot:
+        return _review_on_spot(facts)
     rest_quote, left_h = _quote(facts), _left_h(facts)
     if left_h is None:
         return Stay(reason="stays on demand: its duration is unknown")
@@ -102,9 +111,41 @@ def review_active(facts: ActiveReview) -> Move | Stay:
         return Stay(reason=f"stays on demand: {_no_spot_message(rest_quote, choice.line)}")
     if planned is not None:
         return _unless_refused(facts, line, stay_usd - planned[0])
-    if (move_usd := line.usd_p50 + _drain_usd(facts) + _delay_usd(facts, line, left_h)) > stay_usd * MOVE_SHARE:
+    delay_usd = _delay_usd(facts, (line.hours_p50 or 0.0) - left_h)
+    if (move_usd := line.usd_p50 + _drain_usd(facts) + delay_usd) > stay_usd * MOVE_SHARE:
         return Stay(reason=_dearer_message(line.offer.id, move_usd, stay_usd))
     return _unless_refused(facts, line, stay_usd - move_usd)
+
+
+def _review_on_spot(facts: ActiveReview) -> Move | Stay:
+    """Return whether an attempt on spot moves to a cheaper spot offer.
+
+    A new machine is expected to live as long as the market's history says, and the lower price counts for that time
+    only. The saving must be several times the cost of the changeover, so that no move is made for a small difference.
+    """
+    rest_quote, left_h = _quote(facts), _left_h(facts)
+    line = choose(
+        rest_quote,
+        cap_left=_cap_left(facts),
+        attempt_number=facts.job.attempts + 1,
+        least=lambda line: _least_usd(facts, line),
+    ).line
+    if line is None or not _is_candidate(facts.attempt, line.offer) or rest_quote.deadline_at_risk:
+        return Stay(reason="stays on spot: no other spot offer is cheaper or fits its deadline and cap")
+    if left_h is None or not left_h or line.hours is None:
+        return Stay(reason="stays on spot: its duration is unknown")
+    hours = line.hours
+    price_usd = line.offer.usd_per_hour * line.nodes
+    work_h = hours.training + hours.evaluation + hours.checkpoints
+    saved_per_h = _running_usd(facts, 1.0) - usd(price_usd * Decimal(repr(work_h / left_h)))
+    life_h = life_min(facts.learned.markets, market(line.offer, line.nodes), facts.now.timestamp() / 60) / 60
+    traffic_usd = line.costs.traffic if line.costs else ZERO
+    change_usd = usd(price_usd * Decimal(repr(hours.boot + hours.load))) + _drain_usd(facts) + traffic_usd
+    change_usd += _delay_usd(facts, hours.boot + hours.load)
+    saved_usd = usd(saved_per_h * Decimal(repr(min(life_h, left_h)))) - change_usd
+    if saved_usd < (CHANGEOVERS_SAVED - 1) * change_usd:
+        return Stay(reason=f"stays on spot: a move to {line.offer.id} costs {show(change_usd)} and saves too little")
+    return _unless_refused(facts, line, saved_usd)
 
 
 def _planned_costs(
@@ -131,7 +172,7 @@ def _unless_refused(facts: ActiveReview, line: QuoteLine, saved_usd: Decimal) ->
     request = purchase(line, _reserve_usd(facts, line), facts.job.cap_usd, facts.job.approved_usd)
     # The request counts in addition to the running attempt: another job may take the place that the attempt gives up.
     if (refusal := judge(request, facts.policies, facts.policies_at)) is not None:
-        return Stay(reason=f"stays on demand: a move could lose its place, {refusal.reason}")
+        return Stay(reason=f"stays: a move could lose its place, {refusal.reason}")
     return _move(line, saved_usd)
 
 
@@ -146,31 +187,32 @@ def _move(line: QuoteLine, saved_usd: Decimal) -> Move:
 
 
 def may_move(job: Job, attempt: Attempt) -> bool:
-    """Return True if an attempt is of the kind that a review may move: it trains on demand, and spot is allowed."""
+    """Return True if an attempt is of the kind that a review may move: it trains, and spot is allowed."""
     return (
         attempt.state is AttemptState.TRAINING
         and attempt.signal is None
-        and not attempt.line.offer.spot
         and attempt.line.offer.usd_per_hour > 0
         and not job.stop_requested
         and job.spec.resources.spot != "never"
     )
 
 
-def required_stay_s(earlier: Sequence[Attempt]) -> float:
+def required_stay_s(earlier: Sequence[Attempt], spot_s: float | None = None) -> float:
     """Return seconds that an attempt trains before it may move: doubled by each fruitless move in a row.
 
-    A move is fruitless if the spot machines after it trained for less than the minimum stay.
+    A move is fruitless if the spot machines after it trained for less than the minimum stay. `spot_s`: seconds that
+    the running attempt has trained on spot.
     """
-    fruitless, spot_s = 0, 0.0
+    least_s, fruitless = MIN_STAY_S if spot_s is None else MIN_SPOT_STAY_S, 0
+    after_s = spot_s or 0.0
     for attempt in reversed(earlier):
-        if attempt.line.offer.spot:
-            spot_s += _trained_s(attempt)
-        elif attempt.reason is Reason.MOVED:
-            if spot_s >= MIN_STAY_S:
+        if attempt.reason is Reason.MOVED:
+            if after_s >= least_s:
                 break
-            fruitless, spot_s = fruitless + 1, 0.0
-    return MIN_STAY_S * 2.0 ** min(fruitless, MAX_DOUBLINGS)
+            fruitless, after_s = fruitless + 1, 0.0
+        if attempt.line.offer.spot:
+            after_s += _trained_s(attempt)
+    return least_s * 2.0 ** min(fruitless, MAX_DOUBLINGS)
 
 
 def _trained_s(attempt: Attempt) -> float:
@@ -182,20 +224,30 @@ def _obstacle(facts: ActiveReview) -> str | None:
     """Return why the attempt cannot move now at any price; None: it can."""
     job, attempt = facts.job, facts.attempt
     if not may_move(job, attempt):
-        return "stays: it does not train on demand, or spot is not allowed"
+        return "stays: it does not train, or spot is not allowed"
+    stays = f"stays on {'spot' if attempt.line.offer.spot else 'demand'}"
     if facts.forbidden:
-        return f"stays on demand: {facts.forbidden}"
+        return f"{stays}: {facts.forbidden}"
     if job.spec.script is not None and not job.spec.script.checkpoints:
-        return "stays on demand: the script writes no checkpoints, so a move would lose its work"
+        return f"{stays}: the script writes no checkpoints, so a move would lose its work"
     if attempt.idle is not None or not made_progress(attempt):
-        return "stays on demand: it has not saved a checkpoint of its own, so a move could lose work"
+        return f"{stays}: it has not saved a checkpoint of its own, so a move could lose work"
     trained_s = (facts.now - (attempt.first_beat_at or facts.now)).total_seconds()
-    stay_s = required_stay_s(facts.earlier)
+    stay_s = required_stay_s(facts.earlier, trained_s if attempt.line.offer.spot else None)
     if trained_s < stay_s:
-        return f"stays on demand: it may move after {stay_s / 60:.0f} min of training"
-    if not any(offer.spot for offer in facts.offers):
-        return "stays on demand: no spot offer is on sale"
+        return f"{stays}: it may move after {stay_s / 60:.0f} min of training"
+    if not any(_is_candidate(attempt, offer) for offer in facts.offers):
+        return f"{stays}: no {'cheaper ' if attempt.line.offer.spot else ''}spot offer is on sale"
     return None
+
+
+def _is_candidate(attempt: Attempt, offer: Offer) -> bool:
+    """Return True for a spot offer; an attempt on spot moves only to one of the same GPUs at a lower price."""
+    own = attempt.line.offer
+    if not offer.spot or not own.spot:
+        return offer.spot
+    is_same = (offer.accelerator, offer.gpus) == (own.accelerator, own.gpus)
+    return is_same and offer.id != own.id and offer.usd_per_hour < price_now(attempt)
 
 
 def _changeover_s(facts: ActiveReview) -> float:
@@ -221,7 +273,7 @@ def _quote(facts: ActiveReview) -> Quote:
         lead_s=settings.drain_budget.lead_s + _changeover_s(facts),
         storage_usd_per_gib_month=settings.storage_usd_per_gib_month,
         learned=facts.learned,
-        on_demand=True,
+        on_demand=not attempt.line.offer.spot,
         measured_step_s=job.forecast.step_s if job.forecast else None,
         plans=facts.plans,
     )
@@ -274,11 +326,11 @@ def _drain_s(facts: ActiveReview) -> float:
     return 30.0 + (saved.save_s if saved else 0.0) + caps.teardown_s + caps.list_lag_s
 
 
-def _delay_usd(facts: ActiveReview, line: QuoteLine, left_h: float) -> Decimal:
-    """Return what the later finish after a move is worth to a job without a deadline."""
+def _delay_usd(facts: ActiveReview, later_h: float) -> Decimal:
+    """Return what a finish that is `later_h` and a drain later is worth to a job without a deadline."""
     spec = facts.job.spec
     worth_usd = spec.hour_worth_usd if spec.deadline is None else ZERO
-    return usd(delay_usd(worth_usd, (line.hours_p50 or 0.0) + _drain_s(facts) / 3600 - left_h))
+    return usd(usd_of_delay(worth_usd, later_h + _drain_s(facts) / 3600))
 
 
 def _cap_left(facts: ActiveReview) -> Decimal:

@@ -12,7 +12,7 @@ def review_event(job: Job, attempt: Attempt, decision: Move | Stay) -> Event | N
     """Return the event of a decision; None: nothing is new.
 
     A reason to stay that differs from the reported one in numbers only is not new. A script of unknown duration never
-    moves, so its reason is not reported.
+    moves, so its reason is not reported. An attempt on spot stays as a rule, which is no news either.
     """
     if isinstance(decision, Move):
         return Event(
@@ -22,7 +22,8 @@ def review_event(job: Job, attempt: Attempt, decision: Move | Stay) -> Event | N
             message=f"attempt {attempt.number} {decision.message}",
             data={"offer": decision.offer.id, "saved_usd": str(decision.saved_usd)},
         )
-    if job.workload.shape is None or same_but_for_numbers(decision.reason, attempt.stays):
+    is_spot = attempt.line.offer.spot
+    if is_spot or job.workload.shape is None or same_but_for_numbers(decision.reason, attempt.stays):
         return None
     message = f"attempt {attempt.number} {decision.reason}"
     return Event(job_id=job.id, attempt_id=attempt.id, kind="attempt.stays", message=message)

@@ -19,6 +19,7 @@ from broker.quote.engine import quote
 from broker.quote.placement_facts import PlacementSettings
 from broker.quote.spot.review import (
     MAX_DOUBLINGS,
+    MIN_SPOT_STAY_S,
     MIN_STAY_S,
     ActiveReview,
     Move,
@@ -246,15 +247,63 @@ def test_no_market_moves_a_job_to_and_fro(stays_s: list[float | None]) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"state": AttemptState.DRAINING}, {"signal": Signal.MOVE}, {"line": replace(LINE, offer=SPOT)},
+        {"state": AttemptState.DRAINING}, {"signal": Signal.MOVE},
         {"line": replace(LINE, offer=replace(ON_DEMAND, usd_per_hour=Decimal(0)))},
     ],
-    ids=["draining", "signal", "spot", "free"],
+    ids=["draining", "signal", "free"],
 )  # fmt: skip
-def test_only_attempts_on_demand_are_reviewed(changes: dict[str, Any]) -> None:
+def test_only_attempts_that_train_and_cost_are_reviewed(changes: dict[str, Any]) -> None:
     ran = replace(facts().attempt, **changes)
     assert not may_move(facts().job, ran)
     assert not may_move(replace(facts().job, stop_requested=True), facts().attempt)
+
+
+DEAR = replace(SPOT, id="cloud/dear", region="us", usd_per_hour=Decimal("1.60"))
+HOUR_S = MIN_SPOT_STAY_S
+
+
+def on_spot(*offers: Offer, trained_s: float = HOUR_S, **changes: Any) -> ActiveReview:
+    """Return the review of an attempt on the dear spot offer."""
+    line = replace(LINE, offer=DEAR)
+    return facts((ON_DEMAND, DEAR, *offers), trained_s=trained_s, attempt={"line": line}, **changes)
+
+
+@pytest.mark.parametrize("deadline_h", [200.0, None])
+def test_an_attempt_on_spot_moves_to_clearly_cheaper_spot(deadline_h: float | None) -> None:
+    decision = review_active(on_spot(SPOT, deadline_h=deadline_h))
+    assert isinstance(decision, Move)
+    assert decision.offer.id == SPOT.id
+    assert 0 < decision.saved_usd < Decimal("0.80") * 40, "the price counts for the expected life of a machine only"
+
+
+@pytest.mark.parametrize(
+    ("kept", "reason"),
+    [
+        (on_spot(), "no cheaper spot offer"),
+        (on_spot(replace(SPOT, usd_per_hour=Decimal("1.60"))), "no cheaper spot offer"),
+        (on_spot(replace(SPOT, usd_per_hour=Decimal("1.58"))), "saves too little"),
+        (on_spot(replace(SPOT, accelerator="l40s")), "no cheaper spot offer"),
+        (on_spot(SPOT, trained_s=HOUR_S - 1), "after 60 min"),
+        (on_spot(SPOT, deadline_h=1.0), "no other spot offer"),
+        (on_spot(SPOT, policies=applied(max_jobs=1)), "could lose its place"),
+        (on_spot(SPOT, job={"cap_usd": Decimal(1)}), "no other spot offer"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_attempt_on_spot_stays_with_a_reason(kept: ActiveReview, reason: str) -> None:
+    decision = review_active(kept)
+    assert isinstance(decision, Stay)
+    assert reason in decision.reason
+
+
+def test_fruitless_moves_between_spot_offers_double_the_stay() -> None:
+    """A price that swings every hour moves a job less and less often."""
+    moved, lost = ended(True, Reason.MOVED, HOUR_S / 2), ended(True, Reason.PREEMPTED, HOUR_S / 2)
+    assert required_stay_s((), 0.0) == HOUR_S
+    assert [required_stay_s((moved,) * n, HOUR_S / 2) for n in range(4)] == [HOUR_S * 2**n for n in range(4)]
+    assert required_stay_s((moved, moved), HOUR_S) == HOUR_S, "a full hour after the last move is no fruitless one"
+    assert required_stay_s((moved, lost), HOUR_S / 2) == HOUR_S
+    assert required_stay_s((ended(False, Reason.MOVED, MIN_STAY_S), moved)) == 2 * MIN_STAY_S
 
 
 def test_a_short_list_has_the_cheapest_offers_on_sale_of_each_kind() -> None:

@@ -11,7 +11,8 @@ from tests.support import build
 from tests.support.machines import WORK
 
 JOB = build.active_job(workload=WORK)
-ATTEMPT = build.attempt(stays="stays on demand: a move costs $3.10")
+SPOT = build.attempt(stays="stays on demand: a move costs $3.10")
+ATTEMPT = replace(SPOT, line=replace(SPOT.line, offer=replace(SPOT.line.offer, spot=False)))
 
 
 def test_a_move_names_the_offer_and_the_saving() -> None:
@@ -42,3 +43,8 @@ def test_a_reason_to_stay_is_reported_if_more_than_numbers_changed(reason: str, 
 def test_a_script_of_unknown_duration_reports_no_reason_to_stay() -> None:
     script = replace(JOB, workload=replace(WORK, shape=None))
     assert review_event(script, ATTEMPT, Stay(reason="stays on demand: its duration is unknown")) is None
+
+
+def test_that_spot_stays_on_spot_is_no_news() -> None:
+    assert SPOT.line.offer.spot
+    assert review_event(JOB, SPOT, Stay(reason="stays on spot: no cheaper spot offer is on sale")) is None

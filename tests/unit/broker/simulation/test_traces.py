@@ -21,7 +21,12 @@ def test_a_row_holds_until_the_next_one() -> None:
 
 def test_a_name_of_another_form_is_the_zone() -> None:
     trace = Trace(name="pool", tick_s=600, available=(True,), spot_usd=(1.0,), on_demand_usd=2.0)
-    assert (trace.zone, trace.gpu, trace.market) == ("pool", "", "pool")
+    assert (trace.zone, trace.gpu, trace.market, trace.nodes) == ("pool", "", "pool", 1)
+
+
+def test_a_name_may_count_machines() -> None:
+    trace = Trace(name="us-west1-b_h100_1x4", tick_s=600, available=(True,), spot_usd=(1.0,), on_demand_usd=2.0)
+    assert (trace.zone, trace.gpu, trace.market, trace.nodes) == ("us-west1-b", "h100", "h100_1x4", 4)
 
 
 def test_columns_may_come_in_any_order_after_a_byte_order_mark() -> None:
