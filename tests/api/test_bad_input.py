@@ -208,8 +208,8 @@ async def test_a_404_names_the_command_that_lists_such_objects(
     assert CliRunner().invoke(app, [*command.split(), "--help"]).exit_code == 0
 
 
-WORDED = ("^(?!^[-+.]*$)", "^[^\\u0000]*$")
-"""Beginnings of the patterns of decimals and of texts without NUL, which have messages of their own checks."""
+WORDED = ("^(?!^[-+.]*$)", "^[^\\u0000]*$", "^[0-9]{1,3}[dhms]$")
+"""Beginnings of the patterns of decimals, texts without NUL and ages, which have messages of their own checks."""
 
 
 def patterns(schema: Any) -> Iterator[str]:
