@@ -1,10 +1,13 @@
 """Parts of a job's log: its last lines, and lines with the time at which their chunk was written."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 UNKNOWN_TIME = "-" * len("2026-01-31T12:00:00Z")
+BLOCK_BYTES = 64 << 10
+MOST_BYTES = 64 << 20
+"""About the most bytes of a log with times. A log of empty lines becomes 22 times as long by its times."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,20 +37,35 @@ WHOLE_LOG = LogPart()
 def last_lines(log: bytes, count: int) -> bytes:
     """Return the last `count` lines of a log."""
     end = len(log) - log.endswith(b"\n")
+    while end > 0:
+        begin = max(0, end - BLOCK_BYTES)
+        lines = log.count(b"\n", begin, end)
+        if lines >= count:
+            break
+        count, end = count - lines, begin
+    else:
+        return log
     for _ in range(count):
-        end = log.rfind(b"\n", 0, end)
-        if end < 0:
-            return log
+        end = log.rfind(b"\n", begin, end)
     return log[end + 1 :]
 
 
-def with_times(chunks: Iterable[tuple[datetime | None, bytes]]) -> bytes:
-    """Return the chunks as one log. Each line begins with the time of the chunk in which it begins."""
-    lines: list[bytes] = []
-    is_open = False
-    for at, chunk in chunks:
+def with_times(chunks: Sequence[tuple[datetime | None, bytes]]) -> bytes:
+    """Return the chunks as one log. Each line begins with the time of the chunk in which it begins.
+
+    Returns the last part of a log that would have more than MOST_BYTES.
+    """
+    texts: list[bytes] = []
+    size = 0
+    for place in reversed(range(len(chunks))):
+        at, chunk = chunks[place]
         prefix = f"{UNKNOWN_TIME if at is None else f'{at:%Y-%m-%dT%H:%M:%SZ}'} ".encode()
-        for line in chunk.splitlines(keepends=True):
-            lines.append(line if is_open else prefix + line)
-            is_open = not line.endswith((b"\n", b"\r"))
-    return b"".join(lines)
+        before = next((text for _, text in reversed(chunks[:place]) if text), b"\n")
+        body, end = (chunk[:-1], b"\n") if chunk.endswith(b"\n") else (chunk, b"")
+        text = body.replace(b"\n", b"\n" + prefix) + end
+        texts.append(prefix + text if chunk and before.endswith(b"\n") else text)
+        size += len(texts[-1])
+        if size > MOST_BYTES and place:
+            texts.append(f"(only the last {size} bytes of this log are shown)\n".encode())
+            break
+    return b"".join(reversed(texts))

@@ -244,7 +244,7 @@ class Content:
                 texts.append((None, f"(only the last {size} bytes of this log are shown)\n".encode()))
                 break
         texts.reverse()
-        return part.of(texts)
+        return await asyncio.to_thread(part.of, texts)
 
     async def _text(self, chunk: "Chunk") -> bytes | None:
         """Return the text of a chunk, or None if it is absent. A chunk that is too large is replaced by a line."""

@@ -1,10 +1,21 @@
 """The end of a log, and logs with times."""
 
 from datetime import UTC, datetime
+from time import process_time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from broker.reporting.log_lines import UNKNOWN_TIME, WHOLE_LOG, LogPart, last_lines, with_times
+from broker.reporting.log_lines import (
+    BLOCK_BYTES,
+    MOST_BYTES,
+    UNKNOWN_TIME,
+    WHOLE_LOG,
+    LogPart,
+    last_lines,
+    with_times,
+)
 
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -39,3 +50,28 @@ def test_lines_have_the_time_of_their_chunk_and_stay_whole() -> None:
         "2026-01-31T13:00:00Z c",
         f"{UNKNOWN_TIME} d",
     ]
+
+
+@given(st.lists(st.sampled_from([b"", b"\n", b"a", b"b\nc", b"\n\n"])))
+def test_a_log_without_its_times_is_the_log(pieces: list[bytes]) -> None:
+    log = with_times([(AT, piece) for piece in pieces])
+    prefix = b"2026-01-31T12:00:00Z "
+    assert all(line.startswith(prefix) for line in log.splitlines())
+    assert log.replace(prefix, b"") == b"".join(pieces)
+
+
+@pytest.mark.parametrize("count", [0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES])
+def test_a_tail_may_span_blocks(count: int) -> None:
+    log = b"\n" * (2 * BLOCK_BYTES + 5)
+    assert len(last_lines(log, count)) == min(count, len(log))
+
+
+def test_a_large_log_of_empty_lines_is_bounded_and_cheap() -> None:
+    """A Python loop over its lines took 17 s of the event loop, and several gigabytes."""
+    chunks = [(AT, b"\n" * (1 << 20))] * 64
+    began = process_time()
+    log = with_times(chunks)
+    last_lines(log, 1_000_000)
+    assert process_time() - began < 5
+    assert MOST_BYTES < len(log) < 2 * MOST_BYTES
+    assert log.startswith(b"(only the last ")
