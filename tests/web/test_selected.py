@@ -13,7 +13,7 @@ from broker.api.http.context import ACTIONS
 from broker.domain.spec import JobSpec
 from broker.web.app import PAGES
 from broker.web.job_form import as_yaml, document, form_of, further_settings
-from tests.api.harness import Running, disconnected
+from tests.api.harness import CSV, Running, disconnected
 from tests.web.test_pages import trained
 from tests.web.test_security import HOSTILE, submitted
 from tests.web.test_team import hidden
@@ -156,7 +156,16 @@ async def test_a_clone_prefills_the_form_with_data_fields_and_the_rest(api: Runn
     assert "<script>alert" not in page
     async with Visitor(api) as bob:
         await bob.sign_in(await api.token("bob"))
-        assert "are not among your uploads" in (await bob.get(f"/ui/new?clone={job}")).text
+        page = (await bob.get(f"/ui/new?clone={job}")).text
+        assert "are not among your uploads" in page
+        [action] = re.findall(r'action="(/ui/new/upload[^"]*)"', page)
+        refused = await bob.upload(action, "words.zip", b"PK")
+        assert (refused.status, "priority: 3" in refused.text) == (422, True)
+        stored = await bob.upload(action, "words.csv", CSV.encode())
+        page = (await bob.get(stored.location)).text
+        assert "words.csv" in page
+        assert "priority: 3" in page
+        assert "are not among your uploads" not in page
 
 
 SPEC: dict[str, Any] = {

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, get_args
+from urllib.parse import urlencode
 
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -59,11 +60,23 @@ SHOWN_FAULTS = (*(field.name for field in FIELDS), "upload", "source", MORE)
 async def new_job(visit: Visit) -> web.Response:
     """Show the form; the query prefills it, so that `?model=` can be linked to. `?clone=`: a job to start from."""
     given = {name: visit.request.query[name] for name in (*SHOWN_FAULTS, "upload") if name in visit.request.query}
-    faults: dict[str, str] = {}
-    if "clone" in visit.request.query:
-        cloned, faults = await _cloned(visit, visit.request.query["clone"])
-        given = cloned | given
-    return visit.page("new_job.html", **await _form(visit, given, faults))
+    cloned, faults = await _started_from(visit)
+    if given.get("upload"):
+        faults.pop("upload", None)
+    return visit.page("new_job.html", **await _form(visit, cloned | given, faults))
+
+
+async def _started_from(visit: Visit) -> tuple[dict[str, str], dict[str, str]]:
+    """Return (the form's values, its faults) of the job that the query names as `clone`; both empty without one."""
+    job_id = visit.request.query.get("clone", "")
+    return await _cloned(visit, job_id) if job_id else ({}, {})
+
+
+def _with_data(visit: Visit, sha256: str) -> web.Response:
+    """Show the form with an upload, and with the fields of the job that it started from."""
+    clone = visit.request.query.get("clone", "")
+    query = {"upload": f"upload:{sha256}"} | ({"clone": clone} if clone else {})
+    return see(f"{NEW}?{urlencode(query, safe=':')}")
 
 
 async def _cloned(visit: Visit, job_id: str) -> tuple[dict[str, str], dict[str, str]]:
@@ -100,6 +113,7 @@ async def _form(visit: Visit, given: Mapping[str, str], faults: Mapping[str, str
         "mapping": mapping,
         "more": given.get(MORE, ""),
         "source": given.get("source", ""),
+        "clone": visit.request.query.get("clone", ""),
         "choices": CHOICES,
         "faults": faults or {},
         "key": visit.service.entropy(12).hex(),
@@ -143,7 +157,7 @@ async def upload(visit: Visit) -> web.Response:
         return await _not_uploaded(visit, error)
     except (TooLarge, TooMany, StorageFull) as error:
         return await _not_uploaded(visit, InvalidInput(Problem(field="", message=str(error))))
-    return see(f"{NEW}?upload=upload:{stored.sha256}")
+    return _with_data(visit, stored.sha256)
 
 
 @routes.post(NEW + "/import", runs_to_end=False)
@@ -159,10 +173,9 @@ async def import_data(visit: Visit) -> web.Response:
     except (TooLarge, TooMany, StorageFull) as error:
         lines = str(error)
     else:
-        return see(f"{NEW}?upload=upload:{stored.sha256}")
-    return await _refused(
-        visit, {"source": form.get("source", "")}, InvalidInput(Problem(field="source", message=lines))
-    )
+        return _with_data(visit, stored.sha256)
+    values = (await _started_from(visit))[0] | {"source": form.get("source", "")}
+    return await _refused(visit, values, InvalidInput(Problem(field="source", message=lines)))
 
 
 async def _file(request: web.Request) -> BodyPartReader:
@@ -182,7 +195,8 @@ async def _file(request: web.Request) -> BodyPartReader:
 
 async def _not_uploaded(visit: Visit, error: InvalidInput) -> web.Response:
     line = "; ".join(problem.message for problem in error.problems)
-    return await _refused(visit, {}, InvalidInput(Problem(field="upload", message=line)))
+    values, _ = await _started_from(visit)
+    return await _refused(visit, values, InvalidInput(Problem(field="upload", message=line)))
 
 
 async def _chunks(part: BodyPartReader) -> AsyncIterator[bytes]:
