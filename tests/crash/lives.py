@@ -18,7 +18,7 @@ from tests.crash.supervised_daemon import LOOK_S, SETTLE_S
 from tests.crash.waits import Within
 
 CREATE = "cloud:create"
-SUBMIT = "commit:submit+write_audit+write_events"
+SUBMIT = "commit:submit+submitted"
 RAISE = "commit:raise_cap+write_audit+write_events"
 LOW_USD, HIGH_USD = "0.012", Decimal(5)
 """Caps. `LOW_USD` pays for a drain and what follows it, 9.15 s (`billing.drain_lead_s`), and little more."""

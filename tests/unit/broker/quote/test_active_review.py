@@ -296,6 +296,12 @@ def test_an_attempt_on_spot_stays_with_a_reason(kept: ActiveReview, reason: str)
     assert reason in decision.reason
 
 
+def test_an_attempt_on_spot_of_unknown_duration_stays() -> None:
+    saves = on_spot(SPOT, deadline_h=None)
+    unknown = replace(saves, job=replace(saves.job, spec=build.spec(cap_usd="1000"), workload=SCRIPT))
+    assert review_active(unknown) == Stay(reason="stays on spot: its duration is unknown")
+
+
 def test_fruitless_moves_between_spot_offers_double_the_stay() -> None:
     """A price that swings every hour moves a job less and less often."""
     moved, lost = ended(True, Reason.MOVED, HOUR_S / 2), ended(True, Reason.PREEMPTED, HOUR_S / 2)
