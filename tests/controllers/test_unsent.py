@@ -71,10 +71,10 @@ async def test_an_unsent_create_costs_neither_money_nor_a_retry(
             return len(attempts) >= so_many and attempts[-1].detail.startswith("create was not sent")
 
         for number in (1, 2):
-            await rig.eventually(lambda so_many=number: reported(so_many), within_s=30)  # type: ignore[misc]
+            await rig.eventually(lambda so_many=number: reported(so_many), within_s=120)  # type: ignore[misc]
             rig.clock.forward(rig.provider.caps.boot_deadline_s + rig.intervals.quote_ttl_s)
         shut[0] = False
-        found = await rig.state_of(job, JobState.SUCCEEDED, JobState.FAILED, within_s=30)
+        found = await rig.state_of(job, JobState.SUCCEEDED, JobState.FAILED, within_s=120)
         assert (found.state, found.retries_used) == (JobState.SUCCEEDED, 0), found.reason
         *unsent, last = await rig.attempts(job)
         assert {one.reason for one in unsent} == {Reason.QUOTE_EXPIRED}
