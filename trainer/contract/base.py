@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Annotated, Any
 
@@ -59,6 +59,8 @@ _DURATION = re.compile(
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 DURATION_EXAMPLES = "90s, 15m, 2h, 1h30m or 7d"
 MOMENT_EXAMPLES = "2026-01-31 or 2026-01-31T12:00:00Z"
+FARTHEST_DAYS = 36_500
+"""Largest number of days between now and a time that is written as a duration."""
 
 
 def duration_s(text: str) -> float:
@@ -81,6 +83,21 @@ def moment(text: str) -> datetime:
     if at is None or at.tzinfo is None:
         raise ValueError(f"{text!r} is not a time with its zone; write it as {MOMENT_EXAMPLES}")
     return at
+
+
+def moment_from(text: str, now: datetime, sign: int) -> datetime:
+    """Return the time of `moment`, or `2h` before (`sign` -1) or after (`sign` 1) now. Raises ValueError."""
+    try:
+        return moment(text)
+    except ValueError:
+        pass
+    try:
+        span = timedelta(seconds=duration_s(text))
+    except (ValueError, OverflowError):
+        span = None
+    if span is None or span.days > FARTHEST_DAYS:
+        raise ValueError(f"{text!r} is not a time; write it as 2h, 7d, {MOMENT_EXAMPLES}")
+    return now + sign * span
 
 
 def _in_seconds(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """Parameters of requests, with their rules: query strings and path parameters of HTTP, and fields of gRPC requests."""
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema
@@ -11,7 +11,7 @@ from broker.domain.job import JobState
 from broker.domain.market.offer_history import KEEP_DAYS
 from broker.domain.spec import Accelerator, Moment, Name
 from broker.domain.spending import SpendBy
-from trainer.contract.base import MOMENT_EXAMPLES, Config, Text, duration_s, matching, moment
+from trainer.contract.base import MOMENT_EXAMPLES, Config, Text, matching, moment, moment_from
 
 HEADERS: dict[str, dict[str, Any]] = {
     "Idempotency-Key": {"type": "string", "maxLength": 200, "pattern": "^[!-~]+$"},
@@ -37,26 +37,17 @@ ArtifactPath = Annotated[Text, Field(min_length=1, max_length=512)]
 UploadFormat = Literal["csv", "json", "jsonl", "parquet", "tar", "zip"]
 
 
-FARTHEST_DAYS = 36_500
-"""Largest number of days between now and a time that is written as a duration."""
-
-
 def at_time(text: str, now: datetime | None) -> datetime:
     """Return a date, an ISO 8601 time with a zone, or a time such as `2h` before now. Raises ValueError.
 
     `now` None: durations are no times.
     """
+    if now is not None:
+        return moment_from(text, now, -1)
     try:
         return moment(text)
     except ValueError:
-        pass
-    try:
-        span = timedelta(seconds=duration_s(text))
-    except (ValueError, OverflowError):
-        span = None
-    if now is None or span is None or span.days > FARTHEST_DAYS:
-        raise ValueError(f"{text!r} is not a time; write it as {'' if now is None else '2h, 7d, '}{MOMENT_EXAMPLES}")
-    return now - span
+        raise ValueError(f"{text!r} is not a time; write it as {MOMENT_EXAMPLES}") from None
 
 
 def _at_time(value: Any, info: ValidationInfo) -> Any:

@@ -1,13 +1,11 @@
 """Durations, times and lists of names as users write them in options."""
 
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from broker.cli.core.exit_codes import BadInput
-from trainer.contract.base import DURATION_EXAMPLES, MOMENT_EXAMPLES, UNITS_S, duration_s, moment
+from trainer.contract.base import DURATION_EXAMPLES, MOMENT_EXAMPLES, UNITS_S, duration_s, moment, moment_from
 
-FARTHEST_DAYS = 36_500
-"""Largest number of days between now and a time that is written as a duration."""
 TIME_HELP = "2h, 7d, 2026-01-31 (UTC), or ISO 8601 with a zone"
 
 
@@ -52,16 +50,9 @@ def is_relative(text: str) -> bool:
 
 def _at(option: str, text: str, sign: int, now: datetime | None) -> datetime:
     try:
-        return moment(text)
+        return moment_from(text, now or datetime.now(UTC), sign)
     except ValueError:
-        pass
-    try:
-        span = timedelta(seconds=duration_s(text))
-    except (ValueError, OverflowError):
-        span = None
-    if span is None or span.days > FARTHEST_DAYS:
-        raise BadInput(f"{option} {text}: not a time; write it as 2h, 7d, {MOMENT_EXAMPLES}")
-    return (now or datetime.now(UTC)) + sign * span
+        raise BadInput(f"{option} {text}: not a time; write it as 2h, 7d, {MOMENT_EXAMPLES}") from None
 
 
 def names(texts: Iterable[str]) -> list[str]:
