@@ -14,7 +14,7 @@ from tests.api.fuzz.world import World, world
 
 OPERATIONS = {
     "money-first": r"/v1/(quotes|what-if|offers.*|providers.*)$",
-    "bytes": r"/v1/(uploads|secrets.*)$",
+    "bytes": r"/v1/(uploads|imports|secrets.*)$",
     "jobs": r"/v1/jobs$",
     "a job": r"/v1/jobs/{job_id}(/(cancel|retry|ledger|approve|refuse|data))?$",
     "what a job leaves": r"/v1/jobs/{job_id}/(events|logs|metrics|artifacts.*|decisions.*)$",
