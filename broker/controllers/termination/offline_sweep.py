@@ -9,12 +9,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from enum import Enum
 
 from broker.controllers.termination.orphan_facts import bought
 from broker.domain.errors import BlobsUnavailable, Gone, ProviderError
 from broker.domain.ids import Installation, attempt_of
 from broker.domain.instance import InstanceState, Observed
-from broker.lifecycle.orphans import orphans, spared_message
+from broker.lifecycle.orphans import Orphan, orphans, spared_message
 from broker.ports import Blobs, Clock, Provider, Store
 from broker.runtime.peers import lease_is_renewed
 from trainer.contract import object_keys
@@ -45,6 +46,30 @@ class Survey:
     """Source of the judgement, in words."""
 
 
+class LeaseState(Enum):
+    """State of the brokers' lease in the blob store, with the source of the judgement that follows from it."""
+
+    NOT_READ = "the database"
+    NOT_SHARED = "none: there is neither a database nor a shared blob store, so orphans are unknown"
+    UNREADABLE = "none: the blob store cannot be read, so orphans are unknown"
+    NEVER_RENEWED = "none: no broker has ever renewed a lease in this blob store; is `blobs` that of the daemon?"
+    RENEWED = "the lease in the blob store: a live broker owns them"
+    EXPIRED = "the lease in the blob store"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurveyFacts:
+    """All facts of a survey. `listed`: the installation's machines, each after the name of its cloud."""
+
+    listed: tuple[tuple[str, Observed], ...]
+    silent: Mapping[str, str]
+    lease: LeaseState = LeaseState.NOT_READ
+    lease_error: str = ""
+    orphans: tuple[tuple[Orphan, bool | None], ...] = ()
+    """Orphans by the database, each with whether the blob store has its purchase (None: unknown or not needed)."""
+    watch_s: float
+
+
 async def survey(
     installation: Installation,
     providers: Mapping[str, Provider],
@@ -58,6 +83,47 @@ async def survey(
 
     `watch_s`: seconds for which the lease is watched if there is no database.
     """
+    listed, silent = await _listed(installation, providers)
+    facts = SurveyFacts(listed=listed, silent=silent, watch_s=watch_s)
+    if listed and store is not None:
+        facts = replace(facts, orphans=await _orphans(installation, listed, store, blobs))
+    elif listed:
+        lease, error = await _lease(blobs, clock, watch_s)
+        facts = replace(facts, lease=lease, lease_error=error)
+    return judge(facts)
+
+
+def judge(facts: SurveyFacts) -> Survey:
+    """Return each machine with the judgement about it."""
+    return Survey(
+        machines=tuple(_judged(name, machine, facts) for name, machine in facts.listed),
+        silent=facts.silent,
+        judged_by=_source(facts),
+    )
+
+
+def _source(facts: SurveyFacts) -> str:
+    if not facts.listed:
+        return "no machine exists"
+    return f"{facts.lease.value} ({facts.lease_error})" if facts.lease_error else facts.lease.value
+
+
+def _judged(provider: str, machine: Observed, facts: SurveyFacts) -> FoundMachine:
+    unjudged = FoundMachine(provider=provider, observed=machine, orphan="", since=machine.created_at)
+    if facts.lease is LeaseState.EXPIRED:
+        return replace(unjudged, orphan=f"no broker has renewed its lease for {facts.watch_s:.0f} s")
+    for orphan, is_bought in facts.orphans:
+        if orphan.observed.handle == machine.handle:
+            sent = orphan.attempt.create_sent_at if orphan.attempt else None
+            spared = spared_message(orphan, report_only=False, bought=is_bought) or ""
+            return replace(unjudged, orphan=orphan.why, spared=spared, since=machine.created_at or sent)
+    return unjudged
+
+
+async def _listed(
+    installation: Installation, providers: Mapping[str, Provider]
+) -> tuple[tuple[tuple[str, Observed], ...], Mapping[str, str]]:
+    """Return the installation's machines with their clouds, and the errors of the clouds that did not answer."""
     listed: list[tuple[str, Observed]] = []
     silent: dict[str, str] = {}
     answers = await asyncio.gather(*(p.list() for p in providers.values()), return_exceptions=True)
@@ -69,63 +135,33 @@ async def survey(
         else:
             ours = (o for o in answer if attempt_of(installation, o.handle.name) is not None)
             listed += [(name, o) for o in ours if o.state is not InstanceState.GONE]
-    judged, judged_by = await _judge(installation, listed, clock, store, blobs, watch_s)
-    answered = (FoundMachine(provider=name, observed=o, orphan="", since=o.created_at) for name, o in listed)
-    machines = tuple(
-        replace(judged.get(_key(machine.observed), machine), provider=machine.provider) for machine in answered
+    return tuple(listed), silent
+
+
+async def _orphans(
+    installation: Installation, listed: Sequence[tuple[str, Observed]], store: Store, blobs: Blobs
+) -> tuple[tuple[Orphan, bool | None], ...]:
+    """Return the orphans by the database, as the daemon's own sweep finds them."""
+    ids = [a for _, o in listed if (a := attempt_of(installation, o.handle.name)) is not None]
+    machines, attempts = [o for _, o in listed], await store.attempts_by_id(ids)
+    return tuple(
+        [
+            (orphan, None if orphan.attempt else await bought(blobs, orphan))
+            for orphan in orphans(installation, machines, attempts)
+        ]
     )
-    return Survey(machines=machines, silent=silent, judged_by=judged_by)
 
 
-async def _judge(
-    installation: Installation,
-    listed: Sequence[tuple[str, Observed]],
-    clock: Clock,
-    store: Store | None,
-    blobs: Blobs,
-    watch_s: float,
-) -> tuple[Mapping[tuple[str, str], FoundMachine], str]:
-    """Return the orphans by cloud and id, and the source of the judgement."""
-    if not listed:
-        return {}, "no machine exists"
-    if store is not None:
-        return await _by_the_database(installation, listed, store, blobs), "the database"
+async def _lease(blobs: Blobs, clock: Clock, watch_s: float) -> tuple[LeaseState, str]:
+    """Return the state of the lease, which is watched for `watch_s` seconds, and the error of the blob store."""
     if blobs.local:
-        return {}, "none: there is neither a database nor a shared blob store, so orphans are unknown"
+        return LeaseState.NOT_SHARED, ""
     try:
         if await blobs.get(object_keys.BROKER_LEASE) is None:
-            return {}, "none: no broker has ever renewed a lease in this blob store; is `blobs` that of the daemon?"
-        is_alive = await lease_is_renewed(blobs, clock, watch_s)
+            return LeaseState.NEVER_RENEWED, ""
+        return (LeaseState.RENEWED if await lease_is_renewed(blobs, clock, watch_s) else LeaseState.EXPIRED), ""
     except BlobsUnavailable as e:
-        return {}, f"none: the blob store cannot be read, so orphans are unknown ({e})"
-    if is_alive:
-        return {}, "the lease in the blob store: a live broker owns them"
-    gone = f"no broker has renewed its lease for {watch_s:.0f} s"
-    by_lease = {_key(o): FoundMachine(provider=name, observed=o, orphan=gone, since=o.created_at) for name, o in listed}
-    return by_lease, "the lease in the blob store"
-
-
-def _key(machine: Observed) -> tuple[str, str]:
-    return machine.handle.provider, machine.handle.id
-
-
-async def _by_the_database(
-    installation: Installation, listed: Sequence[tuple[str, Observed]], store: Store, blobs: Blobs
-) -> Mapping[tuple[str, str], FoundMachine]:
-    """Judge as the daemon's own sweep does."""
-    ids = [a for _, o in listed if (a := attempt_of(installation, o.handle.name)) is not None]
-    judged = {}
-    for orphan in orphans(installation, [o for _, o in listed], await store.attempts_by_id(ids)):
-        sent = orphan.attempt.create_sent_at if orphan.attempt else None
-        ours = None if orphan.attempt else await bought(blobs, orphan)
-        judged[_key(orphan.observed)] = FoundMachine(
-            provider=orphan.observed.handle.provider,
-            observed=orphan.observed,
-            orphan=orphan.why,
-            spared=spared_message(orphan, report_only=False, bought=ours) or "",
-            since=orphan.observed.created_at or sent,
-        )
-    return judged
+        return LeaseState.UNREADABLE, str(e)
 
 
 async def destroy(machine: FoundMachine, provider: Provider, clock: Clock) -> str | None:

@@ -1,5 +1,6 @@
 """The sweep without a daemon: over the simulated market's virtual machines."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,18 @@ async def test_an_empty_or_unreadable_store_makes_no_orphan(tmp_path: Path, monk
     assert (await outside.survey(HERE, {"simulated": cloud}, clock, store=None, blobs=unread, watch_s=60)).machines[
         0
     ].orphan == ""
+
+
+@pytest.mark.parametrize("lease", outside.LeaseState)
+async def test_only_an_expired_lease_makes_an_orphan(
+    tmp_path: Path, blobs: ObstoreBlobs, lease: outside.LeaseState
+) -> None:
+    machine = (await (await standing(tmp_path, blobs, ManualClock())).list())[0]
+    facts = outside.SurveyFacts(listed=(("simulated", machine),), silent={}, lease=lease, watch_s=60)
+    found = outside.judge(facts)
+    assert bool(found.machines[0].orphan) is (lease is outside.LeaseState.EXPIRED)
+    assert found.judged_by == lease.value
+    assert outside.judge(replace(facts, listed=())).judged_by == "no machine exists"
 
 
 async def test_a_silent_cloud_is_a_line(tmp_path: Path, blobs: ObstoreBlobs, monkeypatch: pytest.MonkeyPatch) -> None:
