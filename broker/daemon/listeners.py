@@ -11,7 +11,7 @@ from aiohttp import web
 
 from broker.api.grpc.server import AddressUnavailable, GrpcDependencies, serving
 from broker.api.http.connections import Runner
-from broker.api.http.context import AUTH, CONTENT, METRICS, READINESS, SERVICE, STREAMS
+from broker.api.http.context import AUTH, CONTENT, JOB_METRICS, METRICS, READINESS, SERVICE, STREAMS
 from broker.daemon.config import DaemonConfig
 from broker.daemon.tls import Certificate
 from broker.domain.errors import GpubrokerError
@@ -106,6 +106,7 @@ async def _grpc(
     parts = GrpcDependencies(
         service=application[SERVICE],
         content=application[CONTENT],
+        job_metrics=application[JOB_METRICS],
         auth=application[AUTH],
         metrics=application[METRICS],
         readiness=application[READINESS],

@@ -9,6 +9,11 @@ MOST_LINES = 100_000
 """Lines of a journal that are read, about a second of CPU. A line of the trainer has over 80 bytes."""
 
 
+MAX_STEP = 2**53 - 1
+"""Largest step of a journal that is read. JSON's readers keep integers exact up to here."""
+MAX_ATTEMPT = 2**31 - 1
+
+
 class MetricPoint(NamedTuple):
     """One optimizer step. Missing or infinite values are None."""
 
@@ -34,7 +39,7 @@ def metric_points(raw: bytes, after: int = 0) -> list[MetricPoint]:
             step = int(row["step"])
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
-        if step > after:
+        if after < step <= MAX_STEP:
             by_step[step] = _point(step, row)
     return [by_step[step] for step in sorted(by_step)]
 
@@ -44,11 +49,11 @@ def _point(step: int, row: dict[str, Any]) -> MetricPoint:
     attempt = row.get("attempt")
     return MetricPoint(
         step=step,
-        attempt=attempt if isinstance(attempt, int) else 0,
+        attempt=attempt if isinstance(attempt, int) and 0 <= attempt <= MAX_ATTEMPT else 0,
         time=_number(row.get("time")),
         loss=_number(row.get("loss")),
         lr=_number(row.get("lr")),
-        tokens_per_s=tokens / seconds if tokens is not None and seconds else None,
+        tokens_per_s=_number(tokens / seconds) if tokens is not None and seconds else None,
     )
 
 

@@ -27,6 +27,7 @@ from broker.api.proto.gpubroker.v1 import (
 from broker.api.proto.gpubroker.v1.job_pb2 import JobState
 from broker.api.schemas.files import ArtifactList, UploadView
 from broker.api.schemas.jobs import EventView, JobDetail, JobPage, JobView, LedgerList
+from broker.api.schemas.metrics import MetricsView
 from broker.api.schemas.offers import OfferHistoryView, OfferList, ProviderList
 from broker.api.schemas.policies import BudgetList
 from broker.api.schemas.quotes import QuoteView
@@ -194,6 +195,11 @@ class GrpcTransport:
     async def ledger(self, job: str) -> LedgerList:
         answer = await self._call(self._jobs.GetLedger, job_pb.GetLedgerRequest(job_id=job))
         return view(answer, LedgerList)
+
+    @_one
+    async def metrics(self, job: str, *, after: int | None = None, points: int | None = None) -> MetricsView:
+        request = job_pb.GetMetricsRequest(job_id=job, after=after, points=points)
+        return view(await self._call(self._jobs.GetMetrics, request), MetricsView)
 
     @_many
     async def events(

@@ -12,6 +12,7 @@ import aiohttp
 from broker.api.schemas.base import ProblemView
 from broker.api.schemas.files import ArtifactList, UploadView
 from broker.api.schemas.jobs import EventList, EventView, JobDetail, JobPage, JobView, LedgerList
+from broker.api.schemas.metrics import MetricsView
 from broker.api.schemas.offers import OfferHistoryView, OfferList, ProviderList
 from broker.api.schemas.policies import BudgetList
 from broker.api.schemas.quotes import QuoteView
@@ -106,6 +107,11 @@ class HttpTransport:
 
     async def ledger(self, job: str) -> LedgerList:
         view: LedgerList = await self._json("GET", f"/v1/jobs/{job}/ledger", LedgerList)
+        return view
+
+    async def metrics(self, job: str, *, after: int | None = None, points: int | None = None) -> MetricsView:
+        params = [(key, str(v)) for key, v in (("after", after), ("points", points)) if v is not None]
+        view: MetricsView = await self._json("GET", f"/v1/jobs/{job}/metrics", MetricsView, params=params)
         return view
 
     async def events(

@@ -9,7 +9,7 @@ import grpc
 
 from broker.api.core.stream_limits import StreamLimits
 from broker.api.grpc.server import GrpcDependencies, serving
-from broker.api.http.context import AUTH, CONTENT, METRICS, READINESS, SERVICE, STREAMS
+from broker.api.http.context import AUTH, CONTENT, JOB_METRICS, METRICS, READINESS, SERVICE, STREAMS
 from broker.api.service.interfaces import Settings
 from broker.domain.tenancy import Scope
 from broker.notify.webhook.notifier import WebhookNotifier
@@ -48,7 +48,7 @@ def parts(api: Running) -> GrpcDependencies:
     app = api.app
     return GrpcDependencies(
         service=app[SERVICE], content=app[CONTENT], auth=app[AUTH], metrics=app[METRICS], readiness=app[READINESS],
-        streams=app[STREAMS],
+        streams=app[STREAMS], job_metrics=app[JOB_METRICS],
     )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Events and logs over either transport: complete, without repeats, with an end and the caller's deadline."""
 
+import json
 from contextlib import suppress
 
 import pytest
@@ -7,8 +8,8 @@ import pytest
 from broker.api.http.context import AUTH
 from broker.domain.job import JobState
 from tests.api.test_feeds import happens
-from tests.api.test_files import admitted
-from tests.parity.servers import ApiServers
+from tests.api.test_files import admitted, put_checkpoint
+from tests.parity.servers import KINDS, ApiServers
 from tests.parity.test_jobs import good
 from tests.parity.transport import End, Piece, Refused
 from trainer.contract import object_keys as keys
@@ -92,3 +93,28 @@ async def test_a_deadline_ends_an_idle_stream(servers: ApiServers) -> None:
     with pytest.raises(Refused) as refused:
         [e async for e in ada.events(job.id, timeout_s=0.2)]
     assert refused.value.kind == "deadline"
+
+
+async def test_metrics_are_equal_over_both_apis(both: ApiServers) -> None:
+    ada = await both.transport()
+    job, _ = await ada.submit(await good(ada))
+    attempt = await admitted(both.api, job.id)
+    rows = [{"step": n, "loss": 5.0 - n, "tokens": 50, "seconds": 0.5, "attempt": 1} for n in (1, 2, 3)]
+    rows += [{"step": 4, "loss": float("inf"), "time": 1.5, "lr": 1e-4, "attempt": 2**40}, {"step": 2**70}]
+    journal = b"\n".join(json.dumps(row).encode() for row in rows)
+    await put_checkpoint(both.api, job.id, attempt, 4, {"metrics.jsonl": journal})
+    callers = [await both.transport(kind=kind) for kind in KINDS]
+    for given in ({}, {"after": 2}, {"points": 2}):
+        by_http, by_grpc = [await caller.metrics(job.id, **given) for caller in callers]
+        assert by_http == by_grpc
+    whole = await ada.metrics(job.id)
+    assert (whole.step, whole.attempt, whole.total) == ((1, 2, 3, 4), (1, 1, 1, 0), 4)
+    assert (whole.loss, whole.time) == ((4.0, 3.0, 2.0, None), (None, None, None, 1.5))
+    assert (whole.lr, whole.tokens_per_s) == ((None, None, None, 1e-4), (100.0, 100.0, 100.0, None))
+    for caller in callers:
+        with pytest.raises(Refused) as refused:
+            await caller.metrics(job.id, points=1)
+        assert set(refused.value.fields) == {"points"}
+        with pytest.raises(Refused) as refused:
+            await caller.metrics("a" * 13)
+        assert refused.value.kind == "not_found"

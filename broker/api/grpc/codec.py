@@ -8,12 +8,14 @@
 | Decimal | a decimal string |
 | datetime; a mapping of anything | Timestamp; Struct |
 | a tuple that is not empty by default | a message with `items`, so that an empty tuple differs from an absent one |
+| a tuple of numbers or None | a repeated double; NaN is None |
 | a word, or a tuple of texts | an enum for the words, and a repeated string `<name>_named` for the texts |
 | a number or a word that replaces it | an optional number; the word is "not set" if it is the default, otherwise 0 |
 """
 
 import enum
 import json
+import math
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC
@@ -120,6 +122,8 @@ def _convert(field: FieldDescriptor, annotation: Any) -> Read:
     if field.enum_type is not None:
         texts = {value.number: _text(value.name, field.enum_type, annotation) for value in field.enum_type.values[1:]}
         return lambda number: texts.get(number, str(number))
+    if field.is_repeated and field.type == FieldDescriptor.TYPE_DOUBLE and type(None) in parts(annotation):
+        return lambda value: None if math.isnan(value) else value
     if field.message_type is None:
         return lambda value: value
     if field.message_type.full_name == TIMESTAMP:
@@ -236,6 +240,8 @@ def _set(message: Any, field: FieldDescriptor, value: Any) -> None:
 
 
 def _scalar(field: FieldDescriptor, value: Any) -> Any:
+    if value is None:
+        return math.nan
     if field.enum_type is not None:
         return field.enum_type.values_by_name[prefix(field.enum_type) + _constant(str(value))].number
     if isinstance(value, Decimal):

@@ -9,11 +9,12 @@ from broker.api.proto.gpubroker.v1 import job_pb2 as job
 from broker.api.proto.gpubroker.v1 import job_service_pb2 as pb
 from broker.api.proto.gpubroker.v1 import job_service_pb2_grpc as stubs
 from broker.api.schemas.jobs import CapChange, LedgerLine
+from broker.api.schemas.metrics import MetricsQuery
 from broker.api.schemas.policies import Approval
 from broker.api.schemas.queries import DataQuery, DecisionQuery, FollowQuery, GrpcRetryQuery, JobsQuery, WatchQuery
 from broker.api.service import views
 from broker.api.service.content import Content, LogPiece, Position
-from broker.api.service.job_feed import follow_events
+from broker.api.service.job_feed import JobMetricsReader, follow_events
 from broker.api.service.jobs import Service
 from broker.domain.job import Attempt, Event, Job
 from broker.domain.spec import JobSpec
@@ -24,9 +25,10 @@ CHUNK_CHARACTERS = 256 * 1024
 
 
 class JobServicer(stubs.JobServiceServicer):
-    def __init__(self, service: Service, content: Content) -> None:
+    def __init__(self, service: Service, content: Content, job_metrics: JobMetricsReader) -> None:
         self._service = service
         self._content = content
+        self._job_metrics = job_metrics
 
     @scope("submit")
     async def SubmitJob(self, request: pb.SubmitJobRequest, call: GrpcCall) -> pb.SubmitJobResponse:
@@ -94,6 +96,12 @@ class JobServicer(stubs.JobServiceServicer):
     async def GetDecision(self, request: pb.GetDecisionRequest, call: GrpcCall) -> pb.GetDecisionResponse:
         wanted, number = queries.job_id(request), parse(request, DecisionQuery).number
         return fill(pb.GetDecisionResponse(), views.decision(await self._service.decision(call.caller, wanted, number)))
+
+    @scope("read")
+    async def GetMetrics(self, request: pb.GetMetricsRequest, call: GrpcCall) -> pb.GetMetricsResponse:
+        wanted, query = queries.job_id(request), parse(request, MetricsQuery)
+        series = await self._job_metrics.view(call.caller, wanted, after=query.after, points=query.points)
+        return fill(pb.GetMetricsResponse(), series)
 
     @scope("read")
     async def WatchEvents(

@@ -33,6 +33,7 @@ from broker.api.proto.gpubroker.v1 import (
     quote_service_pb2_grpc,
 )
 from broker.api.service.content import Content
+from broker.api.service.job_feed import JobMetricsReader
 from broker.api.service.jobs import Service
 
 FILES = (
@@ -76,6 +77,7 @@ class GrpcDependencies:
 
     service: Service
     content: Content
+    job_metrics: JobMetricsReader
     auth: Authenticator
     metrics: Metrics
     readiness: Readiness
@@ -100,7 +102,8 @@ async def serving(
     doorkeeper = AuthInterceptor(parts.auth, parts.streams, parts.metrics)
     options = (*OPTIONS, ("grpc.max_allowed_incoming_connections", bounded_connections(connections)))
     server = grpc.aio.server(interceptors=[doorkeeper], options=options, maximum_concurrent_rpcs=CALLS_AT_ONCE)
-    job_service_pb2_grpc.add_JobServiceServicer_to_server(JobServicer(parts.service, parts.content), server)
+    jobs = JobServicer(parts.service, parts.content, parts.job_metrics)
+    job_service_pb2_grpc.add_JobServiceServicer_to_server(jobs, server)
     quote_service_pb2_grpc.add_QuoteServiceServicer_to_server(QuoteServicer(parts.service), server)
     offer_service_pb2_grpc.add_OfferServiceServicer_to_server(OfferServicer(parts.service), server)
     provider_service_pb2_grpc.add_ProviderServiceServicer_to_server(ProviderServicer(parts.service), server)

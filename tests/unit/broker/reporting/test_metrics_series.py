@@ -2,7 +2,7 @@
 
 import json
 
-from broker.reporting.metrics_series import MOST_LINES, downsampled, metric_points
+from broker.reporting.metrics_series import MAX_ATTEMPT, MAX_STEP, MOST_LINES, downsampled, metric_points
 
 
 def journal(*rows: object) -> bytes:
@@ -35,6 +35,13 @@ def test_values_that_are_no_finite_numbers_are_none() -> None:
     assert point[1:] == (0, None, None, None, None)
     (huge,) = metric_points(b'{"step": 1, "loss": 1' + b"0" * 400 + b"}")
     assert huge.loss is None
+
+
+def test_numbers_outside_the_range_of_the_wire_are_left_out() -> None:
+    raw = journal({"step": MAX_STEP, "attempt": MAX_ATTEMPT + 1}, {"step": MAX_STEP + 1}, {"step": -1})
+    assert [point[:2] for point in metric_points(raw)] == [(MAX_STEP, 0)]
+    raw = journal({"step": 1, "attempt": MAX_ATTEMPT}, {"step": 2, "attempt": -1, "tokens": 1e308, "seconds": 1e-308})
+    assert [(p.attempt, p.tokens_per_s) for p in metric_points(raw)] == [(MAX_ATTEMPT, None), (0, None)]
 
 
 def test_a_reduction_keeps_the_end_and_means_the_rest() -> None:

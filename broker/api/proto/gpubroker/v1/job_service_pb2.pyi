@@ -178,6 +178,48 @@ class GetDecisionResponse(_message.Message):
     items: _containers.RepeatedCompositeFieldContainer[_quote_pb2.ConsideredOffer]
     def __init__(self, items: _Optional[_Iterable[_Union[_quote_pb2.ConsideredOffer, _Mapping]]] = ...) -> None: ...
 
+class GetMetricsRequest(_message.Message):
+    __slots__ = ("job_id", "after", "points")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    after: int
+    points: int
+    def __init__(self, job_id: _Optional[str] = ..., after: _Optional[int] = ..., points: _Optional[int] = ...) -> None: ...
+
+class GetMetricsResponse(_message.Message):
+    __slots__ = ("step", "attempt", "time", "loss", "lr", "tokens_per_s", "total", "skipped_bytes", "interruptions")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    LR_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    INTERRUPTIONS_FIELD_NUMBER: _ClassVar[int]
+    step: _containers.RepeatedScalarFieldContainer[int]
+    attempt: _containers.RepeatedScalarFieldContainer[int]
+    time: _containers.RepeatedScalarFieldContainer[float]
+    loss: _containers.RepeatedScalarFieldContainer[float]
+    lr: _containers.RepeatedScalarFieldContainer[float]
+    tokens_per_s: _containers.RepeatedScalarFieldContainer[float]
+    total: int
+    skipped_bytes: int
+    interruptions: _containers.RepeatedCompositeFieldContainer[Interruption]
+    def __init__(self, step: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Iterable[int]] = ..., time: _Optional[_Iterable[float]] = ..., loss: _Optional[_Iterable[float]] = ..., lr: _Optional[_Iterable[float]] = ..., tokens_per_s: _Optional[_Iterable[float]] = ..., total: _Optional[int] = ..., skipped_bytes: _Optional[int] = ..., interruptions: _Optional[_Iterable[_Union[Interruption, _Mapping]]] = ...) -> None: ...
+
+class Interruption(_message.Message):
+    __slots__ = ("attempt", "step", "reason")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    step: int
+    reason: _job_pb2.Reason
+    def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ..., reason: _Optional[_Union[_job_pb2.Reason, str]] = ...) -> None: ...
+
 class WatchEventsRequest(_message.Message):
     __slots__ = ("job_id", "after", "follow")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]

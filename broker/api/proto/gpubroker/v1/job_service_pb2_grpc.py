@@ -90,6 +90,11 @@ class JobServiceStub:
                 request_serializer=gpubroker_dot_v1_dot_job__service__pb2.GetDecisionRequest.SerializeToString,
                 response_deserializer=gpubroker_dot_v1_dot_job__service__pb2.GetDecisionResponse.FromString,
                 _registered_method=True)
+        self.GetMetrics = channel.unary_unary(
+                '/gpubroker.v1.JobService/GetMetrics',
+                request_serializer=gpubroker_dot_v1_dot_job__service__pb2.GetMetricsRequest.SerializeToString,
+                response_deserializer=gpubroker_dot_v1_dot_job__service__pb2.GetMetricsResponse.FromString,
+                _registered_method=True)
         self.WatchEvents = channel.unary_stream(
                 '/gpubroker.v1.JobService/WatchEvents',
                 request_serializer=gpubroker_dot_v1_dot_job__service__pb2.WatchEventsRequest.SerializeToString,
@@ -183,6 +188,13 @@ class JobServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetMetrics(self, request, context):
+        """Returns the steps of a job over all attempts, up to its last checkpoint and latest heartbeat. Scope: read.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchEvents(self, request, context):
         """Streams the events of a job, in order and without gaps. Scope: read.
         """
@@ -254,6 +266,11 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.GetDecision,
                     request_deserializer=gpubroker_dot_v1_dot_job__service__pb2.GetDecisionRequest.FromString,
                     response_serializer=gpubroker_dot_v1_dot_job__service__pb2.GetDecisionResponse.SerializeToString,
+            ),
+            'GetMetrics': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMetrics,
+                    request_deserializer=gpubroker_dot_v1_dot_job__service__pb2.GetMetricsRequest.FromString,
+                    response_serializer=gpubroker_dot_v1_dot_job__service__pb2.GetMetricsResponse.SerializeToString,
             ),
             'WatchEvents': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchEvents,
@@ -564,6 +581,33 @@ class JobService:
             '/gpubroker.v1.JobService/GetDecision',
             gpubroker_dot_v1_dot_job__service__pb2.GetDecisionRequest.SerializeToString,
             gpubroker_dot_v1_dot_job__service__pb2.GetDecisionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetMetrics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpubroker.v1.JobService/GetMetrics',
+            gpubroker_dot_v1_dot_job__service__pb2.GetMetricsRequest.SerializeToString,
+            gpubroker_dot_v1_dot_job__service__pb2.GetMetricsResponse.FromString,
             options,
             channel_credentials,
             insecure,
