@@ -17,7 +17,7 @@ import pytest
 SLOW = {
     "tests/api/test_fuzz.py": "any input of any client, 135 s",
     "tests/api/test_files.py": "15 s",
-    "tests/cli/test_demo.py": "make demo in small, 47 s",
+    "tests/cli/test_demo.py": "make demo and the first notebook in small, 74 s",
     "tests/clouds/": "SkyPilot's server against emulated clouds, 350 s",
     "tests/conformance/test_provider_clouds.py": "the law of providers on every emulated cloud, 79 s",
     "tests/controllers/test_spot_moves.py": "half a day of a job, four times, 30 s",

@@ -14,21 +14,28 @@ from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 from broker.api.schemas.jobs import EventView, JobDetail
+from broker.api.schemas.metrics import MetricsView
 from broker.client.async_client import AsyncClient
 from broker.client.files import chosen, save
-from broker.client.transport.errors import NotFinished
+from broker.client.notebook import LiveProgress, NotebookPanel, kernel_display
+from broker.client.transport.errors import ApiError, NotFinished
 from broker.client.transport.loop_thread import LoopThread
 from broker.domain.formatting import visible
 from broker.domain.job import JobState
 from broker.domain.money import usd
 from broker.reporting.loss_curve import Losses, losses
+from broker.reporting.notebook_html import plot_svg, text_html
 
 PATIENCE_S = 900.0
 """Seconds to wait for a daemon that restarts."""
+POLL_S = 3.0
+"""Seconds between two snapshots in a notebook."""
+PLOT_POINTS = 300
 METRICS = "metrics.jsonl"
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Progress = Callable[[EventView], None]
 Rows = str | os.PathLike[str] | Iterable[Mapping[str, Any]]
 
 
@@ -42,6 +49,11 @@ class Fitted:
     files: tuple[Path, ...]
     losses: Losses
 
+    def _repr_html_(self) -> str:
+        """Return the receipt, the loss curve and the folder, for notebooks."""
+        curve = plot_svg("loss", self.losses)
+        return f"{self.job._repr_html_()}{curve}<p>{len(self.files)} files in {text_html(str(self.folder))}</p>"
+
     @property
     def usd(self) -> Decimal:
         """Dollars spent."""
@@ -54,6 +66,12 @@ def say(event: EventView) -> None:
     sys.stderr.write(f"{event.at:%H:%M:%S} {line}\n" if event.at else f"{line}\n")
 
 
+def _shown(progress: Progress | None) -> Progress | None:
+    """Return a panel instead of `say` inside a notebook."""
+    display = kernel_display() if progress is say else None
+    return progress if display is None else NotebookPanel(display)
+
+
 async def afit(
     *,
     model: str,
@@ -64,7 +82,7 @@ async def afit(
     to: str | os.PathLike[str] | None = None,
     name: str = "fit",
     key: str | None = None,
-    progress: Callable[[EventView], None] | None = say,
+    progress: Progress | None = say,
     train: Mapping[str, Any] | None = None,
     spec: Mapping[str, Any] | None = None,
     client: AsyncClient | None = None,
@@ -92,20 +110,43 @@ async def afit(
             "train": {**(train or {}), "model": model, "data": rows},
         }
         job = await connected.submit(job_spec, key=key or secrets.token_hex(16))
-        return await _finished(connected, job.id, progress, to)
+        return await _finished(connected, job.id, _shown(progress), to)
 
 
 async def _finished(
-    client: AsyncClient, job_id: str, progress: Callable[[EventView], None] | None, to: str | os.PathLike[str] | None
+    client: AsyncClient, job_id: str, progress: Progress | None, to: str | os.PathLike[str] | None
 ) -> Fitted:
     """Wait for a job's end and fetch its results. Raises NotFinished."""
-    async for event in client.events(job_id):
-        if progress is not None:
-            progress(event)
+    polling = asyncio.create_task(_poll(client, job_id, progress)) if isinstance(progress, LiveProgress) else None
+    try:
+        async for event in client.events(job_id):
+            if progress is not None:
+                progress(event)
+    finally:
+        if polling is not None:
+            polling.cancel()
+            await asyncio.gather(polling, return_exceptions=True)
     detail = await client.job(job_id)
+    if isinstance(progress, LiveProgress):
+        progress.snapshot(detail, await _series(client, job_id))
     if detail.state is not JobState.SUCCEEDED:
         raise NotFinished(detail)
     return await _fetched(client, detail, Path(to or detail.id))
+
+
+async def _poll(client: AsyncClient, job_id: str, progress: LiveProgress) -> None:
+    """Show the job until cancelled. An error ends the polling, because the events raise it too."""
+    while True:
+        progress.snapshot(await client.job(job_id), await _series(client, job_id))
+        await asyncio.sleep(POLL_S)
+
+
+async def _series(client: AsyncClient, job_id: str) -> MetricsView | None:
+    """Return the steps of the job; None if they cannot be read now."""
+    try:
+        return await client.metrics(job_id, points=PLOT_POINTS)
+    except ApiError:
+        return None
 
 
 def _columns(
@@ -142,20 +183,37 @@ def _blocking(work: Callable[P, Coroutine[Any, Any, R]], name: str) -> Callable[
 
 def _in_thread(work: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
     """Run `work` in another thread, and its `progress` in this one. Ctrl-C, or an error of `progress`, cancels it."""
-    events: SimpleQueue[EventView | None] = SimpleQueue()
+    calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
     progress: Any = kwargs.get("progress", say)
-    if progress is not None:
-        kwargs["progress"] = events.put
+    progress = _shown(progress)
+    if isinstance(progress, LiveProgress):
+        kwargs["progress"] = _QueuedProgress(calls, progress)
+    elif progress is not None:
+        kwargs["progress"] = lambda event: calls.put(lambda: progress(event))
     coroutine = work(*args, **kwargs)
     loop = LoopThread()
     try:
         future = loop.start(coroutine)
-        future.add_done_callback(lambda _: events.put(None))
-        while (event := events.get()) is not None:
-            progress(event)
+        future.add_done_callback(lambda _: calls.put(None))
+        while (call := calls.get()) is not None:
+            call()
         return future.result()
     finally:
         loop.stop()
+
+
+class _QueuedProgress:
+    """Passes events and snapshots to the thread that reads the queue."""
+
+    def __init__(self, calls: "SimpleQueue[Callable[[], None] | None]", progress: LiveProgress) -> None:
+        self._calls = calls
+        self._progress = progress
+
+    def __call__(self, event: EventView) -> None:
+        self._calls.put(lambda: self._progress(event))
+
+    def snapshot(self, job: JobDetail, series: MetricsView | None) -> None:
+        self._calls.put(lambda: self._progress.snapshot(job, series))
 
 
 fit = _blocking(afit, "fit")

@@ -12,6 +12,7 @@ import pytest
 from broker.cli.core.exit_codes import CliError
 from examples import demo
 
+ROOT = Path(__file__).parents[2]
 SPEC = """\
 name: tiny
 cap_usd: 0.5
@@ -73,6 +74,38 @@ def test_the_demo_survives_its_preemption_and_leaves_nothing_behind(spec: Path, 
     for shown in ("(simulated)", "attempt.preempted", "held-out loss", "base", "tuned", "loss by optimizer step"):
         assert shown in ran.stdout
     assert not left_over(home)
+
+
+PARAMETERS = """\
+model, data, cap_usd = "model", "words.csv", "0.5"
+columns = {"prompt": "{word}", "completion": "{meaning}"}
+train = {"max_steps": 150, "global_batch": 2, "micro_batch": 2, "max_length": 16, "optim": {"lr": 1e-2}}
+"""
+
+
+def test_the_first_notebook_shows_quote_progress_and_receipt(
+    spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    for name in ("GPUBROKER_HOME", "GPUBROKER_URL", "GPUBROKER_TOKEN"):
+        monkeypatch.setenv(name, "")  # restored after `running` has set them
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    notebook = nbformat.read(ROOT / "examples" / "notebooks" / "first_job.ipynb", as_version=4)
+    parameters, quote, fit, receipt, metrics, files = (cell for cell in notebook.cells if cell.cell_type == "code")
+    parameters.source = PARAMETERS.replace('"model"', repr(str(spec.with_name("model"))))
+    with demo.running(tmp_path / "home", lifetime_s=3600):
+        nbclient.NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert "90 % chance at most $" in quote.outputs[0].data["text/html"]
+    (panel,) = fit.outputs
+    assert panel.output_type == "display_data"
+    for shown in ("<progress", "<svg", "job.succeeded", "step 150 of 150"):
+        assert shown in panel.data["text/html"]
+    assert "job.succeeded" in panel.data["text/plain"]
+    assert "difference" in receipt.outputs[0].data["text/html"]
+    assert "tokens/s" in metrics.outputs[0].data["text/html"]
+    assert "adapter_model.safetensors" in files.outputs[0].data["text/plain"]
 
 
 def test_the_demo_does_not_start_over_a_running_one(tmp_path: Path) -> None:

@@ -10,9 +10,11 @@ from broker.api.schemas.job_list import JobPage as JobPage
 from broker.api.schemas.job_list import JobView as JobView
 from broker.api.schemas.offers import OfferView
 from broker.domain.ids import AttemptId, InstanceName
-from broker.domain.job import AttemptState, Reason
-from broker.domain.money import LedgerCategory, LedgerKind
+from broker.domain.job import RESTING_JOB_STATES, AttemptState, Reason
+from broker.domain.money import LedgerCategory, LedgerKind, show
 from broker.domain.spec import IdleKind, JobSpec, Usd
+from broker.reporting.notebook_html import bar_html, table_html, text_html
+from broker.reporting.progress import steps
 from trainer.contract.base import Config
 from trainer.contract.documents import Final, Heartbeat
 
@@ -72,6 +74,37 @@ class JobDetail(JobView):
     """Plans that ran out of memory, oldest first. The current plan needs less, at the same global batch."""
     runs: tuple[AttemptView, ...]
     """Attempts by number. `beat` of the last one is the live progress."""
+
+    def _repr_html_(self) -> str:
+        """Return state, progress bar, money and attempts, for notebooks; the receipt of a job that has ended."""
+        beats = [run.beat for run in self.runs if run.beat is not None]
+        reached = max((end for _, end in map(steps, self.runs) if end is not None), default=0)
+        total = max((beat.total_steps for beat in beats), default=0)
+        facts = [self.name, self.id, self.state.value, *([f"step {reached} of {total}"] if total else [])]
+        if beats and beats[-1].loss is not None:
+            facts.append(f"loss {beats[-1].loss:.3f}")
+        facts.append(f"{show(self.spent_usd)} of at most {show(self.cap_usd)}")
+        quoted = self.runs[0].usd_p50 if self.runs else None
+        if quoted is not None and self.state in RESTING_JOB_STATES:
+            facts.append(
+                f"quoted {show(quoted)}, paid {show(self.spent_usd)}, difference {show(self.spent_usd - quoted)}"
+            )
+        names = ("#", "State", "GPU", "Cloud", "$ per hour", "Quoted", "Paid")
+        table = table_html(names, [_cells(run) for run in self.runs]) if self.runs else ""
+        return f"<p>{text_html(' · '.join(facts))}</p>{bar_html(reached / total) if total else ''}{table}"
+
+
+def _cells(run: AttemptView) -> tuple[str, ...]:
+    offer, count = run.offer, run.nodes * run.offer.gpus
+    return (
+        str(run.number),
+        f"{run.state.value} {run.reason.value}" if run.reason else run.state.value,
+        f"{count} × {offer.accelerator}" if count > 1 else offer.accelerator,
+        f"{offer.cloud}{' (simulated)' if offer.simulated else ''} {'spot' if offer.spot else 'on demand'}",
+        show((run.usd_per_hour or offer.usd_per_hour) * run.nodes),
+        "–" if run.usd_p50 is None else show(run.usd_p50),
+        show(run.charged_usd),
+    )
 
 
 class CapChange(Config):

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from broker.api.schemas.base import Wire
 from broker.domain.job import Reason
+from broker.reporting.notebook_html import plot_svg
 from trainer.contract.base import Config
 
 
@@ -40,3 +41,9 @@ class MetricsView(Wire):
     skipped_bytes: int = 0
     """Bytes at the start of a long journal that were not read; 0: the journal was read as a whole."""
     interruptions: tuple[InterruptionView, ...]
+
+    def _repr_html_(self) -> str:
+        """Return plots of loss and speed, for notebooks."""
+        marks = [(end.step, end.reason.value) for end in self.interruptions]
+        loss = plot_svg("loss", zip(self.step, self.loss, strict=True), marks)
+        return loss + plot_svg("tokens/s", zip(self.step, self.tokens_per_s, strict=True), marks)

@@ -10,9 +10,12 @@ from broker.api.schemas.base import Wire
 from broker.api.schemas.offers import OfferView
 from broker.api.schemas.plans import CostsView, HoursView, MemoryView, PlanView
 from broker.api.schemas.policies import HoldView
+from broker.domain.formatting import duration
+from broker.domain.money import show
 from broker.domain.offer import DropReason, OfferVerdict
 from broker.domain.spec import JobSpec, Usd
 from broker.domain.workload import SpeedTier
+from broker.reporting.notebook_html import table_html, text_html
 from trainer.contract.base import Config
 
 NO_CAP = Decimal(1_000_000)
@@ -103,6 +106,37 @@ class QuoteView(Wire):
     """Effect of policies on the job now, with its cap or the proposed one; null: none."""
     made_at: datetime
     expires_at: datetime
+
+    def _repr_html_(self) -> str:
+        """Return the dollars to finish and the best offers, for notebooks."""
+        dropped = ", ".join(f"{count} {reason.value}" for reason, count in self.drops.items())
+        counts = f"{self.kept} offers fit; dropped: {dropped or 'none'}."
+        best = [line for line in self.lines if line.drop is None][:NOTEBOOK_LINES]
+        if not best:
+            return f"<p>{text_html(f'No offer fits. {counts}')}</p>"
+        head = f"About {_usd(best[0].usd_p50)} to finish, with 90 % chance at most {_usd(best[0].usd_p90)}. {counts}"
+        names = ("GPU", "Cloud", "$ per hour", "$ to finish, P50 – P90", "Time, P50")
+        return f"<p>{text_html(head)}</p>" + table_html(names, [_cells(line) for line in best])
+
+
+NOTEBOOK_LINES = 5
+"""Number of offers that a notebook shows."""
+
+
+def _cells(line: LineView) -> tuple[str, ...]:
+    offer, count = line.offer, line.nodes * line.offer.gpus
+    market = "spot" if offer.spot else "on demand"
+    return (
+        f"{count} × {offer.accelerator}" if count > 1 else offer.accelerator,
+        f"{offer.cloud}{' (simulated)' if offer.simulated else ''} {offer.region} {market}",
+        show(offer.usd_per_hour * line.nodes),
+        f"{_usd(line.usd_p50)} – {_usd(line.usd_p90)}",
+        duration(None if line.hours_p50 is None else line.hours_p50 * 3600),
+    )
+
+
+def _usd(amount: Decimal | None) -> str:
+    return "–" if amount is None else show(amount)
 
 
 GpuCount = Annotated[int, Field(ge=1, le=512)]
