@@ -2,6 +2,7 @@
 # Installs what `python -m trainer` needs, on a machine or in an image.
 #   deploy/trainer_install.sh [FOLDER]      FOLDER: where the virtual environment goes (default ~/.gpubroker-trainer)
 # GPUBROKER_EXTRAS: further extras of pyproject.toml, separated by spaces (trackers, fp8).
+# GPUBROKER_AGENT_ONLY: set for the image of a job, which gets no torch: only the packages of the agent are installed.
 # Needs Python 3.11+ with venv, or uv to get one. Run it again to bring an installation up to date. A Python that
 # already has the trainer's torch is the base of the environment. If no package is missing, nothing is downloaded.
 set -euo pipefail
@@ -69,10 +70,12 @@ torch_index() {
 
 { "$venv/bin/python" -m pip --version >/dev/null 2>&1 && new_enough "$venv/bin/python"; } || make_venv
 read -ra extras <<<"${GPUBROKER_EXTRAS:-}"
+[ -z "${GPUBROKER_AGENT_ONLY:-}" ] || extras=(--agent)
 requirements=$("$venv/bin/python" "$source/deploy/trainer_requirements.py" "${extras[@]}")
 if ! pip --quiet --no-index --requirement /dev/stdin <<<"$requirements" 2>/dev/null; then
-    index=$(torch_index)
-    if [ -z "$index" ] && ! has_torch "$venv/bin/python"; then
+    index=
+    [ -n "${GPUBROKER_AGENT_ONLY:-}" ] || index=$(torch_index)
+    if [ -z "${GPUBROKER_AGENT_ONLY:-}$index" ] && ! has_torch "$venv/bin/python"; then
         # Nothing to fit to: all locked packages, those of the extras too, each with the hash that was reviewed.
         pip --require-hashes --no-deps --requirement "$source/constraints-trainer.txt"
     else
@@ -87,4 +90,8 @@ fi
 site=$(purelib)
 rm -rf "$site/trainer"
 cp -R "$source/trainer" "$site/trainer"
+if [ -n "${GPUBROKER_AGENT_ONLY:-}" ]; then
+    (cd / && "$venv/bin/python" -c 'import trainer.agent.agent; print("agent ready")')
+    exit
+fi
 (cd / && "$venv/bin/python" -c 'import torch, trainer.contract; print("trainer ready: torch", torch.__version__)')

@@ -230,7 +230,9 @@ def _reported_price(attempt: Attempt, machines: Sequence[Observed], known: Decim
     if not reported:
         return known
     price, offered = usd(sum(reported, ZERO) / len(reported)), attempt.line.offer.usd_per_hour
-    if not all(machine.price_moves for machine in machines) and not exceeds_offer_price(price, attempt.line.offer):
+    if all(machine.price_moves for machine in machines):
+        price += attempt.line.offer.added_disk_usd_per_hour  # a market price has a disk of the usual size
+    elif not exceeds_offer_price(price, attempt.line.offer):
         price = offered
     return known if price < 0 or (len(reported) < attempt.line.nodes and price < known) else price
 

@@ -42,9 +42,12 @@ class TrainerSource:
         self._bundle: str | None = None
         self._busy = asyncio.Lock()
 
-    async def __call__(self) -> TrainerImage | TrainerBundle:
-        """Return the image or bundle. Raises Rejected if the blob store cannot sign a URL, and BlobsUnavailable."""
-        if self._image is not None:
+    async def __call__(self, *, for_image: bool = False) -> TrainerImage | TrainerBundle:
+        """Return the operator's image or the bundle. `for_image`: always the bundle, for the image of a job.
+
+        Raises Rejected if the blob store cannot sign a URL, and BlobsUnavailable.
+        """
+        if self._image is not None and not for_image:
             return self._image
         async with self._busy:
             self._bundle = self._bundle or await self._upload()
@@ -53,7 +56,8 @@ class TrainerSource:
         except BlobsUnavailable:
             raise
         except BlobError as e:
-            raise Rejected(f"the trainer cannot be handed to the machine: {e}, or set trainer.image") from e
+            fix = "leave out script.image" if for_image else "set trainer.image"
+            raise Rejected(f"the trainer cannot be handed to the machine: {e}, or {fix}") from e
         return TrainerBundle(url=url, sha256=self._bundle)
 
     async def _upload(self) -> str:

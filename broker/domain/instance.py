@@ -91,6 +91,8 @@ class Caps:
     boot_deadline_s: float = 1200.0
     billing_quantum_s: int = 1
     multi_node: bool = False
+    images: bool = False
+    """True: its machines are containers, which may run the image of a job."""
     trust: Trust = "secure"
     self_stop: SelfStop = "none"
     reaches_local_files: bool = False
@@ -165,6 +167,8 @@ class BootSpec:
     """Environment that must not be shown or logged: the attempt's key, store credentials."""
     nodes: int = 1
     options: CloudOptions = CloudOptions()
+    image: str | None = None
+    """Container image of the job; None: the daemon's image."""
     trainer: TrainerImage | TrainerBundle | None = None
     """The trainer for a rented machine; None where it is installed already (local, simulated)."""
     job: JobId | None = None

@@ -1,15 +1,16 @@
 """Capacity that can be bought, and the quote that combines it with a job's needs."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
+from broker.domain.money import ZERO, usd
 from broker.domain.workload import MemoryNeed, Plan, SpeedTier
 
-GIB = 1024**3
+GB, GIB = 10**9, 1024**3
 HOST = "host:"
 """Prefix of the key of a physical host; no offer's id begins with it."""
 ACCOUNT = "account:"
@@ -48,6 +49,15 @@ class HostFacts:
     """Link between the GPUs of one machine: `nvlink`, `pcie`."""
     reliability: float | None = None
     """Share from 0 to 1, as the cloud states it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DiskSale:
+    """Larger disks that a cloud sells with a machine."""
+
+    max_bytes: int
+    """Largest disk of the machine in bytes."""
+    usd_per_gib_hour: Decimal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +107,10 @@ class Offer:
     trust: Trust | None = None
     """None: the `trust` of the provider's caps applies."""
     facts: HostFacts | None = None
+    larger_disk: DiskSale | None = None
+    """None: no other size than `disk_bytes` is sold."""
+    added_disk_usd_per_hour: Decimal = ZERO
+    """Part of `usd_per_hour` that pays for a larger disk than the cloud's offer has."""
     purchase: Mapping[str, str] = field(default_factory=dict)
     """Data that only its provider reads to buy exactly this offer: an ask's id, a GPU's own name, the bid."""
     source: str = "api"
@@ -111,6 +125,24 @@ class Offer:
     def host_key(self) -> str:
         """Key for history and blocks: the physical host where the cloud names it, otherwise the offer."""
         return f"{HOST}{self.cloud}/{self.facts.host}" if self.facts and self.facts.host is not None else self.id
+
+    def with_disk(self, wanted_bytes: int) -> "Offer":
+        """Return the offer with a disk of `wanted_bytes` and its price, or itself if no larger disk is needed or sold.
+
+        The price covers whole GiB. A price of zero stays, because it means that the price is unknown.
+        """
+        sale = self.larger_disk
+        if self.disk_bytes >= wanted_bytes or sale is None or sale.max_bytes < wanted_bytes or self.usd_per_hour <= 0:
+            return self
+        added = usd(sale.usd_per_gib_hour * -(-(wanted_bytes - self.disk_bytes) // GIB))
+        on_demand = self.on_demand_usd_per_hour
+        return replace(
+            self,
+            disk_bytes=wanted_bytes,
+            usd_per_hour=self.usd_per_hour + added,
+            on_demand_usd_per_hour=None if on_demand is None else on_demand + added,
+            added_disk_usd_per_hour=self.added_disk_usd_per_hour + added,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +190,7 @@ class DropReason(StrEnum):
     UNREACHABLE = "unreachable"
     UNSCOPED = "unscoped"
     NO_TRAINER = "no_trainer"
+    NO_IMAGES = "no_images"
     UNKNOWN_HARDWARE = "unknown_hardware"
     MEMORY = "memory"
     HOST = "host"

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, mode
 from broker.domain.gpu_names import gpu_name
 from broker.domain.ids import JobId
 from trainer.contract.base import MOMENT_EXAMPLES, Config, InDays, InSeconds, Text, matching, moment
-from trainer.contract.documents import ScriptConfig
+from trainer.contract.script import ScriptConfig
 from trainer.contract.train import CheckpointConfig, TrainConfig
 
 RetryCause = Literal[
@@ -116,6 +116,16 @@ class Resources(Config):
     expected time (`fastest`), or dollars times time (`balanced`).
     """
     max_usd_per_hour: Usd | None = None
+    cpus: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Least CPU cores (vCPUs) of each machine. An offer whose cloud does not state them is dropped. Absent: what the
+    estimate needs, for a script any.
+    """
+    memory_gb: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    """Least RAM of each machine in GB of 10⁹ bytes, by the same rules as `cpus`."""
+    disk_gb: Annotated[int, Field(ge=1, le=16_384)] | None = None
+    """Least disk of each machine in GB of 10⁹ bytes, system and image included, by the same rules as `cpus`. AWS,
+    RunPod and Vast sell larger disks than the usual 100 to 200 GB; the quote then includes their price.
+    """
     aws: AwsOptions = AwsOptions()
 
 

@@ -15,6 +15,8 @@ MIN_BYTES = 10 << 20
 """Received bytes that count as activity. The agent's own polls of the blob store receive less within `download_s`."""
 SETUP = frozenset({"starting", "loading"})
 ENDING = frozenset({"draining", "done"})
+LIMITED = frozenset({"setup"})
+"""Phases whose time the agent limits, by `script.setup_timeout_s`: neither idle nor stuck."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +77,8 @@ def watch(known: IdleWatch | None, beat: Heartbeat, at_s: float, policy: IdlePol
 
 
 def _is_unused(beat: Heartbeat, policy: IdlePolicy) -> bool:
-    return beat.gpu_utilisation is not None and beat.gpu_utilisation < policy.gpu_below
+    used = beat.gpu_utilisation
+    return used is not None and used < policy.gpu_below and beat.phase not in LIMITED
 
 
 def _progress(beat: Heartbeat) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from broker.domain.instance import InstanceState, Liveness, Observed
 from broker.domain.job import Attempt, AttemptState
 from broker.domain.money import show
 from broker.domain.offer import GIB, Offer
-from broker.lifecycle.idle import SETUP
+from broker.lifecycle.idle import LIMITED, SETUP
 from broker.lifecycle.state_machine import AttemptEvent
 from trainer.contract.documents import Final, Heartbeat
 
@@ -256,8 +256,8 @@ def progress_of(beat: Heartbeat) -> tuple[object, ...]:
 
 
 def _is_stuck(observation: AttemptObservation, timeouts: LivenessTimeouts) -> bool:
-    """Return True if no progress was reported for too long. Set-up is excluded, because `idle.py` judges it."""
-    if observation.beat is None or observation.beat.phase in SETUP or observation.progress_age_s is None:
+    """Return True if no progress was reported for too long. Set-up is excluded: `idle.py` or the agent limits it."""
+    if observation.beat is None or observation.beat.phase in SETUP | LIMITED or observation.progress_age_s is None:
         return False
     trains = observation.beat.phase == "training" and observation.beat.step > 0
     return observation.progress_age_s >= (timeouts.hang_s if trains else timeouts.stuck_s)

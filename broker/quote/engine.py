@@ -16,14 +16,14 @@ from typing import cast, overload
 
 from broker.domain.formatting import unsold_regions
 from broker.domain.instance import Caps
-from broker.domain.money import ZERO
-from broker.domain.offer import DropReason, Offer, OfferSummary, OfferVerdict, Quote, QuoteLine, SpotOutlook
+from broker.domain.money import ZERO, show
+from broker.domain.offer import GB, DropReason, Offer, OfferSummary, OfferVerdict, Quote, QuoteLine, SpotOutlook
 from broker.domain.spec import JobSpec
 from broker.domain.workload import Workload
 from broker.estimator.planning.corrections import NO_CORRECTIONS, Corrections
 from broker.estimator.planning.fit import Fit, fit
 from broker.estimator.preemption_rate import basis
-from broker.quote.machine_cost import MachineCost, kind_of, line_key, scarcity_note
+from broker.quote.machine_cost import HostDemands, MachineCost, kind_of, line_key, scarcity_note
 from broker.quote.offer_index import OfferGroup, OfferIndex, offer_index, rank
 from broker.quote.offer_rules import GroupCase, apply_rules, dollars, drop_message, total_usd
 from broker.quote.request import QuoteRequest, drop_reason
@@ -63,8 +63,9 @@ def _kind(ask: QuoteRequest, offer: Offer) -> MachineCost:
     kind = ask.kinds.get(key)
     if kind is None:
         kind = ask.kinds[key] = kind_of(
-            ask.workload, offer, fits, caps, verdict, nodes=ask.nodes, storage_usd_per_gib_month=ask.storage
-        )
+            ask.workload, offer, fits, caps, verdict, nodes=ask.nodes, storage_usd_per_gib_month=ask.storage,
+            demands=HostDemands.of(ask.spec.resources),
+        )  # fmt: skip
     return kind
 
 
@@ -95,6 +96,8 @@ def _assess(
 
 def _notes(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> str:
     notes = scarcity_note(offer, kind.host)
+    if offer.added_disk_usd_per_hour:
+        notes += f"; a disk of {offer.disk_bytes / GB:.4g} GB, for {show(offer.added_disk_usd_per_hour)}/h more"
     if hazard := basis(offer, ask.learned.spots):
         notes += f"; {hazard}"
     if offer.spot and ask.fallback_s < inf and ask.finish_s(offer, kind) + kind.drained_s > ask.deadline_s:
@@ -338,6 +341,12 @@ def _quote(ask: QuoteRequest, offers: Sequence[Offer], spent: Decimal, *, on_dem
     )
 
 
+def _with_disks(spec: JobSpec, offers: Sequence[Offer]) -> Sequence[Offer]:
+    """Return the offers with disks as large as the spec demands, where their clouds sell them."""
+    disk_gb = spec.resources.disk_gb
+    return offers if disk_gb is None else [offer.with_disk(disk_gb * GB) for offer in offers]
+
+
 def quote(
     spec: JobSpec,
     workload: Workload,
@@ -377,4 +386,4 @@ def quote(
         excluded=excluded, caps=caps, machine_s=machine_s, lead_s=lead_s, storage=float(storage_usd_per_gib_month),
         learned=learned, waited_s=waited_s, measured_step_s=measured_step_s, plans=plans,
     )  # fmt: skip
-    return _quote(ask, offers, spent, on_demand=on_demand)
+    return _quote(ask, _with_disks(spec, offers), spent, on_demand=on_demand)

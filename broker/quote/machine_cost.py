@@ -14,7 +14,8 @@ from decimal import Decimal
 from math import ceil, floor, inf, log2, sqrt
 
 from broker.domain.instance import Caps
-from broker.domain.offer import GIB, CostParts, DropReason, HostFacts, Hours, Offer
+from broker.domain.offer import GB, GIB, CostParts, DropReason, HostFacts, Hours, Offer
+from broker.domain.spec import Resources
 from broker.domain.workload import Workload
 from broker.estimator.memory.host_memory import host_bytes
 from broker.estimator.planning.fit import Fit
@@ -103,11 +104,27 @@ class BucketCost:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class HostDemands:
+    """Least resources of a host by the spec; 0: no demand."""
+
+    cpus: int = 0
+    memory_gb: int = 0
+    disk_gb: int = 0
+
+    @classmethod
+    def of(cls, want: Resources) -> "HostDemands":
+        return cls(cpus=want.cpus or 0, memory_gb=want.memory_gb or 0, disk_gb=want.disk_gb or 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class HostNeeds:
-    """Resources that a host must have."""
+    """Resources that a host must have: the larger of the spec's demands and what is estimated."""
 
     gpus: int
-    """GPUs of one machine that compute; 0: the host is not checked, because it is emulated or nothing is estimated."""
+    """GPUs of one machine that compute; 0: only the demands count, because the host is emulated or nothing is
+    estimated.
+    """
+    demands: HostDemands
     cores: int
     process_bytes: int
     """Bytes of RAM that the job's processes and copies take."""
@@ -264,7 +281,16 @@ class MachineCost:
 
 
 def shortage_message(offer: Offer, needs: HostNeeds) -> str:
-    """Return which resource of the host is too small."""
+    """Return which resource of the host is too small. A value of 0 in an offer means that it is unknown."""
+    demands = needs.demands
+    if offer.vcpus < demands.cpus:
+        has = f"{offer.vcpus} CPU cores" if offer.vcpus > 0 else "unknown number of CPU cores"
+        return f"{has}; resources.cpus asks for {demands.cpus}"
+    if offer.ram_bytes < demands.memory_gb * GB:
+        return f"{_gb(offer.ram_bytes)} of RAM; resources.memory_gb asks for {demands.memory_gb}"
+    if offer.disk_bytes < demands.disk_gb * GB:
+        most = f", {_gb(offer.larger_disk.max_bytes)} at most" if offer.larger_disk else ""
+        return f"{_gb(offer.disk_bytes)} of disk{most}; resources.disk_gb asks for {demands.disk_gb}"
     if offer.vcpus < needs.cores:
         return f"{offer.vcpus} CPU cores for {needs.gpus} GPUs; {MIN_CORES} for each are the minimum"
     has = f"{offer.ram_bytes / GIB:.0f} GiB of RAM"
@@ -275,6 +301,10 @@ def shortage_message(offer: Offer, needs: HostNeeds) -> str:
     if offer.ram_bytes < needs.ram:
         return f"{has}; the job ran out of {(needs.ram - 1) / GIB:.0f} before"
     return f"{offer.disk_bytes / GIB:.0f} GiB of disk; {needs.disk / GIB:.0f} for image, model, data and checkpoints"
+
+
+def _gb(size: int) -> str:
+    return f"{size / GB:.4g} GB" if size > 0 else "unknown size"
 
 
 def scarcity_note(offer: Offer, needs: HostNeeds) -> str:
@@ -293,11 +323,9 @@ def kind_of(
     *,
     nodes: int,
     storage_usd_per_gib_month: float,
+    demands: HostDemands,
 ) -> MachineCost:
-    """Return the cost of a kind of machine.
-
-    `verdict`: why this kind is not allowed, or None with a message for an allowed one.
-    """
+    """Return the cost of a kind of machine. `verdict`: why it is not allowed, or None with a message."""
     lines, pace = network_rates(offer.facts), fits.pace
     here = offer.emulated_on is not None or offer.reaches_local_files or caps.reaches_local_files
     fetched, saved = (pace.fetched_bytes, pace.checkpoint_bytes) if pace and not here else (0, 0)
@@ -322,7 +350,7 @@ def kind_of(
         standing=setup + final + caps.teardown_s,
         traffic_usd=_traffic_cost(lines, moved, saved, rows, nodes),
         bucket=_bucket_cost(KEPT_CHECKPOINTS * saved + rows, storage_usd_per_gib_month, nodes),
-        host=_host_needs(workload, offer, fits, nodes),
+        host=_host_needs(workload, offer, fits, nodes, demands),
     )
 
 
@@ -342,16 +370,19 @@ def _bucket_cost(stored_bytes: int, usd_per_gib_month: float, nodes: int) -> Buc
     return BucketCost(space=space, total=space + requests)
 
 
-def _host_needs(workload: Workload, offer: Offer, fits: Fit, nodes: int) -> HostNeeds:
+def _host_needs(workload: Workload, offer: Offer, fits: Fit, nodes: int, demands: HostDemands) -> HostNeeds:
     pace = fits.pace
     gpus = 0 if offer.emulated_on or offer.gpus < 1 or pace is None else -(-fits.devices // nodes)
     process_bytes = 0
     if gpus and pace and fits.plan:
         process_bytes = host_bytes(workload, fits.plan, states=pace.checkpoint_bytes, nodes=nodes)
+    disk = IMAGE_DISK + pace.fetched_bytes + KEPT_CHECKPOINTS * pace.checkpoint_bytes if pace and gpus else 0
+    oom_bytes = workload.oom_host_bytes + (workload.oom_host_bytes > 0)
     return HostNeeds(
         gpus=gpus,
-        cores=MIN_CORES * gpus,
+        demands=demands,
+        cores=max(MIN_CORES * gpus, demands.cpus),
         process_bytes=process_bytes,
-        ram=max(MIN_RAM * gpus, process_bytes, workload.oom_host_bytes + (workload.oom_host_bytes > 0)),
-        disk=IMAGE_DISK + pace.fetched_bytes + KEPT_CHECKPOINTS * pace.checkpoint_bytes if pace and gpus else 0,
+        ram=max(MIN_RAM * gpus, process_bytes, oom_bytes, demands.memory_gb * GB),
+        disk=max(disk, demands.disk_gb * GB),
     )

@@ -147,6 +147,9 @@ def drop_reason(ask: QuoteRequest, offer: Offer, caps: Caps) -> tuple[DropReason
             "a community host would get the blob store's own credentials; let the daemon scope them "
             "(docs/guide/images-and-storage.md), or ask for other providers"
         )
+    if ask.spec.script is not None and ask.spec.script.image is not None and not caps.images:
+        able = ", ".join(sorted(name for name, each in ask.caps.items() if each.images)) or "runpod or vast"
+        return DropReason.NO_IMAGES, f"{offer.provider} runs no image of a job; use {able}, or leave out script.image"
     if ask.spec.train is not None and not caps.has_trainer:
         return DropReason.NO_TRAINER, "its machine lacks the trainer; run pip install 'gpubroker[trainer]' there"
     return None

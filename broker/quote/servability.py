@@ -36,7 +36,7 @@ PASSING = frozenset(
 RULES = (
     *(DropReason.PROVIDER, DropReason.ACCELERATOR, DropReason.GPUS, DropReason.NODES, DropReason.SPOT),
     *(DropReason.UNREACHABLE, DropReason.TRUST, DropReason.NO_CHECKPOINTS, DropReason.UNSCOPED, DropReason.NO_TRAINER),
-    *(DropReason.UNKNOWN_HARDWARE, DropReason.MEMORY, DropReason.REGION, DropReason.HOST),
+    *(DropReason.NO_IMAGES, DropReason.UNKNOWN_HARDWARE, DropReason.MEMORY, DropReason.REGION, DropReason.HOST),
 )
 """Lasting reasons in the order in which the rules are applied. A later one means that more requirements are met."""
 COUNTS = (1, 2, 4, 8, 16)
@@ -88,7 +88,9 @@ def unserved(spec: JobSpec, workload: Workload, market: ServableMarket) -> Probl
             best = min(served, key=lambda offer: _distance(spec.resources, offer))
             fix = text.format(machine=_machine(best), best=best)
             return Problem(field=f"resources.{field}", message=f"{why}; {fix}")
-    return Problem(field="resources", message=f"{why}; {_smaller(spec, _drop(farthest))}")
+    drop = _drop(farthest)
+    field = "script.image" if drop is DropReason.NO_IMAGES else "resources"
+    return Problem(field=field, message=f"{why}; {_smaller(spec, drop)}")
 
 
 def _is_known(want: Resources, market: ServableMarket) -> bool:
@@ -163,6 +165,7 @@ def _relaxations(spec: JobSpec) -> Iterator[tuple[str, dict[str, Any], str]]:
         yield "accelerators", {"accelerators": (), "gpus": "auto"}, "the nearest that would do is {machine}"
     if want.regions:
         yield "regions", {"regions": ()}, "in region {best.region}, {machine} would do"
+    yield from _host_relaxations(want)
     if want.trust == "own":
         yield "trust", {"trust": "secure"}, "with trust: secure, {machine} would do"
     if want.trust != "community":
@@ -175,6 +178,12 @@ def _relaxations(spec: JobSpec) -> Iterator[tuple[str, dict[str, Any], str]]:
     for nodes in NODES:
         if nodes > want.nodes and isinstance(batch, int) and batch % nodes == 0:
             yield "nodes", {"nodes": nodes}, f"{nodes} nodes of {{machine}} would do"
+
+
+def _host_relaxations(want: Resources) -> Iterator[tuple[str, dict[str, Any], str]]:
+    for field in ("cpus", "memory_gb", "disk_gb"):
+        if getattr(want, field) is not None:
+            yield field, {field: None}, f"without {field}, {{machine}} would do"
 
 
 def _distance(want: Resources, offer: Offer) -> tuple[object, ...]:

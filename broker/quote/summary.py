@@ -12,6 +12,7 @@ LABELS = {
     DropReason.UNREACHABLE: "cannot reach a blob store or model in a folder of this machine (use a bucket)",
     DropReason.UNSCOPED: "on community hosts, for which this blob store cannot scope credentials",
     DropReason.NO_TRAINER: "without the trainer installed",
+    DropReason.NO_IMAGES: "that cannot run the job's image",
     DropReason.UNKNOWN_HARDWARE: "of unknown hardware",
     DropReason.MEMORY: "need more memory",
     DropReason.HOST: "have too few cores, RAM or disk",

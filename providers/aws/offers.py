@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from broker.domain.errors import ProviderError
 from broker.domain.money import ZERO, usd
-from broker.domain.offer import GIB, HostFacts, Offer
+from broker.domain.offer import GIB, DiskSale, HostFacts, Offer
 from broker.ports import Clock
 from providers.aws.market import AwsMachineType, AwsMarket, InstanceTypes, quota_of
 from providers.common.bill_rules import BILL_RULES
@@ -15,6 +15,8 @@ from providers.common.market_rules import OfferFilter, RawRow, listed_price
 
 DISK_GIB = 200
 """Size of the volume (gp3) in GiB: 45 for the system, the rest for image and job. An offer's price includes it."""
+MAX_DISK_GIB = 16_384
+"""Largest gp3 volume in GiB that every region sells."""
 HOURS_PER_MONTH = 730
 BILL = BILL_RULES["aws"]
 MIN_SCORE = 3
@@ -154,6 +156,7 @@ class AwsOffers:
             vcpus=machine.vcpus,
             ram_bytes=machine.ram_bytes,
             disk_bytes=DISK_GIB * GIB,
+            larger_disk=_larger_disk(disk),
             spot=zone is not None,
             usd_per_hour=_with_disk(price, disk),
             on_demand_usd_per_hour=None if listed is None else _with_disk(listed, disk),
@@ -181,6 +184,13 @@ def _facts(machine: AwsMachineType, disk: Decimal | None, egress: Decimal | None
         egress_usd_per_gib=egress,
         interconnect=interconnect,
     )
+
+
+def _larger_disk(usd_per_gib_month: Decimal | None) -> DiskSale | None:
+    """Return the larger volumes of a region; None: their price is not known."""
+    if usd_per_gib_month is None:
+        return None
+    return DiskSale(max_bytes=MAX_DISK_GIB * GIB, usd_per_gib_hour=usd_per_gib_month / HOURS_PER_MONTH)
 
 
 def _purchase(region: _Region, machine: AwsMachineType, zone: str | None, listed: Decimal | None) -> Mapping[str, str]:

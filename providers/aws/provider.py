@@ -15,12 +15,12 @@ from broker.domain.errors import Gone, Rejected
 from broker.domain.ids import Installation, name_prefix
 from broker.domain.instance import BootSpec, Caps, InstanceState, Observed
 from broker.domain.job import Handle
-from broker.domain.offer import Offer
+from broker.domain.offer import GIB, Offer
 from broker.ports import Clock
 from providers.aws import confirm as aws_confirm
 from providers.aws.api import Aws
 from providers.aws.market import KNOWN_GPUS, AwsMarket, InstanceTypes
-from providers.aws.offers import DISK_GIB, AwsOffers
+from providers.aws.offers import AwsOffers
 from providers.common.bill_rules import BILL_RULES
 from providers.common.cloud import Purchase
 from providers.common.credentials import aws_source, digest_of, sky_files
@@ -193,7 +193,7 @@ class AwsCloud:
             zone=offer.purchase.get("zone"),
             instance_type=offer.instance_type,
             use_spot=offer.spot,
-            disk_gb=DISK_GIB,
+            disk_gb=-(-offer.disk_bytes // GIB),  # EC2 counts in GiB
             catalog={"aws/vms.csv": _rows(offer)},
             config={"aws": aws},
             pin=pin,

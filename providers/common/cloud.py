@@ -179,6 +179,8 @@ class CloudProvider:
             raise Rejected(f"{name} is not a name of installation {self._installation}")
         if boot.nodes > 1 and not self.caps.multi_node:
             raise Rejected(f"{self.name} joins no machines to one job; ask for 1 node")
+        if boot.image is not None and not self.caps.images:
+            raise Rejected(f"{self.name} runs no image of a job; leave out script.image")
         if any(machine.handle.name == name for machine in await self._list()):
             # SkyPilot would adopt machines of that name, repeat their setup, and loop forever if some are missing.
             raise OutcomeUnknown(f"{name} exists at {self.name} already; it is not launched again")

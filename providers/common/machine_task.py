@@ -54,7 +54,7 @@ def task_of(boot: BootSpec, *, docker_run: bool) -> MachineTask:
         case TrainerBundle() as bundle:
             env |= {"GPUBROKER_WAY": "bundle", "GPUBROKER_BUNDLE_SHA256": bundle.sha256}
             secrets |= {"GPUBROKER_BUNDLE_URL": bundle.url}
-            image = None if docker_run else STOCK_IMAGE
+            image = None if docker_run else boot.image or STOCK_IMAGE
         case None:
             raise ValueError("a rented machine is given no trainer: neither an image nor a bundle")
     return MachineTask(
@@ -78,7 +78,7 @@ def _script(name: str) -> str:
     return (files("providers") / "machine" / name).read_text("utf-8")
 
 
-IMAGE_FIX = "check trainer.image and its login"
+IMAGE_FIX = "check trainer.image and its login, or the job's script.image"
 _REFUSED = re.compile(
     r"manifest unknown|manifest for \S+ not found|pull access denied|repository \S+ not found|name unknown|"
     r"no matching manifest|invalid reference format|requested access to the resource is denied|"

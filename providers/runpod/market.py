@@ -14,7 +14,7 @@ from typing import Any
 from broker.domain.errors import OutcomeUnknown, ProviderError
 from broker.domain.formatting import unsold_regions
 from broker.domain.money import ZERO, usd
-from broker.domain.offer import GIB, HostFacts, Offer
+from broker.domain.offer import GIB, DiskSale, HostFacts, Offer
 from broker.ports import Clock
 from providers.common.bill_rules import BILL_RULES
 from providers.common.gpu_names import GB
@@ -32,6 +32,8 @@ DISK_GB = 100
 DISK_USD_PER_GB_MONTH = Decimal("0.10")
 """Price of a running pod's container disk, in addition to the GPU (docs.runpod.io/pods/storage/types, "Comparison")."""
 MONTH_H = Decimal(720)
+LARGER_DISK = DiskSale(max_bytes=1000 * GB, usd_per_gib_hour=DISK_USD_PER_GB_MONTH * GIB / GB / MONTH_H)
+"""The limit is assumed: RunPod documents none, and a host with less space refuses the create."""
 DISK_USD_PER_HOUR = usd(DISK_GB * DISK_USD_PER_GB_MONTH / MONTH_H)
 PRICES_PER_QUERY = 600
 _CONTINENTS = frozenset({"EU", "EUR", "AP", "SEA", "OC", "AS", "ME", "AF", "SA"})
@@ -185,8 +187,7 @@ class RunpodMarket:
         on_demand_per_gpu: Decimal | None,
         spot: bool,
     ) -> Offer:
-        gpu, n = location.gpu, location.count
-        memory = int(gpu["memory"])
+        gpu, n, memory = location.gpu, location.count, int(location.gpu["memory"])
         kind = f"{n}x_{SKY_NAMES[gpu['id']]}_{'SECURE' if location.secure else 'COMMUNITY'}"
         name = accelerator_of(gpu["id"])
         where = location.zone if location.secure else location.region
@@ -204,6 +205,7 @@ class RunpodMarket:
             vcpus=max(int(price.get("minVcpu") or 0), 4 * n),
             ram_bytes=max(int(price.get("minMemory") or 0), memory * n) * GIB,
             disk_bytes=DISK_GB * GB,
+            larger_disk=LARGER_DISK,
             spot=spot,
             usd_per_hour=_with_disk(per_gpu * n),
             on_demand_usd_per_hour=None if on_demand is None else _with_disk(on_demand),

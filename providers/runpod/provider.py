@@ -35,6 +35,7 @@ LOW_BALANCE_USD = Decimal(1)
 """Dollars of balance below which `check` warns. RunPod requires an hour's cost (docs.runpod.io/pods/pricing)."""
 CAPS = Caps(
     spot=True,
+    images=True,
     notice_s=5.0,
     notices="first_process",
     list_lag_s=10.0,

@@ -10,12 +10,14 @@ from datetime import datetime
 from decimal import Decimal
 
 from broker.domain.money import from_float
-from broker.domain.offer import GIB, GpuAsk, Offer
+from broker.domain.offer import GIB, DiskSale, GpuAsk, Offer
 from providers.simulated.config import SimulatedConfig
 
 NAME = "simulated"
 _SWING = 0.15
 """Largest relative deviation of a spot price from its row's `spot`; on-demand prices are constant."""
+LARGER_DISK = DiskSale(max_bytes=2048 * GIB, usd_per_gib_hour=Decimal("0.000137"))
+"""About $0.10 per GiB and month, as most clouds ask."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +136,7 @@ def _offer(config: SimulatedConfig, row: SimulatedRow, region: str, *, spot: boo
         vcpus=row.vcpus,
         ram_bytes=row.ram_gib * GIB,
         disk_bytes=200 * GIB,
+        larger_disk=LARGER_DISK,
         spot=spot,
         usd_per_hour=min(_spot_price(config, row, offer_id, now), on_demand) if spot else on_demand,
         on_demand_usd_per_hour=on_demand,

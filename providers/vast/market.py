@@ -10,7 +10,7 @@ from typing import Any
 
 from broker.domain.formatting import unsold_regions
 from broker.domain.money import usd
-from broker.domain.offer import GIB, HostFacts, Offer
+from broker.domain.offer import GIB, DiskSale, HostFacts, Offer
 from broker.ports import Clock
 from providers.common.bill_rules import BILL_RULES
 from providers.common.gpu_names import GB, accelerator
@@ -165,6 +165,7 @@ class _AskOffers:
         self._vcpus = int(ask["cpu_cores_effective"])
         self._ram = int(ask["cpu_ram"] * share) * MIB
         self._facts = _facts(ask)
+        self._larger_disk = _larger_disk(ask)
 
     def offer(self, price: Decimal, *, spot: bool) -> Offer:
         ask = self._ask
@@ -180,6 +181,7 @@ class _AskOffers:
             vcpus=self._vcpus,
             ram_bytes=self._ram,
             disk_bytes=DISK_GB * GB,
+            larger_disk=self._larger_disk,
             spot=spot,
             usd_per_hour=usd(price + self._disk),
             on_demand_usd_per_hour=None if self._on_demand is None else usd(self._on_demand + self._disk),
@@ -209,6 +211,14 @@ def _facts(ask: Mapping[str, Any]) -> HostFacts:
         interconnect=None if gpus < 2 else "nvlink" if (ask.get("bw_nvlink") or 0) > 0 else "pcie",
         reliability=ask["reliability2"],
     )
+
+
+def _larger_disk(ask: Mapping[str, Any]) -> DiskSale | None:
+    """Return the larger disks up to the host's free space; None: Vast reports no space or no price."""
+    space, price = ask.get("disk_space"), ask.get("storage_cost")
+    if space is None or price is None or int(space) <= DISK_GB:
+        return None
+    return DiskSale(max_bytes=int(space) * GB, usd_per_gib_hour=Decimal(str(price)) * GIB / GB / MONTH_H)
 
 
 def _disk_usd_per_hour(ask: Mapping[str, Any]) -> Decimal:

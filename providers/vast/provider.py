@@ -61,6 +61,7 @@ RESERVED_SEARCHES = 2
 """Searches a minute that are left for the next polls and for other programs of the account."""
 CAPS = Caps(
     spot=True,
+    images=True,
     list_lag_s=10.0,
     teardown_s=10.0,
     boot_s=180.0,

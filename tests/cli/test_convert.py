@@ -53,6 +53,7 @@ tags: {project: x}
 idle_duration: 5m
 retry: {on_events: [no-capacity, interruption, error], duration: 1h}
 resources: {gpu: "nvidia:H100,A100:80GB:2..4", disk: 200GB}
+image: ghcr.io/me/train:1
 utilization_policy: {min_gpu_utilization: 10, time_window: 30m}
 """
 
@@ -74,24 +75,23 @@ def test_a_skypilot_task_becomes_a_spec_that_load_reads(tmp_path: Path) -> None:
     (tmp_path / "sky.yaml").write_text(SKY)
     ran = run(str(tmp_path / "sky.yaml"), "-o", str(tmp_path / "job.yaml"))
     assert (ran.exit_code, ran.stdout) == (0, "")
-    assert f"lost: {tmp_path}/sky.yaml:8: resources.cpus: has no counterpart" in ran.stderr
+    assert f"lost: {tmp_path}/sky.yaml:13: resources.job_recovery" in ran.stderr
     spec = load(tmp_path / "job.yaml").spec
     assert spec.script is not None
     assert (spec.name, spec.script.code, spec.labels) == ("my-task", "./code", {"project": "x"})
-    assert spec.script.command[:2] == ("bash", "-c")
-    assert spec.script.command[2] == (
-        "(\npip install -r requirements.txt\n) || exit $?\n"
-        "python train.py --size ${MODEL_SIZE} --rank $SKYPILOT_NODE_RANK\n"
-    )
+    assert spec.script.image == "ubuntu:latest"
+    assert spec.script.setup == ("pip install -r requirements.txt\n",)
+    assert spec.script.command == ("bash", "-c", "python train.py --size ${MODEL_SIZE} --rank $SKYPILOT_NODE_RANK\n")
     limits = spec.resources
     assert (limits.providers, limits.regions, limits.accelerators) == (("aws",), ("us-east-1",), ("h100",))
     assert (limits.gpus, limits.nodes, limits.spot, limits.max_usd_per_hour) == (8, 2, "only", Decimal(80))
+    assert limits.cpus == 4
     assert spec.env == {"MODEL_SIZE": "13b", "EPOCHS": "3", "LR": "1e-4", "VERSION": "1.10"}
     assert (spec.secrets, spec.retry.max) == (("HF_TOKEN",), 3)
     assert "my-secret-value" not in (tmp_path / "job.yaml").read_text() + ran.stderr
     lost = fields(converted(tmp_path / "sky.yaml").lost)
     assert lost == [
-        "envs.BUCKET", "file_mounts./data", "resources.cpus", "resources.image_id", "resources.infra",
+        "envs.BUCKET", "file_mounts./data", "resources.infra",
         "resources.job_recovery.max_restarts_on_errors", "run",
     ]  # fmt: skip
 
@@ -108,12 +108,13 @@ def test_a_dstack_task_becomes_a_spec_that_load_reads(tmp_path: Path) -> None:
     limits = spec.resources
     assert (limits.providers, limits.accelerators) == (("aws", "vast"), ("h100", "a100"))
     assert (limits.gpus, limits.nodes, limits.spot, limits.max_usd_per_hour) == (2, 2, "allowed", Decimal(20))
+    assert (limits.disk_gb, spec.script.image) == (200, "ghcr.io/me/train:1")
     assert (spec.max_duration, spec.priority) == (6 * 3600, 3)
     assert spec.retry.on == ("no_capacity", "preempted", "lost", "infrastructure")
     assert spec.idle is not None
     assert (spec.idle.action, spec.idle.gpu_below, spec.idle.window_s) == ("end", 0.1, 1800)
     assert fields(converted(tmp_path / ".dstack.yml").lost) == [
-        "backends", "env.OTHER", "python", "repos.1", "resources.disk", "resources.gpu.count", "resources.gpu.memory",
+        "backends", "env.OTHER", "python", "repos.1", "resources.gpu.count", "resources.gpu.memory",
         "retry.duration", "retry.on_events",
     ]  # fmt: skip
 
@@ -135,6 +136,32 @@ def test_accelerators_of_skypilot_are_converted(
     conversion = of(tmp_path, f"resources: {{accelerators: {accelerators}}}\nrun: python a.py\n")
     assert conversion.spec["resources"] == {"spot": "never", "accelerators": names, "gpus": gpus}
     assert fields(conversion.lost) == lost
+
+
+@pytest.mark.parametrize(
+    ("task", "least", "lost"),
+    [
+        ("resources: {cpus: 8, memory: 4x, disk_size: 1TB}\nrun: a\n", (8, 32, 1000), []),
+        ("resources: {memory: 64+, disk_size: 256}\nrun: a\n", (None, 64, 256), []),
+        (
+            "resources: {memory: 2x, cpus: low, disk_size: -1}\nrun: a\n",
+            (None, None, None), ["cpus", "disk_size", "memory"],
+        ),
+        ("type: task\ncommands: [a]\nresources: {cpu: 'x86:8..', memory: 32GB..64GB, disk: 500GB}\n", (8, 32, 500), []),
+        (
+            "type: task\ncommands: [a]\nresources: {cpu: {arch: x86, count: {min: 4}}, memory: {min: 1TB}, "
+            "disk: {size: 2TB.., type: ssd}}\n", (4, 1000, 2000), ["disk.type"],
+        ),
+        ("type: task\ncommands: [a]\nresources: {memory: ..64GB}\n", (None, None, None), ["memory"]),
+    ],
+)  # fmt: skip
+def test_least_sizes_of_a_machine_are_kept(
+    tmp_path: Path, task: str, least: tuple[int | None, ...], lost: list[str]
+) -> None:
+    conversion = of(tmp_path, task)
+    limits = conversion.spec["resources"]
+    assert tuple(limits.get(name) for name in ("cpus", "memory_gb", "disk_gb")) == least
+    assert fields(conversion.lost) == [f"resources.{name}" for name in lost]
 
 
 def test_alternatives_allow_each_place(tmp_path: Path) -> None:
@@ -257,7 +284,7 @@ def test_strict_writes_nothing_when_a_setting_is_lost(tmp_path: Path) -> None:
     (tmp_path / "sky.yaml").write_text(SKY)
     ran = run(str(tmp_path / "sky.yaml"), "--strict", "-o", str(tmp_path / "job.yaml"))
     assert (ran.exit_code, ran.stdout) == (2, "")
-    assert "resources.cpus: has no counterpart" in ran.stderr
+    assert "envs.BUCKET: has no value" in ran.stderr
     assert not (tmp_path / "job.yaml").exists()
     (tmp_path / "short.yaml").write_text("run: python a.py\n")
     assert run(str(tmp_path / "short.yaml"), "--strict").exit_code == 0
@@ -267,7 +294,7 @@ def test_json_has_the_spec_and_the_remarks(tmp_path: Path) -> None:
     (tmp_path / "sky.yaml").write_text(SKY)
     document = json.loads(run(str(tmp_path / "sky.yaml"), "--json").stdout)
     assert document["spec"]["name"] == "my-task"
-    assert {"field": "resources.cpus", "message": "has no counterpart"} in document["lost"]
+    assert "file_mounts./data" in {remark["field"] for remark in document["lost"]}
     assert {remark["field"] for remark in document["hints"]} >= {"cap_usd", "secrets.HF_TOKEN"}
 
 

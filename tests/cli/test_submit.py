@@ -108,6 +108,16 @@ async def test_script_folder_is_packed(shell: Shell) -> None:
         assert tar.getnames() == ["main.py"]
 
 
+async def test_a_missing_requirements_file_is_named_before_the_upload(shell: Shell) -> None:
+    (shell.folder / "code").mkdir()
+    (shell.folder / "code" / "main.py").write_text("print('hello')\n")
+    text = "name: a\ncap_usd: 5\nscript:\n  code: code\n  command: [python, main.py]\n  requirements: needs.txt\n"
+    ran = await to_thread(shell.run, "submit", shell.spec(text, None), "-y", "-d")
+    assert ran.code == Exit.BAD_INPUT
+    assert "job.yaml:6: script.requirements: code has no file needs.txt; its path is relative to script.code" in ran.err
+    assert not [b for b in await shell.api.service.blobs.list("") if b.key.startswith("uploads")]
+
+
 async def test_quote_creates_nothing(shell: Shell) -> None:
     ran = await to_thread(shell.run, "quote", shell.spec())
     assert ran.code == 0

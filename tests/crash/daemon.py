@@ -131,5 +131,5 @@ def counting(to: int) -> tuple[bytes, dict[str, Any]]:
 async def submit(client: AsyncClient, to: int, **changes: Any) -> str:
     code, spec = counting(to)
     upload = await client.upload(code, name="code.tar", fmt=None)
-    spec["script"]["code"] = f"upload:{upload.sha256}"
+    spec["script"] |= {"code": f"upload:{upload.sha256}", **changes.pop("script", {})}
     return str((await client.submit(spec | changes, key=os.urandom(8).hex())).id)

@@ -129,6 +129,22 @@ async def test_a_preempted_program_continues_where_its_checkpoint_ends(start_dae
     assert daemon.processes() == []
 
 
+async def test_a_script_is_set_up_on_each_machine_or_fails(start_daemon: DaemonStarter) -> None:
+    daemon, setup = await start_daemon(), ["test -f count.py", "echo ready >> ready; cat ready"]
+    async with daemon.client() as client:
+        job = await submit(client, 0, script={"setup": setup}, resources={"spot": "only"})
+        broken = await submit(client, 0, script={"setup": [*setup, "echo no compiler; exit 3"]})
+    await watch(daemon, job, lambda d: any(a.beat is not None and a.beat.checkpoint is not None for a in d.runs))
+    daemon.preempt()
+    detail, failed = await watch(daemon, job, rests), await watch(daemon, broken, rests)
+    assert (detail.state, [a.reason for a in detail.runs]) == ("succeeded", ["preempted", "completed"])
+    async with daemon.client() as client:
+        logs = [await client.log_now(job, attempt=number) for number in (1, 2)]
+    assert [log.splitlines().count("ready") for log in logs] == [1, 1], "each machine begins with the code alone"
+    assert (failed.state, len(failed.runs), failed.retries_used) == ("failed", 1, 0)
+    assert "setup: command 3 exited with 3; its last line: no compiler" in failed.reason
+
+
 async def test_a_cancelled_job_leaves_no_process(start_daemon: DaemonStarter) -> None:
     daemon = await start_daemon()
     async with daemon.client() as client:

@@ -10,10 +10,12 @@ from trainer.agent.base.background import background
 from trainer.agent.conclusion import AttemptEnd
 from trainer.agent.lifecycle import AttemptLifecycle
 from trainer.agent.process.child import Child, child_environment
+from trainer.agent.program_setup import ProgramSetup
 from trainer.agent.upload.save_interval import SaveInterval
 from trainer.agent.upload.script_snapshots import ScriptTree
 from trainer.checkpoint.protocol import Origin
-from trainer.contract.documents import AttemptSpec, ScriptConfig
+from trainer.contract.documents import AttemptSpec
+from trainer.contract.script import ScriptConfig
 
 
 class ScriptRunner:
@@ -27,13 +29,15 @@ class ScriptRunner:
         """Folder in which the program saves what a later start needs."""
 
     async def run(self) -> AttemptEnd:
-        """Run the program until its end. Raises: UnusableInput, ObjectStoreError."""
+        """Prepare the program, and run it until its end. Raises: UnusableInput, ObjectStoreError."""
         spec, lifecycle = self._spec, self._lifecycle
         self._state.phase = "loading"
         folder = await self._fetch_code()
         variables = await self._variables()
         await lifecycle.restore(spec, self._origin, self._tree)
         self._tree.mkdir(exist_ok=True)
+        env = child_environment(os.environ, variables, lifecycle.secrets)
+        env = await ProgramSetup(lifecycle, self._script, folder, env).run()
         interval = lifecycle.save_interval(spec)
         snapshots = self._snapshots(interval)
         saves = self._env.node == 0  # checkpoints of several machines would replace each other
@@ -41,8 +45,7 @@ class ScriptRunner:
             lifecycle.log_line(
                 "what lies in this machine's checkpoint folder is not saved: the first machine's alone is"
             )
-        env = child_environment(os.environ, variables, lifecycle.secrets)
-        child = await Child.start(self._script.command, env, folder)
+        child = await Child.start(self._script.command, {**env, **lifecycle.secrets}, folder)
         self._state.phase = "training"
         async with (
             lifecycle.uploading(spec, self._origin, interval) as saver,

@@ -1,17 +1,28 @@
 """Base classes and field types of all documents and configurations."""
 
+import ast
+import inspect
 import re
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import cache
+from itertools import pairwise
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
-
-from trainer.contract.descriptions import Described
 
 PATTERN_MESSAGES: dict[str, str] = {}
 """Error message for each regular expression of `matching`."""
@@ -137,6 +148,51 @@ InSeconds = _AlsoText(_in_seconds)
 """Lets a field of seconds also take a duration such as `2h`."""
 InDays = _AlsoText(_in_days)
 """Lets a field of days also take a duration such as `12h` or `7d`."""
+
+
+class Described(BaseModel):
+    """Base of models whose JSON Schema shows the attribute notes as descriptions.
+
+    The notes are read on demand, for published schemas and templates. `use_attribute_docstrings` of pydantic parses the
+    source of every class at import, which takes longer than the rest of the import.
+    """
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        published = handler(schema)
+        properties = handler.resolve_ref_schema(published).get("properties", {})
+        for name, text in descriptions(cls).items():
+            alias = cls.model_fields[name].alias or name
+            if alias in properties:
+                properties[alias].setdefault("description", text)
+        return published
+
+
+@cache
+def descriptions(model: type[BaseModel]) -> dict[str, str]:
+    """Return the description of each field that has one: its own, otherwise the note below the attribute."""
+    texts: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if issubclass(base, Described) and base is not Described:
+            notes = _notes(base)
+            texts = {name: text for name, text in texts.items() if name not in base.__annotations__} | notes
+    given = {name: field.description for name, field in model.model_fields.items() if field.description}
+    return {name: text for name, text in (texts | given).items() if name in model.model_fields}
+
+
+def _notes(model: type[Any]) -> dict[str, str]:
+    """Return the string that follows each annotated attribute in the body of the class."""
+    try:
+        body = ast.parse(textwrap.dedent(inspect.getsource(model))).body[0]
+    except (OSError, TypeError):  # a model without a source file
+        return {}
+    notes: dict[str, str] = {}
+    for attribute, note in pairwise(body.body if isinstance(body, ast.ClassDef) else ()):
+        if not (isinstance(attribute, ast.AnnAssign) and isinstance(attribute.target, ast.Name)):
+            continue
+        if isinstance(note, ast.Expr) and isinstance(note.value, ast.Constant) and isinstance(note.value.value, str):
+            notes[attribute.target.id] = inspect.cleandoc(note.value.value)
+    return notes
 
 
 class Config(Described):

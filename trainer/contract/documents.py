@@ -3,11 +3,12 @@
 from datetime import datetime
 from decimal import Decimal
 from enum import IntEnum, StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from trainer.contract.base import Config, Document, Message, Name, Number, ObjectPath, Text
+from trainer.contract.base import Document, Message, Name, Number, ObjectPath, Text
+from trainer.contract.script import ScriptConfig
 from trainer.contract.train import CheckpointConfig, TrainConfig
 
 CONTRACT_VERSION = 1
@@ -128,39 +129,6 @@ class Cost(Document):
     """Price per hour of all machines of this attempt."""
 
 
-def _no_shell_line(command: Any) -> Any:
-    """Refuse a line, because only a shell knows its words. Clients split simple lines before."""
-    if isinstance(command, str):
-        raise ValueError(
-            'must be a list such as [a, b]; for a shell (several lines, |, $, *, cd, A=1) write [bash, -c, "…"], '
-            "and quote such a character that is meant literally"
-        )
-    return tuple(command) if isinstance(command, list) else command  # strict JSON has lists only
-
-
-class ScriptConfig(Config):
-    """Folder or archive with an argument list, never a shell string.
-
-    Files in `$GPUBROKER_CHECKPOINT_DIR` are committed, and restored before the next start. On several machines only
-    the first machine's files are saved; all machines get them back.
-    """
-
-    code: Annotated[Text, Field(min_length=1, max_length=1024)]
-    """Folder (packed by the CLI), or `upload:<sha256>` of a .tar for the API."""
-    command: Annotated[
-        tuple[Annotated[Text, Field(max_length=8192)], ...],
-        Field(min_length=1, max_length=256),
-        BeforeValidator(_no_shell_line),
-    ]
-    """Program and arguments, for example `[python, train.py, --lr, "1e-4"]`. The command line and the Python client
-    also take one line, `python train.py --lr 1e-4`, without a shell's syntax; with it write `[bash, -c, "…"]`.
-    """
-    checkpoints: bool = True
-    """`false`: the program writes no checkpoints, so a preemption loses everything and no spot machine is bought for
-    it.
-    """
-
-
 class AttemptSpec(Document):
     """Everything the trainer needs (`attempts/<attempt>/spec.json`); secrets are listed by name only."""
 
@@ -265,7 +233,7 @@ class AgentMessage(Document):
 MAX_MESSAGES = 8
 """Number of latest messages that each heartbeat and the final report repeat."""
 
-Phase = Literal["starting", "loading", "evaluating", "training", "saving", "sampling", "draining", "done"]
+Phase = Literal["starting", "loading", "setup", "evaluating", "training", "saving", "sampling", "draining", "done"]
 
 
 class Heartbeat(Document):

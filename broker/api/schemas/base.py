@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from trainer.contract.descriptions import Described
+from trainer.contract.base import Described
 
 
 class Wire(Described):

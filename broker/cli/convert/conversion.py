@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from decimal import Decimal
+from math import ceil
 from typing import Any
 
 from broker.cli.core.exit_codes import BadInput
@@ -13,6 +14,9 @@ from trainer.contract.yaml_document import YamlDocument
 PROVIDERS = {"aws": "aws", "lambda": "lambda", "runpod": "runpod", "vast": "vast", "vastai": "vast"}
 """The broker's name of each cloud that it can use."""
 NAME_CHARACTERS = 63
+QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(x|[GMT]i?B?)?\s*(?:\+|\.\..*)?\s*", re.IGNORECASE)
+"""A least number, as in `8`, `8+`, `32GB..64GB` or `2x`."""
+GB_OF_UNIT = {"": 1.0, "G": 1.0, "M": 0.001, "T": 1000.0}
 
 
 @dataclass
@@ -79,6 +83,16 @@ class Conversion:
         if nodes > 1:
             self.hint(*path, text=f"limits one machine; max_usd_per_hour {usd:g} limits all {nodes}")
 
+    def least(self, setting: str, written: Any, *path: str) -> None:
+        """Set a least number of `resources`; a multiple such as `4x` is of the `cpus`, which are set before."""
+        match = QUANTITY.fullmatch(str(written))
+        unit = (match[2] or "")[:1].upper() if match else ""
+        each = self.group("resources").get("cpus") if unit == "X" else GB_OF_UNIT.get(unit)
+        if match is None or each is None:
+            self.lose(*path, why=f"{written} has no least number, which the broker needs")
+        else:
+            self.group("resources")[setting] = ceil(float(match[1]) * each)
+
     def environment(self, values: dict[str, Any], *path: str) -> None:
         """Set variables as text. Those without a value must be given."""
         for name, value in values.items():
@@ -95,15 +109,21 @@ class Conversion:
             self.spec.setdefault("secrets", []).append(name)
             self.hint(*path, name, text=f"store it with `gpubroker secret set {name}`; the spec names it only")
 
-    def command(self, lines: str, *, setup: str = "") -> None:
+    def command(self, lines: str) -> None:
         """Set the command: the words of one simple line, otherwise a script for bash."""
-        lines, setup = lines.strip(), setup.strip()
-        self.group("script")["command"] = line_words(lines) if not setup else None
-        if self.spec["script"]["command"] is None:
-            before = f"(\n{setup}\n) || exit $?\n" if setup else ""
-            self.spec["script"]["command"] = ["bash", "-c", before + lines + "\n"]
-        if setup:
-            self.hint("setup", text="runs at every start of the job, also after a preemption")
+        lines = lines.strip()
+        self.group("script")["command"] = line_words(lines) or ["bash", "-c", lines + "\n"]
+
+    def image(self, reference: str, *path: str) -> None:
+        """Set the container image."""
+        self.group("script")["image"] = reference
+        self.hint(*path, text="RunPod and Vast run a job's image; it needs bash and Python 3.11 or newer")
+
+    def setup(self, lines: str) -> None:
+        """Set the set-up commands, as one script for bash."""
+        if lines.strip():
+            self.group("script")["setup"] = [lines.strip() + "\n"]
+            self.hint("setup", text="runs before each start, also after a preemption, and stops at a line that fails")
 
     def closing_hints(self) -> None:
         """Add the hints of every converted job."""

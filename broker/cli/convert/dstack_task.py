@@ -8,6 +8,8 @@ from broker.cli.convert.conversion import Conversion
 
 SPOT = {"spot": "only", "on-demand": "never", "auto": "allowed"}
 CAUSES = {"no-capacity": ["no_capacity"], "interruption": ["preempted", "lost"], "error": ["infrastructure"]}
+SIZES = {"cpus": ("cpu", "count"), "memory_gb": ("memory", "size"), "disk_gb": ("disk", "size")}
+"""dstack's name of each least size of a machine, and the key of the size in its long form."""
 SECRET = re.compile(r"\$\{\{\s*secrets\.(\w+)\s*\}\}")
 
 
@@ -26,6 +28,8 @@ def convert_dstack(conversion: Conversion) -> None:
     conversion.command("\n".join(["set -e", *lines]) if len(lines) > 1 else lines[0])
     if "DSTACK_" in "\n".join(lines):
         conversion.lose("commands", why="uses variables DSTACK_…, which are not set")
+    if (image := task.pop("image", None)) is not None:
+        conversion.image(str(image), "image")
     _environment(conversion, task.pop("env", None))
     _limits(conversion, task)
     _resources(conversion, task.pop("resources", None) or {})
@@ -102,7 +106,21 @@ def _resources(conversion: Conversion, resources: dict[str, Any]) -> None:
     if str(parts.get("vendor", "")).lower() == "nvidia":
         del parts["vendor"]
     conversion.lose_rest(parts, "resources", "gpu")
+    for setting, (key, inner) in SIZES.items():
+        if (size := rest.pop(key, None)) is not None:
+            conversion.least(setting, _size(conversion, size, key, inner), "resources", key)
     conversion.lose_rest(rest, "resources")
+
+
+def _size(conversion: Conversion, size: Any, key: str, inner: str) -> Any:
+    """Return a size as `8..`, from `{count: 8..}`, `{min: 8}` or `x86:8..`. The architecture is always x86."""
+    parts = dict(size) if isinstance(size, dict) else {}
+    if inner in parts:
+        conversion.lose_rest({k: v for k, v in parts.items() if k not in (inner, "arch")}, "resources", key)
+        size = parts[inner]
+    if isinstance(size, dict):
+        return size.get("min", "")
+    return str(size).rpartition(":")[2]
 
 
 def _least(conversion: Conversion, count: Any) -> int:

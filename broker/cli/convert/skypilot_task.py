@@ -8,6 +8,8 @@ from broker.cli.convert.conversion import Conversion
 PLACE = frozenset({"cloud", "region", "infra"})
 NEEDLESS = ("autostop", "cloud", "region", "infra", "accelerators", "any_of", "ordered", "use_spot")
 """Settings of `resources` that are read; a job's machines are destroyed at its end without `autostop`."""
+SIZES = {"cpus": "cpus", "memory_gb": "memory", "disk_gb": "disk_size"}
+"""SkyPilot's name of each least size of a machine."""
 
 
 def convert_skypilot(conversion: Conversion) -> None:
@@ -18,7 +20,8 @@ def convert_skypilot(conversion: Conversion) -> None:
     if not isinstance(run, str) or not run.strip():
         raise conversion.refuse("run", "is missing; a job is a program that ends")
     _code(conversion, task.pop("workdir", None))
-    conversion.command(run, setup=str(task.pop("setup", None) or ""))
+    conversion.command(run)
+    conversion.setup(str(task.pop("setup", None) or ""))
     if "SKYPILOT_" in run:
         conversion.lose("run", why="uses variables SKYPILOT_…, which are not set")
     if (nodes := task.pop("num_nodes", None)) not in (None, 1):
@@ -63,6 +66,11 @@ def _resources(conversion: Conversion, resources: dict[str, Any]) -> None:
     rest = {key: value for key, value in resources.items() if key not in NEEDLESS}
     if (price := rest.pop("max_hourly_cost", None)) is not None:
         conversion.hourly_limit(price, "resources", "max_hourly_cost")
+    for setting, key in SIZES.items():
+        if (size := rest.pop(key, None)) is not None:
+            conversion.least(setting, size, "resources", key)
+    if str(rest.get("image_id")).startswith("docker:"):
+        conversion.image(rest.pop("image_id").removeprefix("docker:"), "resources", "image_id")
     for name, value in dict(rest.pop("labels", None) or {}).items():
         conversion.spec.setdefault("labels", {})[name] = str(value)
     _recovery(conversion, rest.pop("job_recovery", None))

@@ -25,6 +25,7 @@ from broker.client.async_client import AsyncClient
 from broker.client.transport.errors import ApiError
 from broker.domain.money import usd
 from trainer.contract.data_config import DataConfig
+from trainer.contract.script import ScriptConfig
 from trainer.dataset import sources
 from trainer.dataset.prompts import DataError
 
@@ -49,6 +50,7 @@ async def prepare(client: AsyncClient, file: SpecFile, *, limit: int = 100) -> P
             body["train"]["data"].pop("secret", None)  # the secret was for the source, which is now an upload
             columns = tuple((upload.summary or {}).get("columns", ()))
     elif file.spec.script is not None and not file.spec.script.code.startswith(UPLOAD):
+        _check_requirements(file, file.spec.script)
         with _code(file, file.spec.script.code) as (name, local):
             body["script"]["code"] = (await _upload(client, file, "script.code", local, name, "tar")).ref
     try:
@@ -148,6 +150,14 @@ def _model(file: SpecFile, model: str) -> str:
     """Return the absolute path of a model folder; other values are Hub ids, which the daemon checks."""
     folder = file.file(model)
     return str(folder.resolve()) if os.path.isdir(folder) else model
+
+
+def _check_requirements(file: SpecFile, script: ScriptConfig) -> None:
+    """Raise BadInput if the code folder lacks the requirements file. The content of an archive is not read."""
+    source, name = file.file(script.code), script.requirements
+    if name is not None and os.path.isdir(source) and not os.path.isfile(source / name):
+        why = f"{script.code} has no file {name}; its path is relative to script.code"
+        raise BadInput(f"{file.place('script.requirements')}: {why}", problems=(("script.requirements", why),))
 
 
 @contextmanager

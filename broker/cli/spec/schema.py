@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from broker.domain.spec import JobSpec
-from trainer.contract.descriptions import descriptions
+from trainer.contract.base import descriptions
 from trainer.contract.suggestions import close_matches
 
 Path = tuple[str, ...]

@@ -23,8 +23,9 @@ UPLOAD = "upload:"
 
 def boot_properties(job: Job) -> BootSpec:
     """Return the properties that a job's machines must have, without their documents."""
-    resources = job.spec.resources
-    return BootSpec(nodes=resources.nodes, options=CloudOptions(**resources.aws.model_dump()))
+    resources, script = job.spec.resources, job.spec.script
+    image = None if script is None else script.image
+    return BootSpec(nodes=resources.nodes, options=CloudOptions(**resources.aws.model_dump()), image=image)
 
 
 def attempt_spec(attempt: Attempt, job: Job, context: ControllerContext, sizes: Mapping[str, int]) -> AttemptSpec:

@@ -4,8 +4,9 @@ Used by the launch controller before each create.
 """
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from broker.controllers.base.context import ControllerContext
 from broker.controllers.provisioning.attempt_documents import attempt_spec, boot_properties, upload_hash
@@ -27,7 +28,15 @@ class Unusable(GpubrokerError):
     """Raised if a secret of the job is missing or unreadable, or its host refuses the owner. No create is sent."""
 
 
-TrainerOf = Callable[[], Awaitable[TrainerImage | TrainerBundle]]
+class TrainerOf(Protocol):
+    """Source of the trainer for rented machines."""
+
+    def __call__(self, *, for_image: bool) -> Awaitable[TrainerImage | TrainerBundle]:
+        """Return the trainer. `for_image`: the machine runs a job's image, into which only a bundle can be installed.
+
+        Raises Rejected if it cannot be provided, and BlobsUnavailable.
+        """
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +74,15 @@ class Boot:
         caps = self.context.provider_of(attempt).caps
         trainer = None
         if caps.agent_start_s is not None and self.trainer is not None:
-            trainer = await self.trainer()
+            has_image = job.spec.script is not None and job.spec.script.image is not None
+            trainer = await self.trainer(for_image=has_image)
             env |= {
                 "GPUBROKER_SELF_STOP": caps.self_stop,
                 "GPUBROKER_SELF_STOP_S": str(round(SELF_STOP_S + job.spec.keep_on_failure)),
             }
             env |= {"GPUBROKER_NOTICES": caps.notices}
+            if has_image:
+                env |= {"GPUBROKER_AGENT_ONLY": "1"}
             if job.spec.train is not None and (extras := _extras(job.spec.train)):
                 env |= {"GPUBROKER_EXTRAS": extras}
         await self._put_spec(attempt, job)  # last, because a spec means that a create may have been sent

@@ -13,7 +13,8 @@ import pytest
 
 from tests.trainer.support.harness import FAST, Agent, Bench, alive, group_members, until
 from trainer.contract import object_keys as keys
-from trainer.contract.documents import Desired, Lease, Limits, Outcome, ScriptConfig
+from trainer.contract.documents import Desired, Lease, Limits, Outcome
+from trainer.contract.script import ScriptConfig
 from trainer.contract.train import CheckpointConfig
 
 HOLD = "import time\nprint('holding', flush=True)\ntime.sleep(600)\n"

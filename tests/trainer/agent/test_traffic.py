@@ -4,7 +4,8 @@ import sys
 
 from tests.trainer.agent.test_agent import SAVER
 from tests.trainer.support.harness import Bench
-from trainer.contract.documents import Outcome, ScriptConfig
+from trainer.contract.documents import Outcome
+from trainer.contract.script import ScriptConfig
 
 
 def test_everything_that_the_store_holds_of_an_attempt_was_counted(bench: Bench) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.support.harness import Agent, Bench, until
-from trainer.contract.documents import DataFile, Outcome, ScriptConfig
+from trainer.contract.documents import DataFile, Outcome
+from trainer.contract.script import ScriptConfig
 from trainer.contract.train import CheckpointConfig
 
 FOLDER = Path(__file__).parents[3] / "examples" / "frameworks"

@@ -384,6 +384,17 @@ def test_the_minimum_budget_covers_every_save_of_a_drain() -> None:
     assert saves == 4 * 10 * Decimal("0.1"), "two in the 70 s until it has drained, one under way and the last"
 
 
+def test_a_market_price_is_charged_with_the_larger_disk() -> None:
+    """The cloud's market price has a disk of the usual size."""
+    attempt = priced("3.6")
+    offer = replace(attempt.line.offer, added_disk_usd_per_hour=Decimal("0.5"), on_demand_usd_per_hour=Decimal(9))
+    attempt = replace(attempt, line=replace(attempt.line, offer=offer))
+    handle = Handle(provider="x", id="1", name=InstanceName("n"))
+    now = Observed(handle=handle, state=InstanceState.RUNNING, usd_per_hour=Decimal(2), price_moves=True)
+    (change,) = price_changes(attempt, (now,), build.at(9), ())
+    assert change.usd_per_hour == Decimal("2.5")
+
+
 def test_a_machine_that_has_become_free_costs_nothing() -> None:
     attempt = priced("3.6")
     handle = Handle(provider="x", id="1", name=InstanceName("n"))

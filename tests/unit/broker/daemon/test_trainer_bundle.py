@@ -134,6 +134,12 @@ async def test_with_an_image_nothing_is_uploaded(tmp_path: Path) -> None:
     assert not await blobs.list("trainer/")
 
 
+async def test_the_image_of_a_job_gets_the_bundle_next_to_an_operators_image(bucket: dict[str, str]) -> None:
+    blobs = ObstoreBlobs.open("s3://bucket/both", HERE, options=bucket)
+    source = TrainerSource(blobs, TrainerImage(reference=IMAGE))
+    assert isinstance(await source(for_image=True), TrainerBundle)
+
+
 # ------------------------------------------------------------------------------------------------------------ the boot
 
 

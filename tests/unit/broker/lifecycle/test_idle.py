@@ -90,6 +90,18 @@ def test_a_set_up_that_downloads_is_not_hung(moving: Any) -> None:
     assert trace([(n * 10.0, {"phase": "loading", **moving(n)}) for n in range(100)]) is None
 
 
+def test_set_up_commands_are_neither_idle_nor_part_of_a_later_idle_time() -> None:
+    """The agent limits their time. The window of unused GPUs begins with the program."""
+    commands = every(10, 5000, phase="setup", gpu_utilisation=0.0)
+    assert trace(commands) is None
+    first = (5010.0, {"phase": "training", "gpu_utilisation": 0.0})
+    assert trace([*commands, first]) is None
+    later = [(5010.0 + n * 10, {"phase": "training", "gpu_utilisation": 0.0}) for n in range(7)]
+    found = trace([*commands, *later])
+    assert found is not None
+    assert found.kind == "gpu"
+
+
 def test_traffic_of_the_agents_own_polls_is_no_download() -> None:
     trickle = [(n * 10.0, {"phase": "loading", "network_bytes": n * 10_000}) for n in range(10)]
     assert trace(trickle) is not None

@@ -255,7 +255,14 @@ def test_each_observation_has_one_verdict(
 
 @pytest.mark.parametrize(
     ("phase", "step", "limit_s"),
-    [("training", 3, 1800), ("training", 0, 7200), ("evaluating", 3, 7200), ("saving", 3, 7200), ("loading", 0, None)],
+    [
+        ("training", 3, 1800),
+        ("training", 0, 7200),
+        ("evaluating", 3, 7200),
+        ("saving", 3, 7200),
+        ("loading", 0, None),
+        ("setup", 0, None),
+    ],
 )
 def test_a_machine_without_progress_is_hung_after_its_phases_limit(
     phase: Any, step: int, limit_s: float | None

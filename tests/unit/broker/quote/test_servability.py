@@ -52,6 +52,15 @@ def test_an_offer_that_is_only_sold_out_or_dear_may_be_served() -> None:
     assert not may_be_served(quoted([offer()], resources={"accelerators": ["l4"]}))
 
 
+def test_an_image_is_refused_where_no_provider_runs_it() -> None:
+    job = script(script={"image": "pytorch/pytorch:2.9.0"})
+    refused = refusal(job, market({"mine": MINE}, [HERE], local_files=True), SCRIPT)
+    assert refused is not None
+    assert refused[0] == "script.image"
+    assert "mine runs no image of a job; use runpod or vast, or leave out script.image" in refused[1]
+    assert refusal(job, market({"mine": MINE, "pods": replace(RENTED, images=True)}, [HERE]), SCRIPT) is None
+
+
 def test_a_disk_that_is_full_for_now_is_no_reason() -> None:
     """A job that waits for the running one to end needs the disk only then."""
     full = replace(HERE, disk_bytes=GIB, available=False)

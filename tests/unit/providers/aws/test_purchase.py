@@ -32,6 +32,22 @@ async def test_a_spot_purchase_pins_the_zone_and_its_price(world: World) -> None
     assert (purchase.pin, purchase.network_tier) == ({}, None)
 
 
+async def test_a_larger_volume_is_bought_in_whole_gib_at_its_price(world: World) -> None:
+    world.front.disk = {EAST: "0.073"}
+    cloud = world.open()
+    found, _ = await offers(cloud)
+    plain_offer = found["aws/aws/us-east-1/g6e.xlarge/on-demand"]
+    larger = plain_offer.with_disk(500 * 10**9)
+    assert cloud.purchase(larger, BootSpec()).disk_gb == 466
+    more = Decimal("0.073") / 730 * (466 - DISK_GIB)
+    assert abs(larger.usd_per_hour - plain_offer.usd_per_hour - more) < Decimal("0.000002")
+
+
+async def test_a_volume_without_a_known_price_has_the_usual_size(world: World) -> None:
+    found, _ = await offers(world.open())
+    assert found["aws/aws/us-east-1/g6e.xlarge/on-demand"].larger_disk is None
+
+
 async def test_an_on_demand_purchase_may_be_met_in_any_zone(world: World) -> None:
     purchase = await bought(world, "on-demand", BootSpec())
     assert (purchase.zone, purchase.use_spot) == (None, False)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -20,7 +21,8 @@ from broker.domain.instance import BootSpec, TrainerBundle, TrainerImage
 from providers.common.machine_task import STOCK_IMAGE, MachineTask, registry_of, task_of
 from tests.trainer.support.harness import INSTALLATION, JOB, Bench
 from trainer.contract import object_keys as keys
-from trainer.contract.documents import AttemptSpec, Final, Outcome, ScriptConfig
+from trainer.contract.documents import AttemptSpec, Final, Outcome
+from trainer.contract.script import ScriptConfig
 
 IMAGE = "registry.example:5000/team/trainer@sha256:" + "a" * 64
 KEY, STORE, PASSWORD = "attempt-key-value", '{"aws_secret_access_key": "store-secret"}', "registry-password"
@@ -81,6 +83,11 @@ def test_without_an_image_the_bundle_goes_onto_the_stock_one() -> None:
     assert re.fullmatch(r"[a-z./]+@sha256:[0-9a-f]{64}", STOCK_IMAGE), "a tag may move"
     assert task.secrets["GPUBROKER_BUNDLE_URL"] == BUNDLE.url
     assert task_of(boot(BUNDLE), docker_run=True).image is None
+
+
+def test_the_image_of_a_job_gets_the_bundle() -> None:
+    task = task_of(replace(boot(BUNDLE), image="pytorch/pytorch:2.9.0"), docker_run=False)
+    assert (task.image, task.env["GPUBROKER_WAY"]) == ("docker:pytorch/pytorch:2.9.0", "bundle")
 
 
 def test_secrets_are_not_shown_and_no_machine_goes_without_a_trainer() -> None:

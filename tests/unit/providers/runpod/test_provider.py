@@ -47,6 +47,17 @@ async def test_each_place_is_sold_on_demand_and_by_bid(shop: Shop) -> None:
     assert four.facts.interconnect == "pcie"
 
 
+async def test_a_larger_container_disk_is_bought_at_its_price(shop: Shop) -> None:
+    shop.sell(RTX4090, 1, "US-TX-1", price(0.69, 0.30))
+    offers, _ = await shop.offers()
+    larger = offers["runpod/runpod/US-TX-1/1x_RTX4090_SECURE/spot"].with_disk(720 * 10**9)
+    purchase = shop.clouds[-1].purchase(larger, BootSpec())
+    assert purchase.disk_gb == 720
+    assert larger.added_disk_usd_per_hour == pytest.approx(Decimal("0.10") * 620 / 720, abs=Decimal("0.0002"))
+    (row,) = purchase.catalog["runpod/vms.csv"]
+    assert row["SpotPrice"] == "0.319", "the bid is for the GPU alone"
+
+
 def test_the_disk_price_is_hourly() -> None:
     """100 GB at $0.10 a month of 720 h."""
     assert pytest.approx(0.10 * 100 / 720, abs=1e-6) == float(DISK_USD_PER_HOUR)

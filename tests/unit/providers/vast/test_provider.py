@@ -137,6 +137,18 @@ async def test_an_answer_that_was_cut_off_is_followed_by_searches_for_each_gpu(w
     assert len(world.api.asked) == 1
 
 
+async def test_a_larger_disk_is_sold_up_to_the_hosts_free_space(world: World) -> None:
+    (fixed, _), _ = await world.offers(ask())
+    larger = fixed.with_disk(800 * 10**9)
+    assert world.cloud().purchase(larger, BootSpec()).disk_gb == 800
+    # $0.10 a GB and month of 720 hours, in whole GiB
+    assert larger.added_disk_usd_per_hour == pytest.approx(Decimal("0.10") * 700 / 720, abs=Decimal("0.0002"))
+    assert fixed.with_disk(801 * 10**9) is fixed
+    (full, _), _ = await world.offers(ask(disk_space=100.0))
+    (untold, _), _ = await world.offers(ask(disk_space=None))
+    assert (full.larger_disk, untold.larger_disk) == (None, None)
+
+
 async def test_a_missing_disk_price_is_computed_from_the_ask(world: World) -> None:
     (fixed, _), _ = await world.offers(ask(storage_total_cost=None, storage_cost=0.36))
     assert fixed.usd_per_hour == Decimal("0.45")

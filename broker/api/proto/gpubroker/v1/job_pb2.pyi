@@ -86,6 +86,7 @@ class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PHASE_SAMPLING: _ClassVar[Phase]
     PHASE_DRAINING: _ClassVar[Phase]
     PHASE_DONE: _ClassVar[Phase]
+    PHASE_SETUP: _ClassVar[Phase]
 
 class RanOut(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -174,6 +175,7 @@ PHASE_SAVING: Phase
 PHASE_SAMPLING: Phase
 PHASE_DRAINING: Phase
 PHASE_DONE: Phase
+PHASE_SETUP: Phase
 RAN_OUT_UNSPECIFIED: RanOut
 RAN_OUT_DEVICE: RanOut
 RAN_OUT_HOST: RanOut

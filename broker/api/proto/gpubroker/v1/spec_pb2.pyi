@@ -526,17 +526,25 @@ class SamplesConfig(_message.Message):
     def __init__(self, prompts: _Optional[_Iterable[str]] = ..., max_new_tokens: _Optional[int] = ...) -> None: ...
 
 class ScriptConfig(_message.Message):
-    __slots__ = ("code", "command", "checkpoints")
+    __slots__ = ("code", "command", "checkpoints", "setup", "setup_timeout_s", "requirements", "image")
     CODE_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    SETUP_FIELD_NUMBER: _ClassVar[int]
+    SETUP_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    REQUIREMENTS_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
     code: str
     command: _containers.RepeatedScalarFieldContainer[str]
     checkpoints: bool
-    def __init__(self, code: _Optional[str] = ..., command: _Optional[_Iterable[str]] = ..., checkpoints: _Optional[bool] = ...) -> None: ...
+    setup: _containers.RepeatedScalarFieldContainer[str]
+    setup_timeout_s: int
+    requirements: str
+    image: str
+    def __init__(self, code: _Optional[str] = ..., command: _Optional[_Iterable[str]] = ..., checkpoints: _Optional[bool] = ..., setup: _Optional[_Iterable[str]] = ..., setup_timeout_s: _Optional[int] = ..., requirements: _Optional[str] = ..., image: _Optional[str] = ...) -> None: ...
 
 class Resources(_message.Message):
-    __slots__ = ("gpus", "nodes", "accelerators", "providers", "regions", "spot", "max_usd_per_hour", "aws", "trust", "objective")
+    __slots__ = ("gpus", "nodes", "accelerators", "providers", "regions", "spot", "max_usd_per_hour", "aws", "trust", "objective", "cpus", "memory_gb", "disk_gb")
     GPUS_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     ACCELERATORS_FIELD_NUMBER: _ClassVar[int]
@@ -547,6 +555,9 @@ class Resources(_message.Message):
     AWS_FIELD_NUMBER: _ClassVar[int]
     TRUST_FIELD_NUMBER: _ClassVar[int]
     OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
+    CPUS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_GB_FIELD_NUMBER: _ClassVar[int]
+    DISK_GB_FIELD_NUMBER: _ClassVar[int]
     gpus: int
     nodes: int
     accelerators: _containers.RepeatedScalarFieldContainer[str]
@@ -557,7 +568,10 @@ class Resources(_message.Message):
     aws: AwsOptions
     trust: _offer_pb2.Trust
     objective: Objective
-    def __init__(self, gpus: _Optional[int] = ..., nodes: _Optional[int] = ..., accelerators: _Optional[_Iterable[str]] = ..., providers: _Optional[_Iterable[str]] = ..., regions: _Optional[_Iterable[str]] = ..., spot: _Optional[_Union[SpotUse, str]] = ..., max_usd_per_hour: _Optional[str] = ..., aws: _Optional[_Union[AwsOptions, _Mapping]] = ..., trust: _Optional[_Union[_offer_pb2.Trust, str]] = ..., objective: _Optional[_Union[Objective, str]] = ...) -> None: ...
+    cpus: int
+    memory_gb: int
+    disk_gb: int
+    def __init__(self, gpus: _Optional[int] = ..., nodes: _Optional[int] = ..., accelerators: _Optional[_Iterable[str]] = ..., providers: _Optional[_Iterable[str]] = ..., regions: _Optional[_Iterable[str]] = ..., spot: _Optional[_Union[SpotUse, str]] = ..., max_usd_per_hour: _Optional[str] = ..., aws: _Optional[_Union[AwsOptions, _Mapping]] = ..., trust: _Optional[_Union[_offer_pb2.Trust, str]] = ..., objective: _Optional[_Union[Objective, str]] = ..., cpus: _Optional[int] = ..., memory_gb: _Optional[int] = ..., disk_gb: _Optional[int] = ...) -> None: ...
 
 class AwsOptions(_message.Message):
     __slots__ = ("vpc", "subnets", "encrypted_volume", "kms_key")
