@@ -73,6 +73,7 @@ _WRONG_REQUEST = {
 def error_for_code(operation_text: str, code: str, message: str, status: int) -> ProviderError:
     """Return the broker's error for an error code of AWS. `status`: HTTP status."""
     text = f"AWS: {operation_text}: {code}: {' '.join(message.split())[:300]}"
+    code = re.sub(r"^(Client|Server)\.", "", code)
     if code in _ABSENT:
         return Gone(text)
     if code in _SOLD_OUT:
@@ -91,6 +92,8 @@ def error_for_code(operation_text: str, code: str, message: str, status: int) ->
     for codes, fix in fixes:
         if code in codes:
             return Rejected(f"{text}; {fix}")
+    if code.isdecimal() and status != 401:
+        return OutcomeUnknown(f"{text}; sent by a proxy or a CDN, not by AWS")  # no code of AWS is a number
     if code in _SERVERS_FAULT or not 400 <= status < 500 or status == 408:
         return OutcomeUnknown(text)
     return Rejected(text)

@@ -9,13 +9,14 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any, Generic, TypeVar
 
 from broker.domain.errors import OutcomeUnknown, ProviderError
 from broker.domain.money import usd
 from broker.ports import Clock
 from providers.aws.api import Aws
+from providers.common.cloud_values import number, whole
 from providers.common.gpu_names import accelerator
 from providers.common.market_rules import RawRow, row_fault
 
@@ -33,7 +34,7 @@ KNOWN_GPUS = frozenset({"h100-sxm", "h200-sxm", "b200", "a100-80gb-sxm", "a100-4
 FAMILIES = ("g*", "p*")
 """Patterns of the names of instance types with GPUs."""
 _LINUX = ("Linux/UNIX", "Linux/UNIX (Amazon VPC)")
-_UNREADABLE = (AttributeError, KeyError, TypeError, ValueError, ArithmeticError)
+_UNREADABLE = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError)
 _ON_DEMAND = {
     "operatingSystem": "Linux", "tenancy": "Shared", "capacitystatus": "Used", "preInstalledSw": "NA",
     "operation": "RunInstances",
@@ -193,7 +194,7 @@ class AwsMarket:
 
     async def _on_demand(self, kind: str) -> Mapping[str, Decimal]:
         products = await self._products("AmazonEC2", {**_ON_DEMAND, "instanceType": kind})
-        return _prices(p for p in products if p["product"]["attributes"].get("marketoption", "OnDemand") == "OnDemand")
+        return _prices(p for p in products if _attributes(p).get("marketoption", "OnDemand") == "OnDemand")
 
     async def _disk(self, kind: str) -> Mapping[str, Decimal]:
         return _prices(await self._products("AmazonEC2", {"productFamily": "Storage", "volumeApiName": kind}))
@@ -207,18 +208,20 @@ class AwsMarket:
         products = await self._aws.pages(
             "pricing", PRICING_REGION, "get_products", "PriceList", ServiceCode=service, Filters=filters
         )
-        return [json.loads(product) for product in products]
+        return [product for text in products if (product := _product(text)) is not None]
 
     async def _quotas(self, region: str) -> Mapping[str, float]:
         quotas = await self._aws.pages("service-quotas", region, "list_service_quotas", "Quotas", ServiceCode="ec2")
-        return {quota["QuotaName"]: float(quota["Value"]) for quota in quotas}
+        values = ((quota.get("QuotaName"), number(quota.get("Value"))) for quota in quotas)
+        return {name: value for name, value in values if name is not None and value is not None}
 
     async def _scores(self, kind: str) -> Mapping[str, int]:
         scores = await self._aws.pages(
             "ec2", self._regions[0], "get_spot_placement_scores", "SpotPlacementScores",
             InstanceTypes=[kind], TargetCapacity=1, SingleAvailabilityZone=True, RegionNames=list(self._regions),
         )  # fmt: skip
-        return {score["AvailabilityZoneId"]: int(score["Score"]) for score in scores}
+        values = ((score.get("AvailabilityZoneId"), whole(score.get("Score"))) for score in scores)
+        return {zone: value for zone, value in values if zone is not None and value is not None}
 
 
 def _machine(kind: Mapping[str, Any]) -> AwsMachineType | str:
@@ -228,7 +231,7 @@ def _machine(kind: Mapping[str, Any]) -> AwsMachineType | str:
     name = accelerator(gpu["Name"], memory)
     architectures = kind["ProcessorInfo"]["SupportedArchitectures"]
     row = RawRow(
-        gpu=gpu["Name"], gpus=float(gpu.get("Count") or 0.5),  # EC2 lists shares of a GPU (g6f) with 0 GPUs
+        gpu=gpu["Name"], gpus=_whole_gpus(gpu),
         architecture="x86_64" if "x86_64" in architectures else architectures[0], maker=gpu.get("Manufacturer", ""),
     )  # fmt: skip
     if (why := row_fault(row)) is not None:
@@ -251,26 +254,50 @@ def _machine(kind: Mapping[str, Any]) -> AwsMachineType | str:
     )
 
 
+def _whole_gpus(gpu: Mapping[str, Any]) -> float:
+    """Return the number of GPUs; a fraction for a share of one.
+
+    EC2 lists shares of a GPU (g6f) with 0 GPUs, and with the share in `GpuPartitionSize` and `LogicalGpuCount`.
+    """
+    share = number(gpu.get("GpuPartitionSize"))
+    if share is not None and share < 1:
+        return 0.5
+    logical = number(gpu.get("LogicalGpuCount"))
+    return float(gpu.get("Count") or 0.5) if logical is None or logical.is_integer() else logical
+
+
 def _prices(products: Any, *, region: str = "regionCode") -> Mapping[str, Decimal]:
     """Return the highest price of the products by region, because a cost cap must hold in the most expensive tier."""
     highest: dict[str, Decimal] = {}
     for product in products:
-        code = product["product"]["attributes"].get(region)
+        code = _attributes(product).get(region)
         if code is None:
             continue
         for term in product.get("terms", {}).get("OnDemand", {}).values():
-            for tier in term["priceDimensions"].values():
-                price = _decimal(tier["pricePerUnit"].get("USD"))
+            for tier in term.get("priceDimensions", {}).values():
+                price = _decimal(tier.get("pricePerUnit", {}).get("USD"))
                 if price is not None:
                     highest[code] = max(highest.get(code, price), price)
     return highest
 
 
-def _decimal(text: str | None) -> Decimal | None:
+def _product(text: Any) -> Mapping[str, Any] | None:
+    """Return one product of a price list, which AWS sends as JSON in a text; None: it cannot be read."""
     try:
-        return None if text is None else Decimal(text)
-    except InvalidOperation:
+        product = json.loads(text)
+    except (TypeError, ValueError):
         return None
+    return product if isinstance(product, dict) else None
+
+
+def _attributes(product: Mapping[str, Any]) -> Mapping[str, Any]:
+    attributes = (product.get("product") or {}).get("attributes")
+    return attributes if isinstance(attributes, dict) else {}
+
+
+def _decimal(text: Any) -> Decimal | None:
+    """Return a finite price; None: missing or unreadable."""
+    return None if number(text) is None else Decimal(str(text).strip())
 
 
 def quota_of(machine: str, spot: bool, quotas: Mapping[str, float]) -> tuple[str, float] | None:

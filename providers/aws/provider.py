@@ -11,7 +11,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from broker.domain.errors import Gone, Rejected
+from broker.domain.errors import Gone, OutcomeUnknown, Rejected
 from broker.domain.ids import Installation, name_prefix
 from broker.domain.instance import BootSpec, Caps, InstanceState, Observed
 from broker.domain.job import Handle
@@ -101,7 +101,11 @@ class AwsCloud:
         reservations = await self._aws.pages("ec2", region, "describe_instances", "Reservations", Filters=filters)
         machines = [machine for reservation in reservations for machine in reservation["Instances"]]
         kinds = await self._market.kinds.get_or(region, InstanceTypes()) if machines else InstanceTypes()
-        observations = [self._observed(region, machine, kinds) for machine in machines]
+        try:
+            observations = [self._observed(region, machine, kinds) for machine in machines]
+        except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as e:
+            # A partial listing would prove the absence of the machines that are missing in it.
+            raise OutcomeUnknown(f"AWS: a machine of the listing of {region} cannot be read: {e!r}") from None
         return [observed for observed in observations if observed is not None]
 
     def _observed(self, region: str, machine: Mapping[str, Any], kinds: InstanceTypes) -> Observed | None:
@@ -137,7 +141,11 @@ class AwsCloud:
         if not handle.region:
             raise Rejected(f"AWS: it is not known in which region {handle.id} is; destroy it in AWS's console")
         answer = await self._aws.call("ec2", handle.region, "terminate_instances", InstanceIds=[handle.id])
-        if all(machine["PreviousState"]["Name"] == "terminated" for machine in answer["TerminatingInstances"]):
+        machines = answer.get("TerminatingInstances") or []
+        before = [(m.get("PreviousState") or {}).get("Name") for m in machines if m.get("InstanceId") == handle.id]
+        if not before:
+            raise OutcomeUnknown(f"AWS: the answer does not say that {handle.id} ends")
+        if all(state == "terminated" for state in before):
             raise Gone(f"AWS: {handle.id} is terminated")
 
     async def check(self) -> str | None:

@@ -35,15 +35,20 @@ _MEMORY_GB = {
 
 The ranges allow for drivers' reserves and both readings of `GB`. An RTX 4090 has 24, or 48 if it was modified.
 """
-_SLICE = re.compile(r"\bmig\b|\b\d+g\.\d+gb\b|\b(grid|vgpu|virtual)\b|[ -]\d+[qc]$", re.I)
-"""Names of MIG slices (`MIG 3g.40gb`) and of virtual GPUs (`GRID A100-40C`, `L40S-48Q`)."""
+_SLICE = re.compile(
+    r"\bmig\b|\b\d+g\.?\d+gb\b|\b(grid|vgpu|virtual|vws|shared|fraction\w*|partition\w*|time-?sliced?)\b|"
+    r"[ -](\d{1,2}[ab]|\d+[cq])$|\b(1/[2-9]|half|quarter)\b|(?<![\d.])0?\.\d+x?\b",
+    re.I,
+)
+"""Names of MIG slices (`MIG 3g.40gb`), of virtual GPUs (`GRID A100-40C`, `L40S-48Q`) and of shares (`1/2 L40S`)."""
 _VARIANT = re.compile(r"\b(laptop|mobile|max-?q|notebook|workstation|ws|wk)\b", re.I)
 """Laptop and workstation variants, which share the name of a faster product."""
 _OTHER_MAKER = re.compile(
-    r"\b(amd|instinct|radeon|mi\d{2,3}\w*|intel|gaudi\d*|habana|arc|flex|tpu|trainium\d*|inferentia\d*|neuron\w*)\b",
+    r"\b(amd|instinct|radeon|mi\d{2,3}\w*|intel|gaudi\d*|habana|arc|flex|tpu|trainium\d*|inferentia\d*|neuron\w*|"
+    r"ascend|huawei|qualcomm|cambricon|mlu\d+|mtt|kunlun\w*|hygon|dcu|xilinx|alveo|graphcore|ipu|groq|apple)\b",
     re.I,
 )
-_ARM = re.compile(r"\bG[BH]\d{3}\b", re.I)
+_ARM = re.compile(r"\bG[BH]\d{2,3}|\b(grace|jetson|orin|dgx spark)\b", re.I)
 """Superchips with ARM processors, for which no image exists. Lambda does not report the architecture."""
 
 

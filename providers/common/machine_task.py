@@ -14,6 +14,14 @@ STOCK_IMAGE = "docker.io/pytorch/pytorch@sha256:6acf597eeb8e376a96580dde4952f37c
 The image's tag is 2.13.0-cuda12.6-cudnn9-runtime (Python 3.12). Any driver that runs CUDA 12 runs it (minor version
 compatibility); a B200 needs an image of CUDA 12.8 or newer.
 """
+STOCK_IMAGE_CUDA = "12.6"
+"""CUDA for which the torch of `STOCK_IMAGE` is built, by the image's tag."""
+CUDA_FLOOR = "12.4"
+"""Oldest CUDA of a host's driver that is bought, in price queries and creates; the default of each `cuda_min`.
+
+Minor version compatibility lets a driver of any CUDA 12 run `STOCK_IMAGE_CUDA` (docs.nvidia.com, "CUDA
+Compatibility"). The margin above 12.0, which excludes drivers before branch R550, is assumed.
+"""
 HUB = "docker.io"
 
 

@@ -7,11 +7,14 @@ from decimal import ROUND_CEILING, Decimal, InvalidOperation
 from math import log
 
 from broker.domain.offer import GIB, GpuAsk, Offer
+from providers.common.cloud_values import number
 from providers.common.gpu_names import memory_is_possible, name_fault
 
 MIN_CONTRACT_S = 86_400.0
 """Shortest rest of a host's contract in seconds: with less the host may end in the middle of a job [assumed]."""
 X86 = frozenset({"amd64", "x86_64", "x86-64", "x64"})
+MAX_GPUS = 64
+"""Largest plausible number of GPUs of one machine; no cloud sells more than 16."""
 NO_PRICE = "price 0 or less"
 BAD_PRICE = "price that is no number"
 
@@ -40,6 +43,8 @@ class OfferFilter:
     def __init__(self, ask: GpuAsk) -> None:
         self._ask = ask
         self._dropped: Counter[str] = Counter()
+        self._position: dict[str, int] = {}
+        """Position in `offers` by the offer's id."""
         self.offers: list[Offer] = []
         self.unknown_settings: list[str] = []
         """Configured values that the cloud does not know, one line each."""
@@ -75,11 +80,20 @@ class OfferFilter:
         return amount
 
     def add(self, offer: Offer) -> None:
-        """Add a plausible offer that matches the ask; count an impossible one; ignore others."""
+        """Add a plausible offer that matches the ask; count an impossible one; ignore others.
+
+        Of an offer that is listed twice the dearer one counts, because a cost cap must hold for either.
+        """
         if (why := impossible(offer)) is not None:
             self.drop(why)
         elif self._asked(offer):
-            self.offers.append(offer)
+            position = self._position.setdefault(offer.id, len(self.offers))
+            if position == len(self.offers):
+                self.offers.append(offer)
+                return
+            self.drop("listed twice")
+            if offer.usd_per_hour > self.offers[position].usd_per_hour:
+                self.offers[position] = offer
 
     def report_unknown_regions(self, cloud: str, regions: Iterable[str]) -> None:
         """Report configured regions without offers, and count them as dropped rows. `regions`: see `unsold_regions`."""
@@ -101,17 +115,23 @@ class OfferFilter:
 
 def row_fault(row: RawRow) -> str | None:
     """Return why a row cannot be true or cannot be sold, as a short reason to count by, or None."""
-    if row.maker is not None and row.maker.lower() != "nvidia":
+    if row.maker is not None and not row.maker.strip().lower().startswith("nvidia"):
         return "not an NVIDIA GPU"
-    if row.architecture is not None and row.architecture.lower() not in X86:
+    if row.architecture is not None and row.architecture.strip().lower() not in X86:
         return "ARM processor: the image is for x86-64"
     if (why := name_fault(row.gpu)) is not None:
         return why
-    if not isinstance(row.gpus, int | float) or row.gpus < 1:
-        return "share of a GPU" if isinstance(row.gpus, float) and row.gpus > 0 else "no GPU"
-    if row.gpus != int(row.gpus):
+    gpus = number(row.gpus)
+    if gpus is None or gpus <= 0:
+        return "no GPU"
+    if not gpus.is_integer():
         return "share of a GPU"
-    if isinstance(row.contract_s, int | float) and row.contract_s < MIN_CONTRACT_S:
+    if gpus > MAX_GPUS:
+        return "too many GPUs"
+    contract_s = number(row.contract_s)
+    if row.contract_s is not None and contract_s is None:
+        return "end of the host's contract that cannot be read"
+    if contract_s is not None and contract_s < MIN_CONTRACT_S:
         return f"contract of the host ends within {MIN_CONTRACT_S / 3600:.0f} h"
     return None
 
@@ -120,6 +140,8 @@ def listed_price(price: object) -> tuple[Decimal | None, str | None]:
     """Return a listed price, or the reason for which it cannot be true; None and None: not listed."""
     if price is None:
         return None, None
+    if isinstance(price, bool):
+        return None, BAD_PRICE
     try:
         amount = Decimal(str(price))
     except InvalidOperation:

@@ -19,6 +19,7 @@ from broker.domain.offer import GIB, HostFacts, Offer
 from broker.ports import Clock
 from providers.common.bill_rules import BILL_RULES
 from providers.common.cloud import Purchase
+from providers.common.cloud_values import positive, text, whole
 from providers.common.credentials import digest_of, key_help, key_of, sky_files, source_of
 from providers.common.gpu_names import GB, accelerator
 from providers.common.http_json import Rest
@@ -59,8 +60,11 @@ _STATES = {
     "terminated": InstanceState.GONE,
     "preempted": InstanceState.GONE,
 }
+_MEMORY = re.compile(r"(\d+) ?Gi?B\b ?", re.I)
 _ABSENT = re.compile("object-does-not-exist")
 _REFUSED = re.compile(r"api-key|unauthorized|forbidden", re.I)
+_MORE = re.compile(r"next|cursor|page|more|truncat", re.I)
+"""Names of fields that may announce a further page. The API has none (docs.lambda.ai/api/cloud)."""
 _UNREADABLE = (AttributeError, KeyError, TypeError, ValueError, ArithmeticError)
 
 
@@ -95,15 +99,15 @@ class LambdaCloud:
         known = set(REGIONS)
         for kind in _instance_types(await self._call("GET", "/instance-types")):
             try:
-                known.update(region["name"] for region in kind["regions_with_capacity_available"])
-                self._add_offers(kind, offer_filter)
+                regions = _regions(kind, offer_filter)
+                known.update(regions)
+                self._add_offers(kind, regions, offer_filter)
             except _UNREADABLE:
                 offer_filter.drop("unreadable")
         offer_filter.report_unknown_regions("lambda", unsold_regions(self._config.regions, known))
 
-    def _add_offers(self, kind: Mapping[str, Any], offer_filter: OfferFilter) -> None:
+    def _add_offers(self, kind: Mapping[str, Any], regions: Sequence[str], offer_filter: OfferFilter) -> None:
         """Add an offer for each region that has capacity for the instance type."""
-        regions = [region["name"] for region in kind["regions_with_capacity_available"]]
         if self._config.regions:
             regions = [region for region in regions if region in self._config.regions]
         machine = kind["instance_type"]
@@ -130,11 +134,11 @@ class LambdaCloud:
             region=region,
             instance_type=machine["name"],
             accelerator=_accelerator(gpu, memory),
-            gpus=int(specs["gpus"]),
+            gpus=int(float(specs["gpus"])),
             gpu_memory_bytes=memory,
-            vcpus=int(specs["vcpus"]),
-            ram_bytes=int(specs["memory_gib"]) * GIB,
-            disk_bytes=int(specs["storage_gib"]) * GIB,
+            vcpus=int(float(specs["vcpus"])),
+            ram_bytes=int(float(specs["memory_gib"])) * GIB,
+            disk_bytes=int(float(specs["storage_gib"])) * GIB,
             spot=False,
             usd_per_hour=price,
             on_demand_usd_per_hour=price,
@@ -147,7 +151,7 @@ class LambdaCloud:
                 disk_usd_per_gib_month=ZERO,
                 ingress_usd_per_gib=ZERO,
                 egress_usd_per_gib=ZERO,
-                interconnect=_interconnect(gpu, int(specs["gpus"])),
+                interconnect=_interconnect(gpu, int(float(specs["gpus"]))),
             ),
             seen_at=self._clock.now(),
         )
@@ -161,8 +165,10 @@ class LambdaCloud:
             try:
                 name = cluster_of(self._installation, machine.get("name"))
                 if name is not None:
-                    region = (machine.get("region") or {}).get("name", "")
-                    handle = Handle(provider="lambda", id=machine["id"], name=name, region=region)
+                    if (machine_id := text(machine["id"])) is None:
+                        raise ValueError("it has no id")
+                    region = text((machine.get("region") or {}).get("name")) or ""
+                    handle = Handle(provider="lambda", id=machine_id, name=name, region=region)
                     observed.append(_observed(handle, machine))
             except _UNREADABLE as e:
                 # A partial listing would prove the absence of the machines that are missing in it.
@@ -237,8 +243,10 @@ class LambdaCloud:
             headers = {"Authorization": f"Bearer {key}"}
             self._apis[key] = Rest("Lambda", base, headers, key_help=key_help("lambda"), absent=_ABSENT)
         answer = await self._apis[key].call(method, path, body)
-        if isinstance(answer, dict) and answer.get("error"):
+        if isinstance(answer, dict) and answer.get("error", False) not in (None, False, ""):
             raise _error(f"Lambda: {method} {path}", answer["error"])
+        if isinstance(answer, dict) and any(value and _MORE.search(field) for field, value in answer.items()):
+            raise OutcomeUnknown(f"Lambda: {method} {path}: the answer has pages of an unknown kind")
         data = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(data, dict | list):
             raise OutcomeUnknown(f"Lambda: {method} {path}: the answer has no `data`")
@@ -254,24 +262,38 @@ def _error(call: str, error: Any) -> ProviderError:
     return OutcomeUnknown(f"{call}: {message}")
 
 
+def _regions(kind: Mapping[str, Any], offer_filter: OfferFilter) -> Sequence[str]:
+    """Return the regions with capacity, each once. An unreadable region costs itself alone."""
+    regions: dict[str, None] = {}
+    for region in kind["regions_with_capacity_available"]:
+        if isinstance(region, dict) and (name := text(region.get("name"))) is not None:
+            regions[name] = None
+        else:
+            offer_filter.drop("unreadable")
+    return list(regions)
+
+
 def _instance_types(data: Any) -> Iterable[Any]:
     """Return the instance types of an answer, which is a list or a mapping by name."""
     return data.values() if isinstance(data, dict) else data
 
 
 def _observed(handle: Handle, machine: Mapping[str, Any]) -> Observed:
-    kind = machine.get("instance_type") or {}
+    """Return a machine. Unreadable facts of its type count as not reported, because the machine exists all the same."""
+    listed = machine.get("instance_type")
+    kind = listed if isinstance(listed, dict) else {}
     gpu = _gpu(kind)
-    memory = _memory_bytes(gpu) if gpu else None
-    gpus = (kind.get("specs") or {}).get("gpus")
+    memory = _memory_bytes(gpu) if _MEMORY.search(gpu) else None
+    specs = kind.get("specs")
+    cents = positive(kind.get("price_cents_per_hour"))
     return Observed(
         handle=handle,
         state=_STATES.get(machine.get("status", ""), InstanceState.UNKNOWN),
-        accelerator=_accelerator(gpu, memory) if gpu else None,
-        gpus=None if gpus is None else int(gpus),
+        accelerator=_accelerator(gpu, memory) if memory else None,
+        gpus=whole(specs.get("gpus")) if isinstance(specs, dict) else None,
         gpu_memory_bytes=memory,
         spot=False,
-        usd_per_hour=_price(kind) if kind.get("price_cents_per_hour") is not None else None,
+        usd_per_hour=None if cents is None else usd(Decimal(str(kind["price_cents_per_hour"]).strip()) / 100),
     )
 
 
@@ -280,18 +302,20 @@ def _gpu(kind: Mapping[str, Any]) -> str:
 
     If the API omits it, it is taken from the machine's description, e.g. `8x A100 (80 GB SXM4)`.
     """
-    description = kind.get("gpu_description")
-    return description if description and description != "N/A" else re.sub(r"^\d+x ", "", kind.get("description") or "")
+    description = text(kind.get("gpu_description"))
+    if description and description != "N/A":
+        return description
+    return re.sub(r"^\d+x ", "", text(kind.get("description")) or "")
 
 
 def _accelerator(gpu: str, memory_bytes: int | None) -> str:
     """Return the accelerator's name. The slug of an unknown GPU has no memory size."""
-    return accelerator(re.sub(r"\d+ ?GB ?", "", gpu), memory_bytes)
+    return accelerator(_MEMORY.sub("", gpu), memory_bytes)
 
 
 def _memory_bytes(gpu: str) -> int:
     """Return the bytes of one GPU. `80 GB` is read as 80 × 10⁹, because no such card has less."""
-    match = re.search(r"(\d+) ?GB", gpu)
+    match = _MEMORY.search(gpu)
     if match is None:
         raise ValueError(f"no memory in {gpu!r}")
     return int(match[1]) * GB
@@ -301,7 +325,3 @@ def _interconnect(gpu: str, gpus: int) -> str | None:
     if gpus < 2:
         return None
     return "nvlink" if "SXM" in gpu.upper() else "pcie"
-
-
-def _price(kind: Mapping[str, Any]) -> Decimal:
-    return usd(Decimal(str(kind["price_cents_per_hour"])) / 100)

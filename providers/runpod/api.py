@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.domain.errors import OutcomeUnknown, ProviderError, Rejected, Throttled
+from providers.common.cloud_values import flag, whole
 from providers.common.credentials import key_help, key_of
 from providers.common.http_json import Rest
 
@@ -26,6 +27,8 @@ _REFUSED = re.compile(
     r"\b(?:unauthorized|unauthenticated|forbidden|invalid api key|(?:status(?: code)?|http|error)[ :=]*40[13])\b", re.I
 )
 """Messages for a refused key. A bare 401 does not match, because it may be part of an id."""
+_TOTALS = ("total", "totalCount", "totalItems", "count")
+"""Names of fields that may hold the number of all pods."""
 _MORE = re.compile(r"next|cursor|page|more|truncat", re.I)
 """Names of fields that may say that a listing has a further page."""
 
@@ -77,7 +80,10 @@ class RunpodApi:
 
     async def rest(self, method: str, path: str, query: Mapping[str, str] | None = None) -> Any:
         """Return the answer of REST v2. Raises ApiRetired, PodNotFound, Rejected, Throttled, OutcomeUnknown."""
-        return await self._call(REST, method, f"/v2{path}", None, query)
+        answer = await self._call(REST, method, f"/v2{path}", None, query)
+        if isinstance(answer, dict) and (problem := _problem_of(answer)) is not None:
+            raise OutcomeUnknown(f"RunPod: {method} {path}: {problem}")
+        return answer
 
     async def graphql(self, query: str) -> Mapping[str, Any]:
         """Run a GraphQL query and return `data`. Raises ApiRetired, Rejected, Throttled, OutcomeUnknown."""
@@ -105,7 +111,9 @@ class RunpodApi:
             pods += _pods_of(answer)
             cursor = _next_cursor(answer)
             if cursor is None:
-                return pods
+                by_id = {str(pod["id"]): pod for pod in pods}
+                _check_total(answer, len(by_id))
+                return list(by_id.values())
             if cursor in cursors:
                 break
             cursors.add(cursor)
@@ -114,9 +122,9 @@ class RunpodApi:
 
     async def graphql_pods(self, query: str) -> Sequence[Mapping[str, Any]]:
         account = (await self.graphql(query)).get("myself")
-        if not isinstance(account, dict) or not isinstance(account.get("pods"), list):
+        if not isinstance(account, dict):
             raise OutcomeUnknown("RunPod: the answer has no list of pods")
-        return list(account["pods"])
+        return _checked_pods(account.get("pods"))
 
     async def close(self) -> None:
         for client in self._clients.values():
@@ -145,9 +153,13 @@ def _problem(text: str) -> str | None:
     """
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    if not isinstance(document, dict) or "title" not in document or "detail" not in document:
+    return _problem_of(document) if isinstance(document, dict) else None
+
+
+def _problem_of(document: Mapping[str, Any]) -> str | None:
+    if "title" not in document or "detail" not in document:
         return None
     causes = document.get("errors")
     parts = [document["detail"], *(causes if isinstance(causes, list) else [])]
@@ -155,12 +167,31 @@ def _problem(text: str) -> str | None:
 
 
 def _pods_of(answer: Any) -> Sequence[Mapping[str, Any]]:
-    if not isinstance(answer, dict) or not isinstance(answer.get("pods"), list):
+    if not isinstance(answer, dict):
         raise OutcomeUnknown("RunPod: the answer has no list of pods")
-    if "detail" in answer or answer.get("errors"):
+    if "detail" in answer or answer.get("errors") or answer.get("error"):
         raise OutcomeUnknown(f"RunPod: the listing comes with an error: {str(answer)[:120]}")
-    pods: Sequence[Mapping[str, Any]] = answer["pods"]
-    return pods
+    return _checked_pods(answer.get("pods"))
+
+
+def _checked_pods(pods: object) -> Sequence[Mapping[str, Any]]:
+    """Return a list of pods. Raises OutcomeUnknown unless each pod has an id, because it would seem absent."""
+    if not isinstance(pods, list):
+        raise OutcomeUnknown("RunPod: the answer has no list of pods")
+    for pod in pods:
+        if not isinstance(pod, dict) or not isinstance(pod.get("id"), str) or not pod["id"]:
+            raise OutcomeUnknown("RunPod: a pod of the listing cannot be read: it has no id")
+    return list(pods)
+
+
+def _check_total(answer: Mapping[str, Any], count: int) -> None:
+    """Raise OutcomeUnknown if the last page names more pods than were listed."""
+    pagination = answer.get("pagination")
+    for fields in (answer, pagination if isinstance(pagination, dict) else {}):
+        for name in _TOTALS:
+            total = whole(fields.get(name))
+            if total is not None and total > count:
+                raise OutcomeUnknown(f"RunPod: the listing shows {count} of {total} pods")
 
 
 def _next_cursor(answer: Mapping[str, Any]) -> str | None:
@@ -172,7 +203,7 @@ def _next_cursor(answer: Mapping[str, Any]) -> str | None:
         return None
     known = pagination if isinstance(pagination, dict) else {}
     cursor, has_more = known.get("nextCursor"), known.get("hasNextPage", known.get("nextCursor", True))
-    if has_more is False or has_more is None:
+    if has_more is None or flag(has_more) is False:
         return None
     if not isinstance(cursor, str) or not cursor:
         raise OutcomeUnknown("RunPod: the listing does not say whether there are further pods")
@@ -181,9 +212,10 @@ def _next_cursor(answer: Mapping[str, Any]) -> str | None:
 
 def _graphql_error(errors: Any) -> ProviderError:
     """Return the error of a GraphQL answer, whose status is always 200; an unknown error becomes OutcomeUnknown."""
-    first = errors[0] if isinstance(errors, list) and errors else {}
+    first = errors[0] if isinstance(errors, list) and errors else errors
     message = " ".join(str(first.get("message", first) if isinstance(first, dict) else first).split())[:200]
-    code = str((first.get("extensions") or {}).get("code", "")) if isinstance(first, dict) else ""
+    extensions = first.get("extensions") if isinstance(first, dict) else None
+    code = str(extensions.get("code", "")) if isinstance(extensions, dict) else ""
     lower = f"{code} {message}".lower()
     if _REFUSED.search(lower):
         return Rejected(f"RunPod refuses the key ({message}): {key_help('runpod')}")

@@ -22,9 +22,10 @@ SKY_NAMES = {
 def accelerator_of(name: str) -> str:
     """Return the hardware table's name of a GPU type, the same for its id and its display name.
 
-    RunPod sells only A100s of 80 GB, and its display names (`A100 SXM`) omit the memory.
+    RunPod sells only A100s of 80 GB, and its display names (`A100 SXM`) omit the memory. A size in a name counts.
     """
-    return accelerator(name, 80 * GB if re.search(r"\bA100\b", name, re.I) else None)
+    has_no_size = re.search(r"\d ?GB\b", name, re.I) is None
+    return accelerator(name, 80 * GB if has_no_size and re.search(r"\bA100\b", name, re.I) else None)
 
 
 def interconnect(name: str, gpus: int) -> str | None:

@@ -6,6 +6,7 @@ document of 2026-08-20. Unknown: the least vCPUs and memory of a pod, so the val
 """
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -17,6 +18,7 @@ from broker.domain.money import ZERO, usd
 from broker.domain.offer import GIB, DiskSale, HostFacts, Offer
 from broker.ports import Clock
 from providers.common.bill_rules import BILL_RULES
+from providers.common.cloud_values import number, positive, text
 from providers.common.gpu_names import GB
 from providers.common.market_rules import OfferFilter, RawRow, bid
 from providers.runpod.api import RunpodApi
@@ -49,7 +51,8 @@ class _GpuLocation:
     secure: bool
     zone: str
     region: str
-    in_stock: bool
+    in_stock: bool | None
+    """None: the catalogue has no stock level that is known."""
     per_gpu: Any
     """List price in dollars per GPU and hour, as the catalogue has it."""
     cuda_versions: tuple[str, ...]
@@ -65,7 +68,7 @@ class _GpuLocation:
 def country(zone: str) -> str:
     """Return the country of a data centre as in SkyPilot's catalog: `US-TX-1` → US, `EUR-IS-1` → IS."""
     parts = zone.split("-")
-    return parts[1] if parts[0] in _CONTINENTS and len(parts) > 1 else parts[0]
+    return (parts[1] if parts[0] in _CONTINENTS and len(parts) > 1 else parts[0]).upper()
 
 
 class RunpodMarket:
@@ -85,8 +88,8 @@ class RunpodMarket:
         for start in range(0, len(locations), PRICES_PER_QUERY):
             part = locations[start : start + PRICES_PER_QUERY]
             answer = await self._bids(part)
-            for number, location in enumerate(part):
-                self._add(offer_filter, location, _price_of(answer, number, location))
+            for position, location in enumerate(part):
+                self._add(offer_filter, location, _price_of(answer, position, location))
 
     async def _bids(self, locations: Sequence[_GpuLocation]) -> Mapping[str, Any]:
         """Return GraphQL's live prices; empty if it does not answer, so that on-demand offers remain."""
@@ -138,11 +141,14 @@ class RunpodMarket:
         """Return the locations of one GPU type. A location that cannot be read costs itself alone."""
         tier = "secure" if secure else "community"
         try:
-            per_gpu, most = gpu["price"].get(tier), gpu["maxCount"].get(tier)
+            per_gpu, most = gpu["price"].get(tier), number(gpu["maxCount"].get(tier))
             centres = gpu.get("dataCenters") or []
             if per_gpu is None or not centres or (most is not None and count > most):
                 return []
             versions = _cuda_versions(gpu.get("cudaVersions"), self._cuda_min)
+            if versions is None:
+                offer_filter.drop(f"driver older than CUDA {self._cuda_min}")
+                return []
             locations: dict[tuple[str, str], _GpuLocation] = {}
             for centre in centres:
                 if (zone := _zone(centre)) is None:
@@ -150,10 +156,10 @@ class RunpodMarket:
                     continue
                 location = _GpuLocation(
                     gpu=gpu, count=count, secure=secure, zone=zone if secure else COMMUNITY_ZONE, region=country(zone),
-                    in_stock=centre.get("availability") != "NONE", per_gpu=per_gpu, cuda_versions=versions,
+                    in_stock=_in_stock(centre.get("availability")), per_gpu=per_gpu, cuda_versions=versions,
                 )  # fmt: skip
                 previous = locations.get((location.zone, location.region))
-                if previous is None or location.in_stock:
+                if previous is None or (location.in_stock and not previous.in_stock):
                     locations[location.zone, location.region] = location
             return list(locations.values())
         except (AttributeError, KeyError, TypeError, ValueError):
@@ -187,7 +193,7 @@ class RunpodMarket:
         on_demand_per_gpu: Decimal | None,
         spot: bool,
     ) -> Offer:
-        gpu, n, memory = location.gpu, location.count, int(location.gpu["memory"])
+        gpu, n, memory = location.gpu, location.count, int(float(location.gpu["memory"]))
         kind = f"{n}x_{SKY_NAMES[gpu['id']]}_{'SECURE' if location.secure else 'COMMUNITY'}"
         name = accelerator_of(gpu["id"])
         where = location.zone if location.secure else location.region
@@ -202,8 +208,8 @@ class RunpodMarket:
             gpus=n,
             gpu_memory_bytes=memory * GB,
             # SkyPilot requests at least this much (`provision/runpod/utils.py`, launch).
-            vcpus=max(int(price.get("minVcpu") or 0), 4 * n),
-            ram_bytes=max(int(price.get("minMemory") or 0), memory * n) * GIB,
+            vcpus=max(int(positive(price.get("minVcpu")) or 0), 4 * n),
+            ram_bytes=max(int(positive(price.get("minMemory")) or 0), memory * n) * GIB,
             disk_bytes=DISK_GB * GB,
             larger_disk=LARGER_DISK,
             spot=spot,
@@ -244,29 +250,39 @@ def _purchase(location: _GpuLocation, per_gpu: Decimal, on_demand_per_gpu: Decim
 def _prices_query(locations: Sequence[_GpuLocation]) -> str:
     """Return the GraphQL query: one alias per GPU type, with a field `p<number>` for each location of the type."""
     fields: dict[str, list[str]] = {}
-    for number, location in enumerate(locations):
-        fields.setdefault(location.gpu["id"], []).append(f"p{number}: {location.query} {_PRICE}")
+    for position, location in enumerate(locations):
+        fields.setdefault(location.gpu["id"], []).append(f"p{position}: {location.query} {_PRICE}")
     types = (f'{_alias(gpu)}: gpuTypes(input: {{ id: "{gpu}" }}) {{ {" ".join(p)} }}' for gpu, p in fields.items())
     return f"query {{ {' '.join(types)} }}"
 
 
-def _price_of(answer: Mapping[str, Any], number: int, location: _GpuLocation) -> Mapping[str, Any]:
+def _price_of(answer: Mapping[str, Any], position: int, location: _GpuLocation) -> Mapping[str, Any]:
     """Return GraphQL's price of a location; empty if it has none."""
     types = answer.get(_alias(location.gpu["id"]))
-    price = types[0].get(f"p{number}") if isinstance(types, list) and types and isinstance(types[0], dict) else None
+    price = types[0].get(f"p{position}") if isinstance(types, list) and types and isinstance(types[0], dict) else None
     return price if isinstance(price, dict) else {}
 
 
 def _zone(centre: Any) -> str | None:
-    """Return the id of a data centre; None: it has no readable one."""
+    """Return the id of a data centre; None: it has none that may be put into a query."""
     zone = centre.get("id") if isinstance(centre, dict) else None
-    return zone if isinstance(zone, str) and zone else None
+    return zone if isinstance(zone, str) and re.fullmatch(r"[A-Za-z0-9-]+", zone) else None
 
 
-def _cuda_versions(versions: Any, floor: str) -> tuple[str, ...]:
-    """Return the catalogue's CUDA versions from the floor on; `cudaVersions` is absent for hosts that report none."""
-    listed = (row.get("version") for row in versions or [])
-    return tuple(text for text in listed if isinstance(text, str) and version(text) >= version(floor))
+def _in_stock(level: Any) -> bool | None:
+    """Return whether a stock level (HIGH, MEDIUM, LOW, NONE) has GPUs; None: the level is missing or unknown."""
+    return {"HIGH": True, "MEDIUM": True, "LOW": True, "NONE": False}.get((text(level) or "").upper())
+
+
+def _cuda_versions(versions: Any, floor: str) -> tuple[str, ...] | None:
+    """Return the catalogue's CUDA versions from the floor on; None: all that it has are older.
+
+    `cudaVersions` is absent for hosts that report none.
+    """
+    listed = [row.get("version") for row in versions or [] if isinstance(row, dict)]
+    readable = [name for row in listed if (name := text(row)) is not None and re.fullmatch(r"\d+(\.\d+)*", name)]
+    enough = tuple(name for name in readable if version(name) >= version(floor))
+    return None if readable and not enough else enough
 
 
 def _alias(gpu: str) -> str:

@@ -1,11 +1,13 @@
 """Pods as RunPod's two APIs list them, read into `Observed`."""
 
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import Handle
 from broker.domain.money import usd
+from providers.common.cloud_values import positive, text, whole
 from providers.runpod.gpu_types import accelerator_of
 
 _MACHINE = "machine { gpuTypeId gpuDisplayName }"
@@ -38,35 +40,40 @@ _IS_SPOT = {"INTERRUPTABLE": True, "BID": True, "BACKGROUND": True, "RESERVED": 
 def observed(handle: Handle, pod: Mapping[str, Any], *, cuda_min: str) -> Observed:
     """Return a pod of REST v2. Raises KeyError, TypeError, ValueError or ArithmeticError for an unreadable one.
 
+    An unreadable GPU, count or price counts as not reported, because the pod exists all the same.
     `cost` is the pod's price per hour, 0 while it is stopped. Unknown: whether it contains the disk, and whether the
     pod is interruptible, because REST v2 has no field for it. `cudaVersion` is the host's; null: not reported.
     """
     gpu = pod.get("gpu")
-    gpu_id, count = (gpu.get("id"), gpu.get("count")) if isinstance(gpu, dict) else (None, None)
-    rate = pod.get("cost")
+    gpu_id, count = (text(gpu.get("id")), whole(gpu.get("count"))) if isinstance(gpu, dict) else (None, None)
     return Observed(
         handle=handle,
         state=_STATES.get(pod["status"], InstanceState.UNKNOWN),
         accelerator=accelerator_of(gpu_id) if gpu_id else None,
         gpus=count,
-        usd_per_hour=usd(str(rate)) if rate else None,
+        usd_per_hour=_rate(pod.get("cost")),
         fault=_fault(pod, cuda_min),
     )
 
 
 def graphql_observed(handle: Handle, pod: Mapping[str, Any]) -> Observed:
     """Return a pod of GraphQL. Raises the errors of `observed`."""
-    machine = pod.get("machine") or {}
-    gpu = machine.get("gpuTypeId") or machine.get("gpuDisplayName")
-    rate = pod.get("costPerHr")
+    machine = pod.get("machine")
+    facts = machine if isinstance(machine, dict) else {}
+    gpu = text(facts.get("gpuTypeId")) or text(facts.get("gpuDisplayName"))
     return Observed(
         handle=handle,
         state=_GRAPHQL_STATES.get(pod["desiredStatus"], InstanceState.UNKNOWN),
         accelerator=accelerator_of(gpu) if gpu else None,
-        gpus=pod.get("gpuCount"),
-        spot=_IS_SPOT.get(pod.get("podType") or ""),
-        usd_per_hour=usd(str(rate)) if rate else None,
+        gpus=whole(pod.get("gpuCount")),
+        spot=_IS_SPOT.get(text(pod.get("podType")) or ""),
+        usd_per_hour=_rate(pod.get("costPerHr")),
     )
+
+
+def _rate(value: object) -> Decimal | None:
+    """Return a price per hour; None: not reported, unreadable, or 0 while the pod is stopped."""
+    return None if positive(value) is None else usd(str(value).strip())
 
 
 def _fault(pod: Mapping[str, Any], cuda_min: str) -> str | None:
@@ -74,9 +81,17 @@ def _fault(pod: Mapping[str, Any], cuda_min: str) -> str | None:
     if pod["status"] == "ERROR":
         return "RunPod reports ERROR: the container cannot run on this host"
     cuda = pod.get("cudaVersion")
-    if isinstance(cuda, str) and cuda and version(cuda) < version(cuda_min):
+    if is_older(cuda, cuda_min):
         return f"the host's driver runs CUDA {cuda}, older than {cuda_min}"
     return None
+
+
+def is_older(cuda: object, floor: str) -> bool:
+    """Return True for a readable CUDA version below the floor."""
+    try:
+        return version(str(cuda).strip()) < version(floor)
+    except ValueError:
+        return False
 
 
 def version(text: str) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ REST v2 prices, lists and destroys; see `providers.runpod.api` for the dates. Gr
 the balance and the account's id, and is the second way to list and destroy. A pod runs the image itself.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -19,6 +20,7 @@ from broker.ports import Clock
 from providers.common.cloud import Purchase
 from providers.common.credentials import digest_of, sky_files, source_of
 from providers.common.gpu_names import GB
+from providers.common.machine_task import CUDA_FLOOR
 from providers.common.market_rules import OfferFilter
 from providers.common.skypilot_names import cluster_of, gpu_columns
 from providers.runpod import pods
@@ -67,7 +69,7 @@ class RunpodConfig(Config):
     """Include private hosts, which are cheaper, but whose owners can read the machine's data."""
     gpu_counts: tuple[int, ...] = (1, 2, 4, 8)
     """Allowed numbers of GPUs per machine."""
-    cuda_min: str = matching(r"^\d+\.\d+$", "must be a CUDA version such as 12.4", default="12.4")
+    cuda_min: str = matching(r"^\d+\.\d+$", "must be a CUDA version such as 12.4", default=CUDA_FLOOR)
     """CUDA version that the image needs, e.g. `12.4`; hosts with an older driver are excluded."""
     restart_s: float = 600.0
     """Seconds that an eviction costs: the next boot and the work since the last checkpoint. Bids depend on it."""
@@ -138,7 +140,7 @@ class RunpodCloud:
         if isinstance(problem, PodNotFound) and await self._is_absent(handle):
             raise Gone(f"RunPod has no pod {handle.id}") from None
         try:
-            await self._api.graphql(f'mutation {{ podTerminate(input: {{ podId: "{handle.id}" }}) }}')
+            await self._api.graphql(f"mutation {{ podTerminate(input: {{ podId: {json.dumps(handle.id)} }}) }}")
         except ProviderError as e:
             # RunPod does not document its answer for an absent pod, so list the pods.
             if isinstance(e, OutcomeUnknown) and await self._is_absent(handle):

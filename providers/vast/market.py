@@ -13,6 +13,7 @@ from broker.domain.money import usd
 from broker.domain.offer import GIB, DiskSale, HostFacts, Offer
 from broker.ports import Clock
 from providers.common.bill_rules import BILL_RULES
+from providers.common.cloud_values import flag, moment, money, number, positive, text, whole
 from providers.common.gpu_names import GB, accelerator
 from providers.common.market_rules import OfferFilter, RawRow, bid
 from providers.vast.searches import SearchAnswer
@@ -48,7 +49,7 @@ class AskFilter:
 
 def country(geolocation: Any) -> str | None:
     """Return the country code of a location, or None. Hosts use free text that ends in the code: `Bavaria, DE`."""
-    match = re.search(r"\b([A-Z]{2})$", geolocation) if isinstance(geolocation, str) else None
+    match = re.search(r"\b([A-Z]{2})$", geolocation.strip()) if isinstance(geolocation, str) else None
     return match[1] if match else None
 
 
@@ -84,7 +85,7 @@ class VastMarket:
 
     async def fill(self, offer_filter: OfferFilter, answers: Sequence[SearchAnswer]) -> None:
         """Add the offers of all asks to `offer_filter`. Of duplicate asks the latest seen counts."""
-        ask_ids: set[int] = set()
+        ask_ids: set[str] = set()
         countries: set[str] = set()
         for answer in sorted(answers, key=lambda answer: answer.at_s, reverse=True):
             for start in range(0, len(answer.rows), ROWS_PER_TURN):
@@ -94,12 +95,12 @@ class VastMarket:
         offer_filter.report_unknown_regions("vast", unsold_regions(self._filter.regions, countries))
 
     def _add_new(
-        self, offer_filter: OfferFilter, ask: Any, seen_at: datetime, ask_ids: set[int], countries: set[str]
+        self, offer_filter: OfferFilter, ask: Any, seen_at: datetime, ask_ids: set[str], countries: set[str]
     ) -> None:
         """Add the offers of an ask that is not in `ask_ids` yet. An unreadable ask costs itself alone."""
         try:
-            if ask["id"] not in ask_ids:
-                ask_ids.add(ask["id"])
+            if (ask_id := _id(ask["id"])) not in ask_ids:
+                ask_ids.add(ask_id)
                 if (region := country(ask.get("geolocation"))) is not None:
                     countries.add(region)
                 self._add(offer_filter, ask, seen_at)
@@ -127,25 +128,55 @@ class VastMarket:
         """Return a short reason for which an ask is no offer, or None. Dropped asks are counted by reason."""
         if region is None:
             return "no country"
+        if flag(ask.get("rentable")) is False or flag(ask.get("rented")) or flag(ask.get("external")):
+            return "not for rent"
+        if self._filter.verified and text(ask.get("verification")) not in (None, "verified"):
+            return "not verified by Vast"
         if _version(str(ask["cuda_max_good"])) < self._cuda_min:
             return f"driver older than CUDA {self._filter.cuda_min}"
         if not self._filter.community and not _is_datacentre(ask):
             return "not in a data centre"
-        if ask["reliability2"] < self._filter.min_reliability:
+        reliability = number(ask["reliability2"])
+        if reliability is None or not 0 <= reliability <= 1:
+            return "reliability that is no share"
+        if reliability < self._filter.min_reliability:
             return f"reliability below {self._filter.min_reliability:g}"
         return None
 
 
 def _raw(ask: Mapping[str, Any], now: datetime) -> RawRow:
-    """Return the ask's raw facts. `duration` and `end_date` (seconds of the epoch) both end a host's contract."""
-    ends = [ask.get("duration"), None if ask.get("end_date") is None else ask["end_date"] - now.timestamp()]
+    """Return the ask's raw facts."""
     return RawRow(
         gpu=ask["gpu_name"],
         gpus=ask["num_gpus"],
         architecture=ask.get("cpu_arch"),
         maker=ask.get("gpu_arch"),
-        contract_s=min((seconds for seconds in ends if seconds is not None), default=None),
+        contract_s=_contract_s(ask, now),
     )
+
+
+def _contract_s(ask: Mapping[str, Any], now: datetime) -> float | str | None:
+    """Return the seconds until the host's contract ends; None: it has no end; a text: its end cannot be read.
+
+    `duration` (seconds) and `end_date` (time of the epoch) both end it, so the earlier one counts.
+    """
+    duration, end = ask.get("duration"), ask.get("end_date")
+    ends: list[float | None] = []
+    if duration is not None:
+        ends.append(number(duration))
+    if end is not None:
+        then = moment(end)
+        ends.append(number(end) if then is None else (then - now).total_seconds())
+    seconds = [end_s for end_s in ends if end_s is not None]
+    return "unreadable" if len(seconds) < len(ends) else min(seconds, default=None)
+
+
+def _id(value: Any) -> str:
+    """Return the number of an ask. Raises ValueError for anything else, which SkyPilot could not buy."""
+    number_of_ask = whole(value)
+    if number_of_ask is None or number_of_ask < 0:
+        raise ValueError(f"{value!r} is not the number of an ask")
+    return str(number_of_ask)
 
 
 class _AskOffers:
@@ -154,29 +185,33 @@ class _AskOffers:
     def __init__(
         self, ask: Mapping[str, Any], region: str, disk: Decimal, on_demand: Decimal | None, now: datetime
     ) -> None:
-        share = min(1.0, ask["cpu_cores_effective"] / ask["cpu_cores"])
-        memory = int(ask["gpu_ram"]) * MIB
+        cores, effective, ram_mib, gpus = (
+            float(ask["cpu_cores"]), float(ask["cpu_cores_effective"]), int(float(ask["cpu_ram"])), int(ask["num_gpus"])
+        )  # fmt: skip
+        share = min(1.0, effective / cores)
+        memory = int(float(ask["gpu_ram"])) * MIB
         self._ask, self._disk, self._on_demand, self._now = ask, disk, on_demand, now
         # Replace hyphens in the GPU's name, because SkyPilot splits the type at hyphens.
         gpu = re.sub(r"[^0-9A-Za-z.]+", "_", ask["gpu_name"])
-        self._kind = f"{ask['num_gpus']}x-{gpu}-{int(ask['cpu_cores'])}-{int(ask['cpu_ram'])}"
+        self._id, self._gpus = _id(ask["id"]), gpus
+        self._kind = f"{gpus}x-{gpu}-{int(cores)}-{ram_mib}"
         self._region = region
         self._accelerator, self._memory = accelerator(ask["gpu_name"], memory), memory
-        self._vcpus = int(ask["cpu_cores_effective"])
-        self._ram = int(ask["cpu_ram"] * share) * MIB
+        self._vcpus = int(effective)
+        self._ram = int(ram_mib * share) * MIB
         self._facts = _facts(ask)
         self._larger_disk = _larger_disk(ask)
 
     def offer(self, price: Decimal, *, spot: bool) -> Offer:
         ask = self._ask
         return Offer(
-            id=f"vast/vast/{self._region}/{self._kind}/{ask['id']}/{'spot' if spot else 'on-demand'}",
+            id=f"vast/vast/{self._region}/{self._kind}/{self._id}/{'spot' if spot else 'on-demand'}",
             provider="vast",
             cloud="vast",
             region=self._region,
             instance_type=self._kind,
             accelerator=self._accelerator,
-            gpus=ask["num_gpus"],
+            gpus=self._gpus,
             gpu_memory_bytes=self._memory,
             vcpus=self._vcpus,
             ram_bytes=self._ram,
@@ -191,25 +226,28 @@ class _AskOffers:
             available=True,
             trust="secure" if _is_datacentre(ask) else "community",
             facts=self._facts,
-            purchase={"ask": str(ask["id"]), "machine": str(ask["machine_id"]), "bid": f"{price:f}" if spot else ""},
+            purchase={
+                "ask": self._id,
+                "machine": text(ask.get("machine_id")) or "",
+                "bid": f"{price:f}" if spot else "",
+            },
             seen_at=self._now,
         )
 
 
 def _facts(ask: Mapping[str, Any]) -> HostFacts:
-    gpus = ask["num_gpus"]
     return HostFacts(
-        host=str(ask["machine_id"]),
+        host=text(ask.get("machine_id")),
         disk_usd_per_gib_month=_per_gib(ask.get("storage_cost")),
-        disk_mb_s=ask.get("disk_bw"),
-        down_mbit_s=ask.get("inet_down"),
-        up_mbit_s=ask.get("inet_up"),
+        disk_mb_s=positive(ask.get("disk_bw")),
+        down_mbit_s=positive(ask.get("inet_down")),
+        up_mbit_s=positive(ask.get("inet_up")),
         ingress_usd_per_gib=_per_gib(ask.get("inet_down_cost")),
         egress_usd_per_gib=_per_gib(ask.get("inet_up_cost")),
         cuda_max=str(ask["cuda_max_good"]),
-        driver=ask.get("driver_version"),
-        interconnect=None if gpus < 2 else "nvlink" if (ask.get("bw_nvlink") or 0) > 0 else "pcie",
-        reliability=ask["reliability2"],
+        driver=text(ask.get("driver_version")),
+        interconnect=None if int(ask["num_gpus"]) < 2 else "nvlink" if positive(ask.get("bw_nvlink")) else "pcie",
+        reliability=number(ask["reliability2"]),
     )
 
 
@@ -223,18 +261,22 @@ def _larger_disk(ask: Mapping[str, Any]) -> DiskSale | None:
 
 def _disk_usd_per_hour(ask: Mapping[str, Any]) -> Decimal:
     """Return the dollars per hour of `DISK_GB`, computed from the monthly price per GB if Vast reports no total."""
-    total = ask.get("storage_total_cost")
+    total = money(ask.get("storage_total_cost"))
     if total is not None:
-        return Decimal(str(total))
-    return Decimal(str(ask["storage_cost"])) * DISK_GB / MONTH_H
+        return total
+    per_gb_month = money(ask["storage_cost"])
+    if per_gb_month is None:
+        raise ValueError("the ask has no price of its disk")
+    return per_gb_month * DISK_GB / MONTH_H
 
 
 def _is_datacentre(ask: Mapping[str, Any]) -> bool:
-    return bool(ask.get("datacenter")) or (ask.get("hosting_type") or 0) >= 1
+    return flag(ask.get("datacenter")) is True or (number(ask.get("hosting_type")) or 0) >= 1
 
 
 def _per_gib(usd_per_gb: Any) -> Decimal | None:
-    return None if usd_per_gb is None else usd(Decimal(str(usd_per_gb)) * GIB / GB)
+    amount = money(usd_per_gb)
+    return None if amount is None else usd(amount * GIB / GB)
 
 
 def _version(text: str) -> tuple[int, ...]:

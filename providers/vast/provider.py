@@ -6,7 +6,6 @@ separate offer and is purchased by its number. An instance runs the image itself
 
 import re
 from collections.abc import Awaitable, Mapping, Sequence
-from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,16 @@ from broker.domain.offer import Offer
 from broker.ports import Clock
 from providers.common.call_rates import CallLimit, CallRates, RateClock
 from providers.common.cloud import Purchase
+from providers.common.cloud_values import flag, moment, positive, text, whole
 from providers.common.credentials import digest_of, key_help, key_of, sky_files, source_of
 from providers.common.gpu_names import GB, accelerator
 from providers.common.http_json import Rest
-from providers.common.machine_task import IMAGE_FIX, cannot_start, image_refused
+from providers.common.machine_task import CUDA_FLOOR, IMAGE_FIX, cannot_start, image_refused
 from providers.common.market_rules import OfferFilter
 from providers.common.skypilot_names import cluster_of, gpu_columns
 from providers.vast.market import GPUS, MIB, TRUNCATED_AT, AskFilter, VastMarket, country
 from providers.vast.searches import SearchCache
-from trainer.contract.base import Config
+from trainer.contract.base import Config, matching
 
 ENDPOINT = "https://console.vast.ai"
 LOW_BALANCE_USD = Decimal(1)
@@ -98,7 +98,7 @@ class VastConfig(Config):
     """Use only machines that Vast has verified."""
     min_reliability: float = 0.9
     """Smallest accepted host reliability by Vast's statistics, 0..1."""
-    cuda_min: str = "12.4"
+    cuda_min: str = matching(r"^\d+\.\d+$", "must be a CUDA version such as 12.4", default=CUDA_FLOOR)
     """CUDA version that the image needs; hosts whose driver supports only older versions are excluded."""
     restart_s: float = 600.0
     """Seconds that an eviction costs: the next boot and the work since the last checkpoint. Bids depend on it."""
@@ -166,22 +166,23 @@ class VastCloud:
 
         Vast refuses the older call without pages to new accounts.
         """
-        by_id: dict[Any, Mapping[str, Any]] = {}
+        by_id: dict[str, Mapping[str, Any]] = {}
         query = {"limit": str(PAGE)}
         for _ in range(PAGES):
             answer = await self._page(query)
             instances = answer.get("instances")
             if not isinstance(instances, list):
                 raise OutcomeUnknown("Vast: the listing has no `instances`")
-            if not all(isinstance(machine, dict) and "id" in machine for machine in instances):
-                raise OutcomeUnknown("Vast: an instance of the listing cannot be read: it has no id")
-            by_id |= {machine["id"]: machine for machine in instances}
-            token = answer.get("next_token")
-            if not token:
+            for machine in instances:
+                if not isinstance(machine, dict) or (machine_id := text(machine.get("id"))) is None:
+                    raise OutcomeUnknown("Vast: an instance of the listing cannot be read: it has no id")
+                by_id[machine_id] = machine
+            token = _next_token(answer)
+            if token is None or token == query.get("after_token"):
                 break
-            query = {"limit": str(PAGE), "after_token": str(token)}
-        total = answer.get("total_instances")
-        if token or (isinstance(total, int) and total > len(by_id)):
+            query = {"limit": str(PAGE), "after_token": token}
+        total = whole(answer.get("total_instances"))
+        if token is not None or (total is not None and total > len(by_id)):
             raise OutcomeUnknown(f"Vast: the listing shows {len(by_id)} of {total} instances")
         return list(by_id.values())
 
@@ -196,7 +197,7 @@ class VastCloud:
             return self._call("DELETE", f"/api/v0/instances/{handle.id}/", {})
 
         answer = await self._rates.call("destroy", send)
-        if answer.get("success") is not True:
+        if flag(answer.get("success")) is not True:
             message = _error_text(answer)
             if _ABSENT.search(message):
                 raise Gone(f"Vast has no instance {handle.id}")
@@ -272,7 +273,7 @@ class VastCloud:
     ) -> Mapping[str, Any]:
         """Return the answer to a read-only call. Raises a ProviderError if the answer contains an error."""
         answer = await self._call(method, path, body, query=query)
-        if answer.get("success") is False or answer.get("error"):
+        if flag(answer.get("success")) is False or answer.get("error"):
             raise _error(f"Vast: {method} {path}", _error_text(answer))
         return answer
 
@@ -291,6 +292,16 @@ class VastCloud:
         return answer
 
 
+def _next_token(answer: Mapping[str, Any]) -> str | None:
+    """Return the token of the next page; None: this page is the last. Raises OutcomeUnknown for an unreadable one."""
+    token = answer.get("next_token")
+    if token is None or token in ("", False):
+        return None
+    if (readable := text(token)) is None:
+        raise OutcomeUnknown("Vast: the listing does not say whether there are further instances")
+    return readable
+
+
 def _error_text(answer: Mapping[str, Any]) -> str:
     return " ".join(f"{answer.get('error') or ''} {answer.get('msg') or ''}".split())[:200]
 
@@ -307,7 +318,7 @@ def _fault_message(machine: Mapping[str, Any]) -> str | None:
     The host retries as long as the instance exists and is billed. None: no such reason is reported.
     """
     status = " ".join(str(machine.get("status_msg") or "").split())[:300]
-    if machine.get("actual_status") == "running":
+    if _state(machine) is InstanceState.RUNNING:
         return None
     if cannot_start(status) and not image_refused(status):
         return f"the host cannot start the container: {status}"
@@ -317,29 +328,23 @@ def _fault_message(machine: Mapping[str, Any]) -> str | None:
 
 
 def _observed(name: Any, machine: Mapping[str, Any]) -> Observed:
-    gpu, memory, rate, bids = (machine.get(key) for key in ("gpu_name", "gpu_ram", "dph_total", "is_bid"))
+    """Return an instance. An unreadable id or name raises; any other unreadable fact counts as not reported."""
+    gpu, memory = text(machine.get("gpu_name")), positive(machine.get("gpu_ram"))
     memory_bytes = int(memory) * MIB if memory else None
+    rate = positive(machine.get("dph_total"))
     return Observed(
         handle=Handle(
             provider="vast", id=str(machine["id"]), name=name, region=country(machine.get("geolocation")) or ""
         ),
         state=_state(machine),
         accelerator=accelerator(gpu, memory_bytes) if gpu else None,
-        gpus=machine.get("num_gpus"),
+        gpus=whole(machine.get("num_gpus")),
         gpu_memory_bytes=memory_bytes,
-        spot=bids if isinstance(bids, bool) else None,
-        usd_per_hour=usd(str(rate)) if rate else None,
+        spot=flag(machine.get("is_bid")),
+        usd_per_hour=None if rate is None else usd(str(machine["dph_total"]).strip()),
         fault=_fault_message(machine),
-        created_at=_created_at(machine.get("start_date")),
+        created_at=moment(machine.get("start_date")),
     )
-
-
-def _created_at(seconds: Any) -> datetime | None:
-    """Return the time for seconds of the epoch, or None if they cannot be read; the machine is listed anyway."""
-    try:
-        return datetime.fromtimestamp(seconds, UTC)
-    except (TypeError, ValueError, OverflowError, OSError):
-        return None
 
 
 def _state(machine: Mapping[str, Any]) -> InstanceState:
@@ -347,8 +352,11 @@ def _state(machine: Mapping[str, Any]) -> InstanceState:
 
     `actual_status` is the container's status, null before it exists. The other two fields are the requested status.
     """
-    actual = machine.get("actual_status")
-    if actual in _STOPPED or "stopped" in (machine.get("intended_status"), machine.get("cur_state")):
+    actual, intended, current = (
+        status.strip().lower() if isinstance(status := machine.get(key), str) else status
+        for key in ("actual_status", "intended_status", "cur_state")
+    )
+    if actual in _STOPPED or "stopped" in (intended, current):
         return InstanceState.STOPPED
     if actual == "running":
         return InstanceState.RUNNING

@@ -61,7 +61,9 @@ async def test_each_http_status_has_its_error(api: Api, status: int, kind: type[
 
 @pytest.mark.parametrize(("header", "seconds"), [
     ("2.5", 2.5), ("soon", 5.0), (None, 5.0), ("Thu, 01 Jan 2026 00:00:00 GMT", 0.0),
-    ("Thu, 01 Jan 2026 00:00:00 -0000", 5.0),
+    ("Thu, 01 Jan 2026 00:00:00 -0000", 5.0), ("Thu Jan  1 00:00:00 2026", 0.0), ("30s", 30.0), ("30 seconds", 30.0),
+    ("0", 0.0), ("-7", 5.0), ("1.2.3", 5.0), ("99999999", 3600.0), ("1764000000", 0.0), ("99999999999", 3600.0),
+    ("Fri, 01 Jan 2100 00:00:00 GMT", 3600.0), ("Sunday, 06-Nov-94 08:49:37 GMT", 0.0), ("Thu, 99 Jan 2026", 5.0),
 ])  # fmt: skip
 async def test_retry_after_in_seconds_is_read(api: Api, header: str | None, seconds: float) -> None:
     headers = {"Retry-After": header} if header else {}
@@ -93,6 +95,24 @@ async def test_an_unreachable_server_is_reported(api: Api) -> None:
             await call(api)
 
 
+@pytest.mark.parametrize("charset", ["utf-16", "no-such-charset"])
+@pytest.mark.parametrize(("status", "kind"), [(429, Throttled), (502, OutcomeUnknown), (401, Rejected)])
+async def test_errors_in_a_wrong_character_set_keep_their_status(
+    api: Api, charset: str, status: int, kind: type[ProviderError]
+) -> None:
+    headers = {"Content-Type": f"text/plain; charset={charset}"}
+    api.routes["GET /a"] = lambda body, query: web.Response(status=status, body=b"caf\xe9!", headers=headers)
+    with pytest.raises(kind) as e:
+        await call(api)
+    assert e.type is kind
+
+
+@pytest.mark.parametrize(("body", "read"), [(b'\xef\xbb\xbf{"a": 1}', {"a": 1}), (b" \n", None)])
+async def test_answers_with_a_byte_order_mark_or_blanks_are_read(api: Api, body: bytes, read: object) -> None:
+    api.routes["GET /a"] = lambda _, query: web.Response(body=body)
+    assert await call(api) == read
+
+
 KEY_HELP = "make one at https://x"
 
 
@@ -109,6 +129,15 @@ KEY_HELP = "make one at https://x"
         (404, '{"error": "not_found"}', OutcomeUnknown, "404"),
         (404, "<html>invalid api key</html>", OutcomeUnknown, "404"),
         (400, '{"error": "invalid_args", "msg": "no such key of the filter"}', Rejected, "400"),
+        (403, '{"detail": "Your spend limit is reached"}', Rejected, "pay in at Cloud"),
+        (403, '{"error": "insufficient credit"}', Rejected, "pay in at Cloud"),
+        (401, '{"error": "Your balance is too low"}', Rejected, "pay in at Cloud"),
+        (402, '{"error": "payment required"}', Rejected, "pay in at Cloud"),
+        (403, '{"error": "Rate limit exceeded"}', Throttled, "403"),
+        (400, '{"code": "RequestLimitExceeded", "message": "Request limit exceeded."}', Throttled, "400"),
+        (429, "<html>Just a moment...</html>", Throttled, "429"),
+        (425, '{"error": "too early"}', OutcomeUnknown, "425"),
+        (200, "[" * 100_000, OutcomeUnknown, "not JSON"),
     ],
 )
 async def test_errors_are_read_by_their_meaning(

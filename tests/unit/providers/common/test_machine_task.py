@@ -18,7 +18,9 @@ import pytest
 
 from broker.daemon.trainer_bundle import bundle
 from broker.domain.instance import BootSpec, TrainerBundle, TrainerImage
-from providers.common.machine_task import STOCK_IMAGE, MachineTask, registry_of, task_of
+from providers.common.machine_task import CUDA_FLOOR, STOCK_IMAGE, STOCK_IMAGE_CUDA, MachineTask, registry_of, task_of
+from providers.runpod.provider import RunpodConfig
+from providers.vast.provider import VastConfig
 from tests.trainer.support.harness import INSTALLATION, JOB, Bench
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import AttemptSpec, Final, Outcome
@@ -88,6 +90,12 @@ def test_without_an_image_the_bundle_goes_onto_the_stock_one() -> None:
 def test_the_image_of_a_job_gets_the_bundle() -> None:
     task = task_of(replace(boot(BUNDLE), image="pytorch/pytorch:2.9.0"), docker_run=False)
     assert (task.image, task.env["GPUBROKER_WAY"]) == ("docker:pytorch/pytorch:2.9.0", "bundle")
+
+
+def test_the_driver_floor_runs_the_stock_image_and_is_every_clouds_default() -> None:
+    """CUDA's minor version compatibility holds within a major version."""
+    assert CUDA_FLOOR.split(".")[0] == STOCK_IMAGE_CUDA.split(".")[0]
+    assert RunpodConfig().cuda_min == VastConfig().cuda_min == CUDA_FLOOR
 
 
 def test_secrets_are_not_shown_and_no_machine_goes_without_a_trainer() -> None:

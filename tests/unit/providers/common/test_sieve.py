@@ -30,6 +30,25 @@ ROW: dict[str, Any] = {"gpu": "H100 SXM", "gpus": 8, "architecture": "amd64", "m
         ({"gpu": "RTX PRO 6000 Blackwell Max-Q Workstation Edition"}, "laptop or workstation variant of a GPU"),
         ({"contract_s": 1800}, "contract of the host ends within 24 h"),
         ({"contract_s": -5.0}, "contract of the host ends within 24 h"),
+        ({"contract_s": "1800"}, "contract of the host ends within 24 h"),
+        ({"contract_s": "soon"}, "end of the host's contract that cannot be read"),
+        ({"contract_s": float("nan")}, "end of the host's contract that cannot be read"),
+        ({"gpus": True}, "no GPU"),
+        ({"gpus": "0.5"}, "share of a GPU"),
+        ({"gpus": float("nan")}, "no GPU"),
+        ({"gpus": -1}, "no GPU"),
+        ({"gpus": 4096}, "too many GPUs"),
+        ({"gpu": "NVIDIA H100 MIG-1g10gb"}, "share of a GPU"),
+        ({"gpu": "L40S-12A"}, "share of a GPU"),
+        ({"gpu": "1/2 L40S"}, "share of a GPU"),
+        ({"gpu": "0.25x A10"}, "share of a GPU"),
+        ({"gpu": "RTX A6000 vWS"}, "share of a GPU"),
+        ({"gpu": "GH200SXM"}, "ARM processor: the image is for x86-64"),
+        ({"gpu": "NVIDIA GB10"}, "ARM processor: the image is for x86-64"),
+        ({"gpu": "Jetson AGX Orin"}, "ARM processor: the image is for x86-64"),
+        ({"architecture": " ARM64 "}, "ARM processor: the image is for x86-64"),
+        ({"maker": None, "gpu": "Ascend 910B"}, "not an NVIDIA GPU"),
+        ({"maker": "Advanced Micro Devices"}, "not an NVIDIA GPU"),
     ],
 )
 def test_row_that_cannot_be_sold_is_counted(changes: dict[str, Any], why: str) -> None:
@@ -40,11 +59,22 @@ def test_row_that_cannot_be_sold_is_counted(changes: dict[str, Any], why: str) -
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [{"gpus": "8"}, {"gpus": 8.0}, {"maker": "NVIDIA Corporation"}, {"contract_s": None}, {"gpu": "H100 2.0"}],
+)
+def test_unusual_forms_of_a_true_row_are_sold(changes: dict[str, Any]) -> None:
+    offer_filter = OfferFilter(GpuAsk())
+    assert offer_filter.takes(RawRow(**(ROW | changes)))
+    assert offer_filter.dropped == {}
+
+
+@pytest.mark.parametrize(
     ("price", "why"),
     [
         (0, "price 0 or less"), ("0.0000000000", "price 0 or less"), (-1.2, "price 0 or less"),
         (float("nan"), "price that is no number"), (float("inf"), "price that is no number"),
-        ("free", "price that is no number"),
+        ("free", "price that is no number"), (True, "price that is no number"), ("", "price that is no number"),
+        ({"usd": 1}, "price that is no number"),
     ],
 )  # fmt: skip
 def test_price_that_cannot_be_true_is_counted(price: object, why: str) -> None:
