@@ -253,10 +253,10 @@ def _facts(ask: Mapping[str, Any]) -> HostFacts:
 
 def _larger_disk(ask: Mapping[str, Any]) -> DiskSale | None:
     """Return the larger disks up to the host's free space; None: Vast reports no space or no price."""
-    space, price = ask.get("disk_space"), ask.get("storage_cost")
+    space, price = positive(ask.get("disk_space")), money(ask.get("storage_cost"))
     if space is None or price is None or int(space) <= DISK_GB:
         return None
-    return DiskSale(max_bytes=int(space) * GB, usd_per_gib_hour=Decimal(str(price)) * GIB / GB / MONTH_H)
+    return DiskSale(max_bytes=int(space) * GB, usd_per_gib_hour=price * GIB / GB / MONTH_H)
 
 
 def _disk_usd_per_hour(ask: Mapping[str, Any]) -> Decimal:

@@ -44,6 +44,8 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         ({"cuda_max_good": float("nan")}, "unreadable"),
         ({"storage_total_cost": -1}, "unreadable"),
         ({"storage_total_cost": None, "storage_cost": None}, "unreadable"),
+        ({"storage_cost": -0.1}, "unreadable"),
+        ({"storage_cost": float("nan")}, "unreadable"),
         ({"inet_down_cost": -5}, "unreadable"),
         ({"inet_up_cost": float("nan")}, "unreadable"),
         ({"cpu_ram": float("nan")}, "unreadable"),
@@ -70,6 +72,7 @@ async def test_untrue_values_cost_their_ask_alone(world: World, changes: dict[st
         {"num_gpus": "1"}, {"gpu_ram": "24564"}, {"gpu_ram": 24564.0}, {"cpu_ram": "257000"}, {"cpu_cores": "64"},
         {"cpu_cores_effective": "16.0"}, {"dph_base": "0.40"}, {"min_bid": "0.20"}, {"reliability2": "0.993"},
         {"cuda_max_good": "12.6"}, {"disk_bw": "3100.5"}, {"inet_down": "905.0"}, {"inet_down_cost": "0.002"},
+        {"storage_cost": "0.10"}, {"disk_space": "800.0"},
         {"storage_total_cost": "0.0139"}, {"id": "9001"}, {"machine_id": "1234"}, {"geolocation": "Bavaria, DE "},
         {"rented": "false"}, {"rentable": "true"}, {"datacenter": "false"}, {"hosting_type": "0"}, {"bw_nvlink": None},
         {"duration": "9000000"}, {"end_date": None}, {"end_date": "2099-01-01T00:00:00+00:00"}, {"gpu_arch": "NVIDIA"},
@@ -79,8 +82,10 @@ async def test_numbers_as_texts_give_the_same_offers(world: World, changes: dict
     plain, _ = await world.offers(ask())
     odd, dropped = await world.offers(ask(**changes))
     assert dropped == {}
-    assert [(o.id, o.usd_per_hour, o.gpus, o.vcpus, o.ram_bytes, o.trust, o.facts, o.purchase) for o in odd] == [
-        (o.id, o.usd_per_hour, o.gpus, o.vcpus, o.ram_bytes, o.trust, o.facts, o.purchase) for o in plain
+    assert [
+        (o.id, o.usd_per_hour, o.gpus, o.vcpus, o.ram_bytes, o.trust, o.facts, o.purchase, o.larger_disk) for o in odd
+    ] == [
+        (o.id, o.usd_per_hour, o.gpus, o.vcpus, o.ram_bytes, o.trust, o.facts, o.purchase, o.larger_disk) for o in plain
     ]
 
 
