@@ -92,10 +92,10 @@ def arguments(row: ExternalRow) -> dict[str, Any]:
     return given
 
 
-def answer(row: ExternalRow) -> Mapping[str, Any] | Unanswered:
-    """Return the document of the estimate, or the reason why there is none."""
+def answer(row: ExternalRow, **options: Any) -> Mapping[str, Any] | Unanswered:
+    """Return the document of the estimate, or the reason why there is none. `options` replace those of the row."""
     try:
-        return estimate(**arguments(row))
+        return estimate(**{**arguments(row), **options})
     except EstimateError as e:
         return Unanswered(row=row, reason=str(e))
     except typer.TyperException as e:

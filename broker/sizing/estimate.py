@@ -170,7 +170,8 @@ def estimate(
     gpus: int = 1, nodes: int = 1, offload: bool = False, sharding: str | None = None,
     gradient_checkpointing: bool = False, lora_r: int = 16, lora_targets: str = "all-linear",
     lora_dropout: float = 0.05, trainable_parameters: int | None = None, attention: str = "sdpa",
-    norms: str = "float32", stack: str | None = None, exact: bool = False, gpu: str | None = None,
+    norms: str = "float32", stack: str | None = None, recipe: str = "gpubroker", exact: bool = False,
+    gpu: str | None = None,
 ) -> EstimateResult:  # fmt: skip
     """Return the peak memory of one GPU by category and tokens/s of all GPUs, as a dict that prints in GiB.
 
@@ -213,6 +214,7 @@ class EstimateRequest(BaseModel):
     attention: str
     norms: str
     stack: str | None
+    recipe: str
     exact: bool
     gpu: str | None
 
@@ -239,6 +241,7 @@ class EstimateRequest(BaseModel):
             "sharding": self.sharding or ("ddp" if self.gpus > 1 else "none"),
             "attention": self.attention,
             "norms": self.norms,
+            "recipe": self.recipe,
         }
         return EstimateOptions(
             **choices, optimizer=optimizer, length=self.seq, target=self.target_seq, accumulated=self.accumulate,
@@ -263,6 +266,7 @@ def answer(request: EstimateRequest) -> EstimateResult:
         raise EstimateError(str(e)) from None
     if unknown is not None:
         document["tokens_per_s_basis"] = unknown
+    document["recipe"] = request.recipe
     document["notes"] += [*config_notes, *optimizer_notes, *stack_notes, *_variant_notes(request.gpu)]
     return EstimateResult(document)
 
@@ -285,6 +289,8 @@ def _answer(
     """Return the document of the estimate. Raise EstimateError or InvalidEstimate."""
     task = request.task
     if (kind := trace_tables.kind_of(config_json)) is not None:
+        if ask.recipe != "gpubroker":
+            raise EstimateError(f"--recipe {ask.recipe}: known for decoder language models only; leave it out")
         ask = traced_tables.sized(config_json, ask, request.resolution)
         result = traced_tables.estimate(config_json, ask)
         trace = traced_run.trace(config_json, None, ask, task) if request.exact else None

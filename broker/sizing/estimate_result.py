@@ -65,6 +65,7 @@ class EstimateResult(dict[str, Any]):
         device = f"{self['device_margin_pct']:g} % of the figure in nvidia-smi"
         yield f"peak in: {self['segment']}; margin {self['margin_pct']:g} % of the peak, {device}"
         yield f"evidence: {self['evidence']} ({self['evidence_detail']})"
+        yield f"recipe: {self['recipe']}"
         if self["gpu"]:
             words, size = "fits" if self["fits"] else "does not fit", self["gpu_memory_bytes"]
             sold = marketed_gb(self["gpu"], size)

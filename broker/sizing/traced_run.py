@@ -55,6 +55,7 @@ def _check(ask: EstimateOptions, task: str | None) -> None:
         (ask.optimizer not in ("adamw_fused", "adamw_foreach"), f"--optimizer {ask.optimizer}"),
         (ask.transformers not in (None, installed), f"--stack but {installed or 'an installed one'}"),
         (ask.norms != "float32", f"--norms {ask.norms}"),
+        (ask.recipe != "gpubroker", f"--recipe {ask.recipe}"),
         (ask.sharding not in ("none", "ddp", "fsdp"), f"--sharding {ask.sharding}"),
         (ask.sharding == "fsdp" and ask.method == "qlora", "--sharding fsdp over a base of 4 bits"),
         (ask.sharding == "fsdp" and ask.transformers is not None, "--stack, whose --sharding fsdp is FSDP 1"),

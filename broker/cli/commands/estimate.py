@@ -20,6 +20,7 @@ from broker.estimator.memory.estimate import (
     SHARDINGS,
     EstimateOptions,
 )
+from broker.estimator.memory.recipes import RECIPES
 from broker.sizing.estimate import TASKS, EstimateError, targets_of
 from broker.sizing.estimate import estimate as run_estimate
 from broker.sizing.estimate_result import EstimateResult
@@ -84,6 +85,11 @@ OPTIONS: Mapping[str, Any] = {
         "transformers=VERSION",
         "Use the loss, attention and expert code of this version. Other packages have no effect.",
     ),
+    "recipe": _option(
+        str,
+        _of(RECIPES),
+        "Training code: how it holds weights and computes the loss. Default: the trainer of this package.",
+    ),
     "exact": _option(
         bool,
         None,
@@ -109,7 +115,7 @@ SCALING: Mapping[str, Any] = {
 """Options of the scaling table; all are unset by default."""
 PLANNED = (
     "resolution", "task", "accumulate", "gpus", "nodes", "offload", "sharding", "gradient_checkpointing",
-    "trainable_parameters", "stack", "exact",
+    "trainable_parameters", "stack", "recipe", "exact",
 )  # fmt: skip
 """Options that a scaling table chooses for each number of GPUs, or does not use."""
 

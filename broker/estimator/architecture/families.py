@@ -175,6 +175,14 @@ class Numerics:
     """Bits of a frozen base's linear weights; 0: not quantised."""
     norms_float32: bool = False
     """Norms of a quantised base are cast to float32, as TRL does under autocast."""
+    rest_float32: bool = False
+    """All weights of a quantised base that are not quantised are in float32, as peft's preparation does."""
+    single_scales: bool = False
+    """The scales of 4-bit weights are float32, not quantised themselves."""
+    head_bits: Literal[0, 4, 8] = 0
+    """Bits of the head's weights; 0: the head is not quantised."""
+    fused: bool = False
+    """Norms and rotary positions are single kernels without float32 intermediates."""
     attention: Literal["sdpa", "flash", "eager"] = "sdpa"
     rank: int = 0
     dropout: bool = True

@@ -37,7 +37,12 @@ def base_bytes(shape: ModelShape, n: Numerics) -> int:
     build, parts = family_spec(shape), stacks(shape)
     matrices = sum(s.layers * (layer_matrices(s) - (_kept(s) if n.bits else 0)) for s in parts)
     norms = sum(s.layers * (build.norms + (s.decoder_layers > 0)) + 1 for s in parts) * shape.hidden
-    rest = (shape.parameters - matrices) * n.weight + (2 * norms if n.norms_float32 else 0)
+    head = shape.vocabulary * shape.hidden if n.head_bits else 0
+    matrices += head
+    width = 4 if n.rest_float32 else n.weight
+    rest = (shape.parameters - matrices) * width + (2 * norms if n.norms_float32 else 0)
+    if n.bits == 4 and n.single_scales:  # the tables and the scale of a block, which are not quantised
+        return rest + matrices // 2 + matrices // 64 * 4
     if n.bits == 4:  # NF4 in blocks of 64, whose scales are quantised in blocks of 256 (QLoRA, arXiv 2305.14314)
         many = sum(s.layers * copies(s, role) for s in parts for role in linears(s).keys() - family_spec(s).unquantised)
         return rest + matrices // 2 + matrices // 64 + matrices // 64 // 256 * 4 + CODES * many

@@ -14,6 +14,8 @@ from broker.estimator.architecture.model_states import STATES, divided, embedded
 from broker.estimator.memory import device_overhead
 from broker.estimator.memory.device_overhead import Estimate
 from broker.estimator.memory.evidence import FORMULA, MEASURED, SHOWN_MORE, TRACED_OPTIMIZERS, Tier, evidence_of
+from broker.estimator.memory.recipes import KNOWN, RECIPES, RecipeName, evidence_words, loss_form, shaped, typed
+from broker.estimator.memory.recipes import version as recipe_version
 from broker.estimator.memory.simulator import simulate
 from broker.estimator.memory.simulator.library_versions import (
     CHECKED_MESSAGE,
@@ -76,6 +78,8 @@ class EstimateOptions:
     norms: Norms = "float32"
     transformers: str | None = None
     """transformers version whose built-in loss is computed; None: the trainer's loss, outside the model."""
+    recipe: RecipeName = "gpubroker"
+    """Library whose way of holding weights and computing the loss is estimated."""
 
 
 class InvalidEstimate(ValueError):
@@ -142,12 +146,13 @@ def check(shape: ModelShape, ask: EstimateOptions) -> None:
     choices = (
         ("--method", ask.method, METHODS), ("--optimizer", ask.optimizer, OPTIMIZERS),
         ("--precision", ask.precision, PRECISIONS), ("--sharding", ask.sharding, SHARDINGS),
-        ("--attention", ask.attention, ATTENTIONS), ("--norms", ask.norms, NORMS),
+        ("--attention", ask.attention, ATTENTIONS), ("--norms", ask.norms, NORMS), ("--recipe", ask.recipe, RECIPES),
     )  # fmt: skip
     for name, chosen, known in choices:
         if chosen not in known:
             raise InvalidEstimate(f"{name} {chosen}: not one of {', '.join(known)}")
     _check_devices(shape, ask)
+    _check_recipe(shape, ask)
     if (ask.method == "adapter") != (ask.trainable is not None):
         raise InvalidEstimate("--trainable-parameters N goes with --method adapter, and with no other")
     if ask.trainable is not None and not 1 <= ask.trainable <= shape.parameters:
@@ -188,6 +193,16 @@ def _check_devices(shape: ModelShape, ask: EstimateOptions) -> None:
         raise InvalidEstimate(f"--sharding tensor: not known for {what}")
 
 
+def _check_recipe(shape: ModelShape, ask: EstimateOptions) -> None:
+    """Raise InvalidEstimate for a recipe that is not known for the model, or that has its own code."""
+    if ask.recipe == "gpubroker":
+        return
+    if shape.head != "tokens" or shape.decoder_layers:
+        raise InvalidEstimate(f"--recipe {ask.recipe}: known for decoder language models only; leave it out")
+    if ask.transformers is not None and not KNOWN[ask.recipe].on_transformers:
+        raise InvalidEstimate(f"--stack transformers={ask.transformers}: {ask.recipe} has its own models; leave it out")
+
+
 def recompute(ask: EstimateOptions) -> Literal["early", "whole"]:
     """Return how checkpointed blocks are recomputed.
 
@@ -225,7 +240,7 @@ def numerics(shape: ModelShape, ask: EstimateOptions) -> tuple[Numerics, tuple[s
     asked: Literal[0, 4, 8] = 4 if ask.method == "qlora" else 8 if ask.method == "lora8" else 0
     bits = asked if is_quantised(shape.family, release) else 0
     attention = attention_of(shape.family, release, ask.attention)
-    return Numerics(
+    usual = Numerics(
         weight=4 if single or (full and autocast and not sharded) else 2,
         trained=trained,
         adapters=2 if sharded and autocast else 4,
@@ -241,12 +256,16 @@ def numerics(shape: ModelShape, ask: EstimateOptions) -> tuple[Numerics, tuple[s
         repeated_keys=repeats_keys(shape.family, release, attention),
         presents=keeps_presents(shape.family, release, checkpointing=ask.checkpointing),
         adapted=adapted,
-    ), (*notes, *_too_large(shape, ask, adapted))
+    )
+    return typed(ask.recipe, usual, sharded=sharded), (*notes, *_too_large(shape, ask, adapted))
 
 
 def _evidence(shape: ModelShape, ask: EstimateOptions) -> tuple[Tier, str, float]:
     """Return the evidence of `_evidence_read`, with more margin if this transformers version was never checked."""
     tier, words, margin = _evidence_read(shape, ask)
+    if ask.recipe != "gpubroker" and tier != "unchecked":
+        tier, words = "formula", f"{shape.family}: {evidence_words(ask.recipe)}"
+        margin = max(margin, KNOWN[ask.recipe].margin)
     if is_checked(_release(ask)) or tier == "unchecked":
         return tier, words, margin
     return (
@@ -312,6 +331,7 @@ def estimate(shape: ModelShape, ask: EstimateOptions) -> Estimate:
     if shape.pixels:  # an image has one token per patch, plus one
         ask = replace(ask, length=shape.max_positions or 1)
     check(shape, ask)
+    ask, shape = replace(ask, transformers=recipe_version(ask.recipe, ask.transformers)), shaped(ask.recipe, shape)
     model_numerics, notes = numerics(shape, ask)
     step = _step(shape, ask, model_numerics)
     device_shape = shape
@@ -345,7 +365,7 @@ def _step(shape: ModelShape, ask: EstimateOptions, model_numerics: Numerics) -> 
         # as HF's Trainer configures bitsandbytes
         whole_states=embedded(shape) if model_numerics.full and ask.transformers is not None else 0,
         trained=ask.trainable,
-        loss=loss_of(shape.family, release),
+        loss=loss_form(ask.recipe, loss_of(shape.family, release)),
         tables=table_bytes(shape, release, model_numerics.weight),
         shards=shards,
         replicas={"ddp": ask.gpus, "hybrid": ask.nodes, "tensor": ask.nodes}.get(ask.sharding, 1),

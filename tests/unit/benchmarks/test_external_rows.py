@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import external_memory, external_throughput
-from benchmarks.external_rows import EXTERNAL, Unanswered, answer, p90, read
+from benchmarks.external_rows import EXTERNAL, Answered, ExternalRow, Unanswered, answer, p90, read
 from broker.sizing.estimate import estimate
 
 CALL = "gpubroker estimate --config Mistral.json --method full --micro-batch 2 --no-gradient-checkpointing --json"
@@ -53,6 +53,20 @@ def test_memory_rows_of_another_folder_use_the_configs_beside_them(
     assert (document["within_margin"], document["refused_by_source"]) == (0.5, {"lab": 2})
     assert document["by_source"]["lab"]["n"] == 2
     assert document["by_kind"]["allocated"]["within_margin"] == 1.0
+    assert document["without_recipes"]["n"] == 2
+
+
+def test_rows_get_the_recipe_of_their_library(mistral: Path) -> None:
+    """A fine-tune by HF Trainer has bf16 weights under autocast: 2 bytes a weight, not 4."""
+    values = {**BASE, "id": "1", "call": CALL, "measured_kind": "allocated", "measured_bytes": "1"}
+    rows = [ExternalRow(folder=mistral, values={**values, "source": source}) for source in ("fms 4.44.2", "lab")]
+    with_recipe, without = (external_memory.compare(row) for row in rows)
+    assert isinstance(with_recipe, Answered)
+    assert isinstance(without, Answered)
+    assert with_recipe.estimated < 0.7 * without.estimated
+    assert external_memory.compare(rows[0], by_recipe=False).estimated == without.estimated  # type: ignore[union-attr]
+    named = ExternalRow(folder=mistral, values={**values, "source": "fms", "call": f"{CALL} --recipe trl"})
+    assert external_memory.recipe_of(named) is None
 
 
 def test_speed_rows_report_coverage_and_width(

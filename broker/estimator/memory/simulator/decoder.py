@@ -13,6 +13,7 @@ from broker.estimator.memory.simulator.fsdp import sharding_of
 from broker.estimator.memory.simulator.layer_sampling import Depth
 from broker.estimator.memory.simulator.layers.decoder_layer import Layer
 from broker.estimator.memory.simulator.layers.layer_ops import LayerOps, adapt_embeddings, adapt_head
+from broker.estimator.memory.simulator.loss_forms import ChunkedLoss
 from broker.estimator.memory.simulator.tape import Tape
 from broker.estimator.memory.simulator.tensors import CATEGORIES, EARLIER, Tensor, Weight
 from broker.estimator.memory.simulator.types import Bytes, Step, StepPeak
@@ -33,9 +34,10 @@ class DecoderSimulator:
         self.trained = step.trained or trained_parameters(shape, n)
         self.sharding = sharding_of(shape, self.asked, self.trained, self.tape)
         matrix = shape.vocabulary * shape.hidden
-        self.embedding = Weight(matrix, n.weight, trained=n.full, grad_width=n.trained)
+        width = 4 if n.rest_float32 else n.weight
+        self.embedding = Weight(matrix, width, trained=n.full, grad_width=n.trained)
         self.head = self.embedding if shape.tied_embeddings else Weight(
-            matrix, n.weight, trained=n.full, grad_width=n.trained
+            matrix, width, trained=n.full, grad_width=n.trained
         )  # fmt: skip
         # With tied embeddings the head's gradient exists first; the gradient of the lookup is added to it.
         if step.accumulated and not shape.tied_embeddings:
@@ -44,6 +46,8 @@ class DecoderSimulator:
         self.backward_residue: dict[int, Bytes] = {}
         """Bytes that each simulated middle layer leaves behind in its forward and its backward pass, by layer."""
         self.probed: dict[tuple[bool, int], tuple[int, int]] = {}
+        self.other_chunks = 0
+        """Bytes of the logits' other parts, if head and loss are computed in parts."""
         self.ends: LayerOps | None = None
         """Operations of the embeddings' adapter; None: the embeddings have no adapter."""
         self.prefix = ""
@@ -69,6 +73,7 @@ class DecoderSimulator:
         tape.backward(end)
         self.sharding.gather_last_layer()
         tape.backward(mark)
+        tape.adjust("logits", -self.other_chunks)
         for number in range(self.last, -1, -1):
             self._backward(number)
         tape.begin_segment("backward embeddings", "temporary")
@@ -210,7 +215,7 @@ class DecoderSimulator:
         self.leaving, mark = x, len(tape.nodes)
         normed = ops.norm(x)
         tape.drop(x, first, self.mask)
-        logits = ops.matrix(normed, self.head, self.shape.vocabulary)
+        logits = self._head(ops, normed)
         if "head" in n.adapted:
             logits = adapt_head(ops, normed, logits, accumulated=self.step.accumulated)
         self.normed = normed
@@ -224,8 +229,19 @@ class DecoderSimulator:
             logits = tape.after(logits, tape.scale(logits))
         return logits, mark
 
+    def _head(self, ops: LayerOps, normed: Tensor) -> Tensor:
+        """Return the logits, or one part of them if head and loss are computed in parts."""
+        vocabulary, form = self.shape.vocabulary, self.step.loss
+        if isinstance(form, ChunkedLoss):
+            self.other_chunks = form.others(self.tokens * vocabulary)
+            ops.tokens = -(-self.tokens // form.chunks)
+        if self.step.numerics.head_bits:
+            return ops.quantised(normed, self.head.count, vocabulary)
+        return ops.matrix(normed, self.head, vocabulary)
+
     def _loss(self, logits: Tensor) -> Tensor:
         """Return the loss; consumes the logits."""
+        self.tape.adjust("logits", self.other_chunks)
         form, autocast = self.step.loss, self.step.numerics.autocast
         if not form.in_model:
             self._free_on_return()

@@ -88,6 +88,53 @@ class OwnTypeLoss(LossForm):
         return tape.hold(variables.hold(shifted))
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChunkedLoss(LossForm):
+    """Loss of one part of the tokens after another, each in float32; the head is computed in the same parts."""
+
+    in_model: ClassVar[bool] = False
+    chunks: int
+    kept: int
+    """Bytes that remain of each logit until its backward pass."""
+
+    def flatten(self, tape: Tape, variables: TensorScope, logits: Tensor, *, length: int, autocast: bool) -> Tensor:
+        variables.hold(logits)
+        return tape.cast(logits, 4)
+
+    def others(self, count: int) -> int:
+        """Return the bytes that all parts but one keep of `count` logits."""
+        return count * self.kept * (self.chunks - 1) // self.chunks
+
+
+@dataclass(frozen=True, kw_only=True)
+class InPlaceLoss(LossForm):
+    """Loss of one kernel that keeps no log-probabilities and writes the gradient into the logits it was given."""
+
+    inner: LossForm
+
+    def loss(self, tape: Tape, logits: Tensor, *, length: int, autocast: bool) -> Tensor:
+        with tape.scope() as variables:
+            flat = self.flatten(tape, variables, logits, length=length, autocast=autocast)
+            return tape.after(flat, tape.resize(flat, 1, 4))
+
+    def flatten(self, tape: Tape, variables: TensorScope, logits: Tensor, *, length: int, autocast: bool) -> Tensor:
+        return self.inner.flatten(tape, variables, logits, length=length, autocast=autocast)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldLoss(LossForm):
+    """Loss of a plain loop, whose variable of the model's output holds the logits until the next step's exist."""
+
+    inner: LossForm
+
+    def loss(self, tape: Tape, logits: Tensor, *, length: int, autocast: bool) -> Tensor:
+        logits.retain()
+        return super().loss(tape, logits, length=length, autocast=autocast)
+
+    def flatten(self, tape: Tape, variables: TensorScope, logits: Tensor, *, length: int, autocast: bool) -> Tensor:
+        return self.inner.flatten(tape, variables, logits, length=length, autocast=autocast)
+
+
 @dataclass(frozen=True)
 class ClassLoss(LossForm):
     """Loss of a few classes, in float32."""

@@ -68,6 +68,16 @@ def test_a_config_is_taken_from_a_file_a_folder_and_inline(tmp_path: Path) -> No
     assert peaks == {by_model, estimate(config=TINY, seq=128)["peak_allocated_bytes"]}
 
 
+def test_the_assumed_recipe_is_shown_and_a_field() -> None:
+    assert json.loads(run(MISTRAL, *AS_MEASURED).stdout)["recipe"] == "gpubroker"
+    shown = run(MISTRAL, "--method", "qlora", "--recipe", "peft-kbit").stdout
+    assert "recipe: peft-kbit" in shown
+    assert "recipe peft-kbit by formula, from the code of peft" in shown
+    refused = run("--config", '{"model_type": "whisper"}', "--recipe", "trl")
+    assert refused.exit_code == 2
+    assert "--recipe trl: known for decoder language models only" in refused.stderr
+
+
 def test_the_estimate_is_shown_as_a_table_with_its_evidence() -> None:
     ran = run(MISTRAL, "--gpu", "l40s", "--lora-targets", "q_proj,c_attn")
     assert ran.exit_code == 0
@@ -231,7 +241,7 @@ def test_speed_states_its_evidence_and_interval(asked: dict[str, Any], told: str
         {"method": "lora8"}, {"optimizer": "sgd"}, {"gpus": 2, "sharding": "tensor"},
         {"gpus": 2, "sharding": "fsdp", "offload": True}, {"gpus": 2, "sharding": "fsdp", "method": "qlora"},
         {"gpus": 4, "nodes": 2, "sharding": "hybrid"}, {"method": "qlora", "norms": "half"},
-        {"stack": "transformers=4.48.1"}, {"attention": "eager"},
+        {"stack": "transformers=4.48.1"}, {"attention": "eager"}, {"recipe": "trl"},
     ],
 )  # fmt: skip
 def test_options_that_the_trainer_lacks_cannot_be_traced(asked: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ class Attention:
         if not self.build.rotary:
             x.retain()
             return x
-        extra = x.count * x.width
+        extra = 0 if self.numerics.fused else x.count * x.width
         return self.tape.kernel(x, x.count, x.width, scratch=2 * extra, back=extra)
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -64,7 +64,8 @@ class Attention:
     def weigh(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Apply scaled dot-product attention, by a fused kernel if possible. The caller still holds the inputs."""
         n, s, tape = self.numerics, self.shape, self.tape
-        grouped, width = k.count != q.count, 2 if n.compute == 2 else q.width
+        halves = n.compute == 2 and (n.autocast or n.attention == "flash" or not n.rest_float32)
+        grouped, width = k.count != q.count, 2 if halves else q.width
         shared = grouped and not n.repeated_keys  # a single head is repeated as a view, which every kernel accepts
         written = n.attention == "sdpa" and shared and (self.build.broadcast or width == 4)
         masked = self.ops.masked and n.attention != "eager" and not (written and self.build.broadcast)
@@ -72,7 +73,7 @@ class Attention:
         if masked and grouped:  # no kernel shares keys under a mask
             q, (k, v, *named) = self.tape.cast(q, width), self._for_every_head(q.count, width, k, v)
         else:
-            q, k, v = [self.tape.cast(t, 2 if n.compute == 2 else t.width) for t in (q, k, v)]
+            q, k, v = [self.tape.cast(t, 2 if halves else t.width) for t in (q, k, v)]
         if n.attention == "eager":
             return self._eager(q, k, v)
         bias = None

@@ -56,7 +56,7 @@ class LayerOps:
         product = tape.linear(into, w, self.tokens * outputs, copy)
         tape.drop(into)
         if copy is not None and w.cast is None:
-            if self.build.cached_casts:
+            if self.build.cached_casts and w.trained:  # autocast caches copies of weights that need a gradient
                 w.cast = copy
                 self.casts.append(w)
             else:
@@ -112,6 +112,8 @@ class LayerOps:
         """Normalise `x`. `parts`: heads of a row that are normalised separately."""
         rows, n = self.tokens * parts, self.numerics
         weight = self.norm_weight(x.count // rows)
+        if n.fused:
+            return self.tape.layer_norm(x, weight, rows)
         if self.build.norm == "layer":
             return layer_norm(self.tape, x, weight, rows, autocast=n.autocast)
         return (gemma_norm if self.build.norm == "gemma" else rms_norm)(self.tape, x, weight, rows)
@@ -119,7 +121,7 @@ class LayerOps:
     def norm_weight(self, count: int) -> Weight:
         """Return the weight of a norm over `count` elements."""
         n = self.numerics
-        return Weight(count, 4 if n.norms_float32 else n.weight, trained=n.full, grad_width=n.trained)
+        return Weight(count, 4 if n.norms_float32 or n.rest_float32 else n.weight, trained=n.full, grad_width=n.trained)
 
 
 def _weights(layer: LayerOps, role: str, inputs: int, outputs: int, *, accumulated: bool) -> None:
