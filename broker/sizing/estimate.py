@@ -32,7 +32,7 @@ from broker.model_catalog.decoder_shape import headed_shape, shape_of, text_of, 
 from broker.model_catalog.task_shape import built_for, task_shape
 from broker.sizing import traced_run, traced_tables
 from broker.sizing.estimate_result import EstimateResult
-from broker.sizing.fitting import would_fit
+from broker.sizing.fitting import ways, would_fit
 from broker.sizing.hf_aliases import optimizer_of, stack_of, unquantised
 from trainer.contract.data_config import TaskName
 
@@ -171,7 +171,7 @@ def estimate(
     gradient_checkpointing: bool = False, lora_r: int = 16, lora_targets: str = "all-linear",
     lora_dropout: float = 0.05, trainable_parameters: int | None = None, attention: str = "sdpa",
     norms: str = "float32", stack: str | None = None, recipe: str = "gpubroker", exact: bool = False,
-    gpu: str | None = None,
+    gpu: str | None = None, fit: bool = False,
 ) -> EstimateResult:  # fmt: skip
     """Return the peak memory of one GPU by category and tokens/s of all GPUs, as a dict that prints in GiB.
 
@@ -217,6 +217,7 @@ class EstimateRequest(BaseModel):
     recipe: str
     exact: bool
     gpu: str | None
+    fit: bool
 
     @classmethod
     def checked(cls, arguments: Mapping[str, Any]) -> "EstimateRequest":
@@ -261,6 +262,8 @@ def answer(request: EstimateRequest) -> EstimateResult:
         version, stack_notes = stack_of(request.stack)
         ask = request.options(optimizer, version)
         hardware, unknown = _known_hardware(request.gpu)
+        if request.fit and hardware is None:
+            raise EstimateError(f"--fit: {unknown or 'give --gpu, for example --gpu L40S'}")
         document = _answer(name, config_json, ask, request, hardware)
     except InvalidEstimate as e:
         raise EstimateError(str(e)) from None
@@ -315,6 +318,7 @@ def _answer(
     document = _document(name, shape.family, result, hardware, step_speed, trace)
     if hardware is not None and document["fits"] is False:
         document["would_fit"] = would_fit(shape, ask, hardware)
+        document["ways_to_fit"] = ways(shape, ask, hardware, each=2 if task in PAIRED else 1)
     return document
 
 
@@ -392,4 +396,5 @@ def _document(
         # under memory pressure the allocator returns its cached memory, so that does not count
         "fits": peak * (1 + margin) + CONTEXT <= hardware.memory_bytes if hardware else None,
         "would_fit": None,
+        "ways_to_fit": [],
     }

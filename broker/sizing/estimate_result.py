@@ -72,12 +72,21 @@ class EstimateResult(dict[str, Any]):
             yield f"{self['gpu']}: {words} with that margin, of {size / GIB:.1f} GiB (sold as {sold} GB)"
         if self["fits"] is False:
             yield self._way_out()
+            yield from self._ways()
         elif self["tokens_per_s"] is None:
             yield f"tokens/s: unknown: {self['tokens_per_s_basis']}"
         else:
             low, high = self["tokens_per_s_interval"]
             text = f"{self['tokens_per_s']:,.0f} ({low:,.0f} – {high:,.0f})"
             yield f"tokens/s: {text}: {self['tokens_per_s_evidence']} ({self['tokens_per_s_basis']})"
+
+    def _ways(self) -> Iterator[str]:
+        """Yield the table of the smallest changes, each of which fits."""
+        rows = [(w["change"], f"{w['device_used_bytes'] / GIB:.1f} GiB", w["options"]) for w in self["ways_to_fit"]]
+        head = ("change", "nvidia-smi", "options")
+        widths = [max(len(row[i]) for row in (head, *rows)) for i in (0, 1)]
+        for change, size, options in (head, *rows) if rows else ():
+            yield f"{change:<{widths[0]}}  {size:>{widths[1]}}  {options}"
 
     def _way_out(self) -> str:
         """Return the options with which it would fit, or other ways to need less."""

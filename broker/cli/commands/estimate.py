@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from broker.cli.core.command import Json, command
-from broker.cli.core.exit_codes import BadInput
+from broker.cli.core.exit_codes import BadInput, JobFailed
 from broker.cli.core.output import Output
 from broker.cli.views import what_if as what_if_view
 from broker.cli.views.what_if import PlotFile, WhatIf
@@ -21,11 +21,14 @@ from broker.estimator.memory.estimate import (
     EstimateOptions,
 )
 from broker.estimator.memory.recipes import RECIPES
-from broker.sizing.estimate import TASKS, EstimateError, targets_of
+from broker.sizing.estimate import TASKS, EstimateError, spoken, targets_of
 from broker.sizing.estimate import estimate as run_estimate
 from broker.sizing.estimate_result import EstimateResult
 from broker.sizing.hf_aliases import optimizer_of
 from broker.sizing.what_if import what_if as scaling_table
+
+DOES_NOT_FIT = "does not fit"
+"""Reason for which no speed is shown."""
 
 
 def _of(words: tuple[str, ...]) -> str:
@@ -99,6 +102,12 @@ OPTIONS: Mapping[str, Any] = {
     "gpu": _option(
         str | None, "NAME", "Estimate tokens/s and fit on this GPU: A100-80GB, L40S, or the name in nvidia-smi."
     ),
+    "fit": _option(
+        bool,
+        None,
+        "Require a known --gpu. Any run that does not fit exits with 1 and lists changes that fit.",
+        "--fit",
+    ),
 }
 """Option of each parameter of `broker.estimate()`; names and defaults are taken from that function."""
 
@@ -116,6 +125,7 @@ SCALING: Mapping[str, Any] = {
 PLANNED = (
     "resolution", "task", "accumulate", "gpus", "nodes", "offload", "sharding", "gradient_checkpointing",
     "trainable_parameters", "stack", "recipe", "exact",
+    "fit",
 )  # fmt: skip
 """Options that a scaling table chooses for each number of GPUs, or does not use."""
 
@@ -133,8 +143,12 @@ async def _estimate(*, as_json: bool, **given: Any) -> None:
         result = run_estimate(**given)
     except EstimateError as e:
         raise BadInput(str(e)) from None
+    if is_too_large := result["fits"] is False:
+        result.update(spoken(DOES_NOT_FIT))
     out.document(result)
     _show(out, result)
+    if is_too_large:
+        raise JobFailed(DOES_NOT_FIT, is_in_document=True)
 
 
 def _scaling_table(

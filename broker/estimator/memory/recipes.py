@@ -20,7 +20,7 @@ NEWEST = ".".join(map(str, TRAINER_RELEASES[-1]))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class LibraryRecipe:
     """Facts of one library. The defaults are those of the trainer."""
 
     source: str = ""
@@ -57,40 +57,40 @@ class Recipe:
     """Properties of the library that the estimate leaves out, all of which need less memory than estimated."""
 
 
-KNOWN: Mapping[RecipeName, Recipe] = {
-    "gpubroker": Recipe(),
-    "hf-trainer": Recipe(
+KNOWN: Mapping[RecipeName, LibraryRecipe] = {
+    "gpubroker": LibraryRecipe(),
+    "hf-trainer": LibraryRecipe(
         source="transformers 5.24: Trainer with dtype=auto casts no weights",
         on_transformers=True, full="loaded", margin=0.05,
     ),
-    "peft-kbit": Recipe(
+    "peft-kbit": LibraryRecipe(
         source="peft 0.21.2: prepare_model_for_kbit_training raises all that is not quantised to float32; a plain loop",
         on_transformers=True, full="loaded", rest="all", holds_logits=True, margin=0.10,
     ),
-    "trl": Recipe(
+    "trl": LibraryRecipe(
         source="trl 1.16: SFTTrainer loads float32, casts adapters of a quantised base to bf16, and fuses the loss",
         on_transformers=True, lora_base="float32", quantised_adapters="half", rest="none", chunks=64, margin=0.15,
     ),
-    "axolotl": Recipe(
+    "axolotl": LibraryRecipe(
         source="axolotl 0.19: norms, embeddings and head are cast back to the loaded type after peft's preparation",
         on_transformers=True, full="loaded", rest="none", margin=0.15,
     ),
-    "unsloth": Recipe(
+    "unsloth": LibraryRecipe(
         source="unsloth and unsloth-zoo 2026.10.9: fused norms and rotary positions, head and loss in chunks",
         on_transformers=True, full="loaded", rest="none", fused_kernels=True, chunks=4, margin=0.35,
         not_counted="fused LoRA, and checkpoints in host memory",
     ),
-    "torchtune": Recipe(
+    "torchtune": LibraryRecipe(
         source="torchtune 0.6.1: adapters in the model's type, eight chunks of logits",
         full="loaded", adapters="half", quantised_adapters="half", rest="none", fused_kernels=True, chunks=8,
         chunk_bytes=2, margin=0.35, not_counted="torch.compile, offloaded activations, and optimizers in the backward",
     ),
-    "litgpt": Recipe(
+    "litgpt": LibraryRecipe(
         source="litgpt 0.5.13: bf16-true, a head of its own, chunks of 128 tokens; bnb.nf4 quantises the head too",
         full="loaded", adapters="half", quantised_adapters="half", rest="none", double_quantised=False,
         head_quantised=True, untied=True, chunks=8, chunk_bytes=4, margin=0.25,
     ),
-    "fms-foak": Recipe(
+    "fms-foak": LibraryRecipe(
         source="fms-hf-tuning loads bf16; fms-acceleration-foak 0.7.4 fuses norms, rotary positions and the loss",
         on_transformers=True, full="loaded", fused_kernels=True, in_place=True, margin=0.15,
         not_counted="fused LoRA",
@@ -112,8 +112,8 @@ def typed(name: RecipeName, n: Numerics, *, sharded: bool) -> Numerics:
         loaded = recipe.full == "loaded" and half and n.autocast and not sharded
         n = replace(n, weight=2, trained=2) if loaded else n
         return replace(n, fused=recipe.fused_kernels)
-    kept = recipe.quantised_adapters if n.bits else recipe.adapters
-    if kept == "half" and half:
+    width = recipe.quantised_adapters if n.bits else recipe.adapters
+    if width == "half" and half:
         n = replace(n, adapters=2, trained=2)
     if recipe.lora_base == "float32" and n.autocast and not n.bits and not sharded:
         n = replace(n, weight=4)

@@ -35,7 +35,7 @@ def test_what_a_library_does_not_do_with_memory_is_named() -> None:
 def test_autocast_over_weights_as_loaded_halves_weights_and_states() -> None:
     """Each trained weight has 2 bytes, and 4 of moments, in place of 4 and 8."""
     for recipe in ("hf-trainer", "fms-foak", "axolotl"):
-        ask = {"method": "full", "optimizer": "adamw_fused"}
+        ask: dict[str, Any] = {"method": "full", "optimizer": "adamw_fused"}
         assert bytes_of(recipe, "weights", **ask) == 2 * P
         assert bytes_of(recipe, "optimizer", **ask) == 4 * P
         assert bytes_of("gpubroker", "weights", **ask) == 4 * P
@@ -43,7 +43,7 @@ def test_autocast_over_weights_as_loaded_halves_weights_and_states() -> None:
 
 def test_sharded_masters_stay_float32() -> None:
     """accelerate raises trained weights to float32 under FSDP."""
-    ask = {"method": "full", "gpus": 2, "sharding": "fsdp"}
+    ask: dict[str, Any] = {"method": "full", "gpus": 2, "sharding": "fsdp"}
     assert bytes_of("hf-trainer", "weights", **ask) == 4 * P // 2
 
 
@@ -99,8 +99,7 @@ def test_fused_norms_and_rotary_positions_need_less_without_checkpointing() -> N
     """A fused norm holds its bf16 input; a norm in PyTorch's operations holds a float32 copy of it."""
     asked = EstimateOptions(method="lora", length=1024, rows=8)
     plain, fused = (
-        estimate(LLAMA_3_8B, replace(asked, recipe=r)).by_category["activations"]  # type: ignore[arg-type]
-        for r in ("hf-trainer", "fms-foak")
+        estimate(LLAMA_3_8B, replace(asked, recipe=r)).by_category["activations"] for r in ("hf-trainer", "fms-foak")
     )
     assert plain - fused == pytest.approx((2 * L + 1) * 8 * 1024 * H * 2, rel=0.1)
 
