@@ -35,7 +35,7 @@ WORDS = re.compile(
 )
 """Words with a standard term: see CONTRIBUTING.md."""
 MAX_WORDS = 25
-"""Words in a sentence. A name in backticks and a link's text count as they read; a figure is no word."""
+"""Words in a sentence. A name in backticks and a link's text count as they read; a figure is not a word."""
 MAX_RELATIVES = 2
 """Relative pronouns in a sentence. Conjunctions ("so that") are not counted."""
 SENTENCE = re.compile(

@@ -37,7 +37,7 @@ from broker.store.postgres.store import PostgresStore
 USD = Decimal("0.01")
 MOST = 1000
 """A reservation has 1 to so many cents."""
-ROOM = Decimal("0.5")
+LIMIT_SHARE = Decimal("0.5")
 """Budget's limit as a share of all requested reservations."""
 LEASE_S = 600.0
 CLAIM = 200
@@ -132,7 +132,7 @@ async def fill(store: PostgresStore, reservations: int) -> Decimal:
         await asyncio.gather(
             *(store.submit(one, key=None, body_sha256="", events=()) for one in jobs[start : start + 500])
         )
-    limit = (sum((one.cap_usd for one in jobs), ZERO) * ROOM).quantize(USD)
+    limit = (sum((one.cap_usd for one in jobs), ZERO) * LIMIT_SHARE).quantize(USD)
     budget = Budget(limit_usd=limit, per=BudgetPeriod.MONTH, window=Window.ROLLING)
     await store.put_policy(Policy(name="race", team=DEFAULT_TEAM, budgets=(budget,)))
     return limit

@@ -26,7 +26,7 @@ from tests.clouds.scenarios.scene import Scene
 
 MIB = 1024**2
 SAMPLE_S = 2.0
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 """Seconds to wait in addition to `EACH_S` for each launch."""
 EACH_S = 60.0
 PARTS = ("daemon", "database", "skypilot")
@@ -49,7 +49,7 @@ async def end(scene: Scene, *jobs: str) -> None:
         for job in jobs:
             if (await client.job(job)).state not in RESTING_JOB_STATES:
                 await client.cancel(job)
-    await asyncio.gather(*(scene.rest(job, within_s=PATIENCE_S + EACH_S * len(jobs)) for job in jobs))
+    await asyncio.gather(*(scene.rest(job, within_s=TIMEOUT_S + EACH_S * len(jobs)) for job in jobs))
 
 
 def memory(scene: Scene) -> Counter[str]:
@@ -106,7 +106,7 @@ async def highest(scene: Scene, until: asyncio.Event) -> Counter[str]:
 
 async def beating(scene: Scene, jobs: list[str]) -> list[JobDetail]:
     """Wait for the first heartbeat of each job, and return the jobs."""
-    waiting = (scene.until(job, "a beat", _beats, within_s=PATIENCE_S + EACH_S * len(jobs)) for job in jobs)
+    waiting = (scene.until(job, "a beat", _beats, within_s=TIMEOUT_S + EACH_S * len(jobs)) for job in jobs)
     return list(await asyncio.gather(*waiting))
 
 

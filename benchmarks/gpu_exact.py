@@ -56,7 +56,7 @@ MODES: Mapping[str, Callable[[], None]] = {"any": any_kernel, "warn_only": warne
 
 
 def gradients(probe: Probe) -> list[torch.Tensor]:
-    """Return the gradients of a step that updates nothing. Raises: ValueError if one is no finite number."""
+    """Return the gradients of a step that updates nothing. Raises: ValueError if one is not a finite number."""
     gathered: list[torch.Tensor] = []
 
     def refuse(progress: Progress, loss: float, norm: float) -> StepDecision:
@@ -65,7 +65,7 @@ def gradients(probe: Probe) -> list[torch.Tensor]:
 
     dataclasses.replace(probe.runner, judge=refuse).run(Progress())
     if not all(bool(g.isfinite().all()) for g in gathered):
-        raise ValueError("a gradient is no finite number")
+        raise ValueError("a gradient is not a finite number")
     return gathered
 
 

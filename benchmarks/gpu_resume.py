@@ -34,7 +34,7 @@ ROWS = Path(__file__).resolve().parent.parent / "examples" / "devils-dictionary.
 STEPS, TINY_STEPS = 60, 150
 EVAL_EVERY = 25
 SAVE_EVERY_S = 1
-PATIENCE_S = 240
+TIMEOUT_S = 240
 LIVES = 8
 STEP = re.compile(r"\bstep \d+/")
 ROW = ("step", "loss", "lr", "grad_norm")
@@ -138,10 +138,10 @@ def run_once(config: Path, output: Path, told: JobOutput, kill_after: int | None
 
 def run(config: Path, output: Path, kills: int, draw: random.Random) -> JobOutput:
     """Run all lives of one run."""
-    told, until = JobOutput(), time.monotonic() + PATIENCE_S
+    told, until = JobOutput(), time.monotonic() + TIMEOUT_S
     for _ in range(LIVES):
         if time.monotonic() > until:
-            told.error = told.error or f"not done after {PATIENCE_S} s"
+            told.error = told.error or f"not done after {TIMEOUT_S} s"
             return told
         if run_once(config, output, told, draw.randrange(12) if told.kills < kills else None):
             break

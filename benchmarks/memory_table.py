@@ -150,7 +150,7 @@ def peft() -> Iterator[Compared | Refused]:
     for row in rows_of("peft_method_comparison.csv"):
         name = Path(row["file"]).stem
         if not row["model"].endswith("Llama-3.2-3B"):
-            yield Refused(source="peft", name=name, reason=f"{row['model']} is no decoder")
+            yield Refused(source="peft", name=name, reason=f"{row['model']} is not a decoder")
             continue
         asked: dict[str, Any] = {
             "config": LLAMA_32_3B, "optimizer": "adamw_foreach", "precision": "bf16", "seq": int(row["max_seq"]),

@@ -29,7 +29,7 @@ from broker.cli.core.command import cli_error, client
 from broker.cli.core.exit_codes import CliError
 from broker.cli.core.output import Output
 from broker.cli.jobs import jobs, submission
-from broker.cli.jobs.watch import PATIENCE_S, watch
+from broker.cli.jobs.watch import RETRY_FOR_S, watch
 from broker.cli.spec.spec_file import load
 from broker.cli.views import summary as summaryview
 from broker.cli.views.summary_data import Summary
@@ -88,7 +88,7 @@ def running(home: Path, lifetime_s: float, out: Output | None = None) -> Iterato
 
 
 def empty(home: Path) -> None:
-    """Delete an earlier demo's files. Raises CliError if a process of it still runs, or if `home` is no demo's."""
+    """Delete an earlier demo's files. Raises CliError if a process of it still runs, or if `home` is not a demo's."""
     running = [p.pid for p in psutil.process_iter(["pid"]) if p.pid != os.getpid() and _below(p, home)]
     if running:
         pids = " ".join(map(str, running))
@@ -187,7 +187,7 @@ def _stop(process: subprocess.Popen[bytes], out: Output) -> None:
 
 async def job(spec: Path, settings: tuple[str, ...], home: Path, out: Output) -> Summary:
     """Submit the job and follow it to its end; on Ctrl-C cancel the job first."""
-    async with client(patience_s=PATIENCE_S) as c:
+    async with client(retry_for_s=RETRY_FOR_S) as c:
         prepared = await submission.prepare(c, load(spec, settings))
         submission.show(out, prepared)
         prepared = submission.with_cap(out, prepared, yes=True)

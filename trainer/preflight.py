@@ -24,7 +24,7 @@ from trainer.contract.train import TrainConfig
 from trainer.core.config_file import BadConfig, read_config
 from trainer.core.errors import Fault, UserFault
 from trainer.dataset import batch_defaults, cells, chats, sources
-from trainer.dataset.example_counts import AnswerCounter, ExampleCount, of_rows
+from trainer.dataset.example_counts import AnswerCounter, ExampleCount, count_rows
 from trainer.dataset.prompts import DataError, fill, row_hash
 from trainer.models import availability, remote_code
 from trainer.optim import learning_rates
@@ -138,7 +138,7 @@ class _RowStatistics:
     def count(self, rows: int) -> ExampleCount:
         """Return the examples before `max_length` cuts any, as the daemon counts them. `rows`: rows of the file."""
         data = self._train.data
-        return self._answers.counts().examples(data) if data.messages else of_rows(rows, data)
+        return self._answers.counts().examples(data) if data.messages else count_rows(rows, data)
 
     def _blank(self, row: dict[str, Any]) -> bool:
         data = self._train.data

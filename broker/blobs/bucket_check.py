@@ -1,4 +1,4 @@
-"""Checks for `gpubroker blobs init URL` whether a store has the guarantees that the broker needs."""
+"""Checks whether a store has the guarantees that the broker needs, for `gpubroker blobs init URL`."""
 
 import json
 import os
@@ -40,8 +40,8 @@ class BucketReport:
 async def check_bucket(url: str, *, options: Mapping[str, str] | None = None) -> BucketReport:
     """Check writes, conditional writes, listings and deletions, and delete the test objects. Raises InvalidInput.
 
-    A missing folder is created; a bucket must exist. The test objects have a random prefix, so a check disturbs
-    neither a store in use nor another check.
+    Creates a missing folder, but no bucket. The test objects have a random prefix, so a check disturbs neither a store
+    in use nor another check.
     """
     probe = Installation("check-" + base32(os.urandom(9), 13))
     blobs = ObstoreBlobs.open(url, probe, options=options)

@@ -57,7 +57,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
     """Client of one daemon, for `async with`. Calls raise ApiError for refusals, DaemonUnreachable without an answer.
 
     `job`: an id, or a name, which means the caller's live job of that name, otherwise the newest. Each call looks a
-    name up again; give `job_id(name)` to calls that belong together, such as `artifacts` and `download`. `patience_s`:
+    name up again; give `job_id(name)` to calls that belong together, such as `artifacts` and `download`. `retry_for_s`:
     seconds for which a call is repeated without an answer, or after 429, 502, 503, 504. `submit` and `retry` have a key
     against duplicates; `create_token`, `rotate_channel` and `test_channel` may take effect twice. `locate` returns the
     daemon's current address before each retry. `certificate`: file of the trusted certificate of a daemon on this
@@ -69,31 +69,31 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         url: str,
         token: str = "",
         *,
-        patience_s: float = 0.0,
+        retry_for_s: float = 0.0,
         locate: Callable[[], Connection | None] = lambda: None,
         certificate: str = "",
     ) -> None:
         at = Connection(
             url=connection.address(url, "url"), token=connection.bearer(token, "token"), certificate=certificate
         )
-        self._http = Transport(at, patience_s, locate)
+        self._http = Transport(at, retry_for_s, locate)
         self._ids = set[str]()
 
     @classmethod
-    def found(cls, url: str | None = None, token: str | None = None, *, patience_s: float = 0.0) -> Self:
+    def found(cls, url: str | None = None, token: str | None = None, *, retry_for_s: float = 0.0) -> Self:
         """Return a client of the daemon at `url`, by default of the daemon that the command line uses.
 
         Raises DaemonUnreachable if no daemon was ever started or logged in to, and Misconfigured.
         """
         if url is not None:
-            return cls(url, token or "", patience_s=patience_s)
+            return cls(url, token or "", retry_for_s=retry_for_s)
         location = connection.find()
         if location is None:
             raise DaemonUnreachable("any known address", "none was ever started or logged in to")
         return cls(
             location.url,
             token or location.token,
-            patience_s=patience_s,
+            retry_for_s=retry_for_s,
             locate=connection.find,
             certificate=location.certificate,
         )
@@ -259,7 +259,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         return (await self._http.read("GET", f"{await self._job(job)}/logs", params=params)).decode("utf-8", "replace")
 
     async def _feed(self, path: str, last: str, **parameters: Any) -> AsyncIterator[sse.ReceivedEvent]:
-        """Yield messages of a stream, and resume it after a broken connection. Each message resets `patience_s`."""
+        """Yield messages of a stream, and resume it after a broken connection. Each message resets `retry_for_s`."""
         async for attempt in self._http.tries():
             with attempt:
                 headers = {"Last-Event-ID": last} if last else {}

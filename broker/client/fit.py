@@ -26,7 +26,7 @@ from broker.domain.money import usd
 from broker.reporting.loss_curve import Losses, losses
 from broker.reporting.notebook_html import plot_svg, text_html
 
-PATIENCE_S = 900.0
+RETRY_FOR_S = 900.0
 """Seconds to wait for a daemon that restarts."""
 POLL_S = 3.0
 """Seconds between two snapshots in a notebook."""
@@ -98,7 +98,7 @@ async def afit(
     Raises NotFinished when the job failed, was cancelled or reached its cap; ApiError, DaemonUnreachable, NotSaved.
     Raises ValueError for an invalid amount, and if neither `completion` nor `train` says which column to learn.
     """
-    async with client or AsyncClient.found(patience_s=PATIENCE_S) as connected:
+    async with client or AsyncClient.found(retry_for_s=RETRY_FOR_S) as connected:
         file, content = _content(data)
         upload = await connected.upload(content, name=file)
         columns = tuple((upload.summary or {}).get("columns", ()))
@@ -223,7 +223,7 @@ def _dollars(cap_usd: Decimal | int | str) -> Decimal:
     try:
         return usd(cap_usd)
     except InvalidOperation:
-        raise ValueError(f"cap_usd: {cap_usd!r} is no amount of dollars; write it as '2.50'") from None
+        raise ValueError(f"cap_usd: {cap_usd!r} is not an amount of dollars; write it as '2.50'") from None
 
 
 async def _fetched(c: AsyncClient, job: JobDetail, folder: Path) -> Fitted:

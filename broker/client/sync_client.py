@@ -60,8 +60,8 @@ class Client:
     Calls raise the errors of AsyncClient: ApiError for refusals, DaemonUnreachable without an answer.
     """
 
-    def __init__(self, url: str | None = None, token: str | None = None, *, patience_s: float = 0.0) -> None:
-        self.asynchronous = AsyncClient.found(url, token, patience_s=patience_s)
+    def __init__(self, url: str | None = None, token: str | None = None, *, retry_for_s: float = 0.0) -> None:
+        self.asynchronous = AsyncClient.found(url, token, retry_for_s=retry_for_s)
         self._opening = threading.Lock()
         self._thread: LoopThread | None = None
         self._closing: weakref.finalize[..., Any] | None = None

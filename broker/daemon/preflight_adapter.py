@@ -28,7 +28,7 @@ from trainer.contract.data_config import DataFormat
 
 REMEMBERED_S = 60.0
 REMEMBERED, REMEMBERED_BYTES = 256, 64 << 20
-"""Most results that are kept, and about how much memory their data sets' summaries take."""
+"""Maximum number of results that are kept, and about how much memory their data sets' summaries take."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Money: Decimal dollars, kept to the micro-dollar and always rounded up; entries of the ledger."""
+"""Money as Decimal dollars, rounded up to a whole micro-dollar, and the entries of the ledger."""
 
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
@@ -49,7 +49,7 @@ class LedgerCategory(StrEnum):
 class LedgerEntry:
     """One entry of the append-only ledger.
 
-    All amounts are positive or 0. A release reduces the reservation: it returns the unspent rest.
+    All amounts are positive or 0. A release returns the unspent part of the reservation.
     """
 
     job_id: JobId

@@ -264,7 +264,7 @@ class QuoteLine:
     hours: Hours | None = None
     costs: CostParts | None = None
     rows_bytes: int = 0
-    """Most bytes of tokenised rows that an attempt uploads for later attempts; 0: none."""
+    """Maximum bytes of tokenised rows that an attempt uploads for later attempts; 0: none."""
 
 
 class OfferSummary(NamedTuple):
@@ -332,7 +332,7 @@ class Prospect:
     """Expected end. For a wait: the end if spot does not return before the wait is over; None: it has no limit."""
     finish_p90: datetime | None
     deadline_chance: float | None
-    """Least chance of meeting the deadline, 0 to 1; None: no deadline."""
+    """Minimum chance of meeting the deadline, 0 to 1; None: no deadline."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,7 +102,7 @@ class Resources(Config):
     script, the first machine's checkpoint folder is saved and restored on all machines.
     """
     accelerators: Annotated[tuple[Accelerator, ...], Field(max_length=32)] = ()
-    """Names such as `h100-sxm`, `a100-80gb`, `l40s`, `rtx4090`, or as nvidia-smi and shops write them (`NVIDIA
+    """Names such as `h100-sxm`, `a100-80gb`, `l40s`, `rtx4090`, or as nvidia-smi and sellers write them (`NVIDIA
     A100-SXM4-80GB`). `a100` matches every A100. Empty: any.
     """
     providers: Annotated[tuple[Name, ...], Field(max_length=32)] = ()

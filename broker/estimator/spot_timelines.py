@@ -21,7 +21,7 @@ MOST_CHANGES: Final = 400
 MOST_MARKETS: Final = 4000
 """Maximum number of timelines, those with the most changes."""
 MOSTLY: Final = 50
-"""Least percentage of polls with an offer for sale at which a bucket counts as available."""
+"""Minimum percentage of polls with an offer for sale at which a bucket counts as available."""
 _LISTED, _REFUSED, _PREEMPTED, _RUNNING = range(4)
 """Ranks of observations; a higher one counts where several differ."""
 

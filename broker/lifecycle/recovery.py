@@ -1,4 +1,4 @@
-"""Plans the next attempt of a job: its remaining work, and its changed plan after it ran out of memory."""
+"""Plans a job's next attempt: the remaining work, and the changed plan after the job ran out of memory."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -49,7 +49,7 @@ def adjust_plan(job: Job, line: QuoteLine, *, host: bool) -> PlanAdjustment:
 
 
 def _as_run(job: Job, line: QuoteLine) -> Workload:
-    """Return the job's workload with the plan that the machines of `line` had."""
+    """Return the job's workload with the plan that ran on the machines of `line`."""
     work, plan = adjusted_workload(job), line.plan
     if plan is None:
         return work
@@ -67,7 +67,7 @@ def _need(ran: Workload, line: QuoteLine) -> MemoryNeed | None:
 
 
 def _smaller_plans(ran: Workload, devices: int) -> Iterator[Workload]:
-    """Yield plans that need less memory, the one that costs least time first.
+    """Yield plans that need less memory, the fastest first.
 
     All plans have the same global batch and the same number of `devices`, which share the model under FSDP.
     """
@@ -111,7 +111,7 @@ def adjustment_message(job: Job, line: QuoteLine, after: PlanAdjustment) -> str:
     if after.gradient_checkpointing and not ran.gradient_checkpointing:
         words.append("gradient checkpointing on")
     if after.oom_device_bytes > before.oom_device_bytes:
-        more = f", or the model divided between more than {after.oom_shards}" if may_shard(ran) else ""
+        more = f", or the model divided between more than {after.oom_shards} devices" if may_shard(ran) else ""
         words.append(f"only machines with more than {after.oom_device_bytes / GIB:.1f} GiB a device{more}")
     if after.oom_host_bytes > before.oom_host_bytes:
         words.append(f"only machines with more than {after.oom_host_bytes / GIB:.1f} GiB of memory")
@@ -120,7 +120,7 @@ def adjustment_message(job: Job, line: QuoteLine, after: PlanAdjustment) -> str:
 
 
 def given_up_message(job: Job, line: QuoteLine, *, host: bool) -> str:
-    """Return why a job fails that ran out of memory again after its last change of plan."""
+    """Return the reason of failure of a job that ran out of memory again after its last change of plan."""
     tried = [*(job.remedy.failed_plans if job.remedy else ()), _plan_message(job, line, host=host)]
     times = "once" if len(tried) == 1 else f"{len(tried)} times"
     script = job.workload.method == "script"
@@ -168,7 +168,7 @@ def furthest_first(keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def lasting_manifests(manifests: Sequence[str], attempts: Sequence[Attempt]) -> tuple[str, ...]:
-    """Return the manifests that stay while a job on several machines starts from them.
+    """Return the manifests that are not deleted while a job on several machines starts from them.
 
     Each machine lists the manifests itself, and a live attempt removes its older manifests. Manifests of live attempts
     are therefore used only if no ended attempt has any.

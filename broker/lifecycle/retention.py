@@ -27,7 +27,7 @@ MONTH_S = 730 * 3600
 CHECK_ENDED_S = 6 * 3600.0
 """Seconds between two checks of the objects of a job that has ended."""
 QUEUED_CHECK_S = 900.0
-"""Longest interval in seconds while a job has no attempt, whose first check comes at most that late."""
+"""Maximum seconds between two checks of a job without an attempt."""
 LEAST_CHECK_S = 60.0
 """Shortest interval in seconds between two checks of a job that has not ended."""
 
@@ -64,7 +64,7 @@ def sort_objects(job: Job, attempts: Sequence[Attempt], objects: Iterable[tuple[
 def _results(job: Job, attempts: Sequence[Attempt]) -> str | None:
     """Return the folder of the results; None: there are none.
 
-    A machine reports it, so it is accepted only below the machine's own attempt.
+    A machine reports the folder, so a folder outside the machine's own attempt is not accepted.
     """
     last = attempts[-1].final if attempts else None
     if job.state is not JobState.SUCCEEDED or last is None or last.checkpoint is None:
@@ -107,20 +107,20 @@ def _deletion_time(job: Job, defaults: Retention, kind: StoredKind) -> datetime 
 def leftovers(job: Job, attempts: Sequence[Attempt], retained: RetainedObjects) -> tuple[str, ...]:
     """Return the keys to delete, in this order.
 
-    These are the objects of all kinds that are marked as deleted. They also include the checkpoints of all attempts
-    except milestones and the furthest `checkpoint.keep`. Empty if the job has not ended.
+    The keys are those of kinds that are marked as deleted, and those of checkpoints other than milestones and the
+    furthest `checkpoint.keep`. Empty if the job has not ended.
     """
     if job.state not in RESTING_JOB_STATES:
         return ()
-    doomed = [key for kind in KINDS if kind in job.deleted for key in retained.by_kind.get(kind, ())]
+    to_delete = [key for kind in KINDS if kind in job.deleted for key in retained.by_kind.get(kind, ())]
     if "checkpoints" not in job.deleted:
-        doomed += _superfluous(job, attempts, retained.by_kind.get("checkpoints", ()))
-    return manifests_first(doomed)
+        to_delete += _superfluous(job, attempts, retained.by_kind.get("checkpoints", ()))
+    return manifests_first(to_delete)
 
 
-def manifests_first(doomed: Iterable[str]) -> tuple[str, ...]:
-    """Return keys in the order of deletion."""
-    return tuple(sorted(doomed, key=lambda key: (not keys.is_manifest(key), key)))
+def manifests_first(to_delete: Iterable[str]) -> tuple[str, ...]:
+    """Return the keys in the order of deletion."""
+    return tuple(sorted(to_delete, key=lambda key: (not keys.is_manifest(key), key)))
 
 
 def latest_token_caches(attempts: Sequence[Attempt], objects: Iterable[str]) -> set[str]:
@@ -147,7 +147,7 @@ def _superfluous(job: Job, attempts: Sequence[Attempt], checkpoints: Iterable[st
     return [key for key in all_keys if not key.startswith(folders)] if folders else all_keys
 
 
-# --- the money
+# --- charges
 
 
 def accrue(known: StoredData | None, kept_bytes: int, usd_per_gib_month: Decimal, now: datetime) -> StoredData:
@@ -164,19 +164,19 @@ def accrue(known: StoredData | None, kept_bytes: int, usd_per_gib_month: Decimal
 
 
 def due_now(before: StoredData | None, after: StoredData) -> Decimal:
-    """Return the dollars to charge."""
+    """Return the dollars that are accrued and not yet charged."""
     return after.charged_usd - (before.charged_usd if before else ZERO)
 
 
 def month_usd(stored_bytes: int, usd_per_gib_month: Decimal) -> Decimal:
-    """Return the price of this size for a month, rounded up."""
+    """Return the price of storing `stored_bytes` for a month, rounded up."""
     return usd(usd_per_gib_month * stored_bytes / GIB)
 
 
 def live_check_s(attempts: Sequence[Attempt], now: datetime, *, most_s: float) -> float:
     """Return seconds between two checks of a job that has not ended: a quarter of its latest attempt's age.
 
-    A young attempt adds data fast compared with what is recorded. `most_s`: longest interval.
+    A young attempt adds data fast compared with the recorded size. `most_s`: longest interval.
     """
     if not attempts:
         return min(most_s, QUEUED_CHECK_S)

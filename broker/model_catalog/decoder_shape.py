@@ -129,7 +129,7 @@ def _known_names(family: str, config: Mapping[str, Any]) -> None:
     names = ("num_hidden_layers", "n_layer"), ("hidden_size", "n_embd"), ("intermediate_size", "n_inner")
     lacking = [alternatives[0] for alternatives in names if all(config.get(n) is None for n in alternatives)]
     if lacking and not family:
-        raise ValueError(f"no model_type and no positive {lacking[0]}, so it is no model's")
+        raise ValueError(f"no model_type and no positive {lacking[0]}, so it is not a model's")
     if lacking:
         known = ", ".join(sorted(FAMILIES))
         raise ValueError(f"no positive {lacking[0]}, and {family!r} is not an architecture that is known: {known}")

@@ -279,4 +279,4 @@ FAMILIES: Mapping[str, Callable[[Config], int]] = {
     "vit": _vit,
     "whisper": _whisper,
 }
-"""Families that are no relative of llama."""
+"""Families that are not relatives of llama."""

@@ -67,7 +67,7 @@ class Blobs(Protocol):
         ...
 
     async def delete(self, key: str) -> None:
-        """Delete an object; an absent object is no error."""
+        """Delete an object; an absent object is not an error."""
         ...
 
     async def copy(self, source: str, target: str) -> None:

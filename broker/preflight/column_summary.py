@@ -27,13 +27,13 @@ class ColumnSummary(Document):
     first_null: int | None = None
     """Number of the first row (from 1) whose cell is null or missing; None if there is none."""
     first_unlike: dict[str, int] = Field(default_factory=dict)
-    """Number of the first row whose cell does not have the kind, by kind (`trainer.dataset.cells.KINDS`)."""
+    """Number of the first row whose cell is not of the kind, for each kind of `trainer.dataset.cells.KINDS`."""
     chat_problem: str = ""
-    """Problem of the first cell that is no chat, and the fix; empty if all are chats."""
+    """Problem of the first cell that is not a chat, and the fix; empty if all are chats."""
     values: dict[str, int] | None = None
-    """Number of the first row of each distinct cell, or word of a list; None if too many for labels."""
+    """Number of the first row with each distinct cell, or element of a list; None if there are too many for labels."""
     answers: AnswerCounts | None = None
-    """Answers of the chats in the column; None if a cell is no chat."""
+    """Answers of the chats in the column; None if a cell is not a chat."""
     prefix_mean: float = 0.0
     prefix_percentiles: tuple[int, ...] = ()
     """Lengths of the chats up to each answer with loss, which are the examples of `data.learn: split`."""
@@ -79,7 +79,7 @@ class ColumnStatistics:
             self.example = text[:EXAMPLE_CELL]
 
     def _add_kinds(self, value: Any, number: int) -> None:
-        """Note of which kinds the cell is not. A chat is parsed once."""
+        """Record the kinds that the cell does not have. A chat is parsed once."""
         for kind in cells.KINDS:
             if kind not in CHAT_KINDS and kind not in self.first_unlike and not cells.is_a(kind, value):
                 self.first_unlike[kind] = number
@@ -97,12 +97,12 @@ class ColumnStatistics:
             self._add_chat(chat)
 
     def _add_problem(self, problem: str, number: int) -> None:
-        """Note the first cell that is no chat."""
+        """Record the first cell that is not a chat."""
         if "chat" not in self.first_unlike:
             self.first_unlike["chat"], self.chat_problem = number, problem
 
     def _add_chat(self, chat: Chat) -> None:
-        """Count the answers of a chat and measure the chat up to each."""
+        """Count the answers of a chat, and measure the chat's length up to each answer."""
         self._answers.add(chat)
         learned, length = set(chat.learned), 0
         for index, message in enumerate(chat.messages):
@@ -150,7 +150,7 @@ def _mean(lengths: Counter[int]) -> float:
 
 
 def _percentiles(lengths: Counter[int], rows: int) -> tuple[int, ...]:
-    """Return nearest-rank percentiles 0..100. Integer arithmetic, because in floats 7 / 100 * 100 is more than 7."""
+    """Return nearest-rank percentiles 0..100. Uses integers, because in floats 7 / 100 * 100 is more than 7."""
     percentiles: list[int] = []
     below = 0
     for length in sorted(lengths):

@@ -16,14 +16,14 @@ from trainer.contract.base import Document
 from trainer.contract.data_config import DataFormat
 from trainer.contract.train import TrainConfig
 from trainer.dataset import cells, prompts
-from trainer.dataset.example_counts import ExampleCount, of_rows
+from trainer.dataset.example_counts import ExampleCount, count_rows
 from trainer.dataset.prompts import DataError, dataset_name, fill
 from trainer.dataset.readers import read_rows
 
 BYTES_PER_TOKEN = 3.6
 """UTF-8 bytes per token of prose. Estimated for ASCII text; roughly right for other text."""
 DENSE_BYTES_PER_TOKEN = 2.4
-"""UTF-8 bytes per token of the longest row, which decides the fit. Names, numbers and code need more tokens."""
+"""UTF-8 bytes per token of the longest row, which decides whether a job fits. Names, numbers and code need more."""
 
 
 class DataSummary(Document):
@@ -47,7 +47,7 @@ class DataReport(Document):
     duplicates: int
     tokens_mean: float
     tokens_written: float = 0.0
-    """Part of `tokens_mean` that an encoder-decoder writes."""
+    """Part of `tokens_mean` that an encoder-decoder generates."""
     tokens_p99: float
     tokens_total: float
     """Tokens of one epoch."""
@@ -90,7 +90,7 @@ def _at(field: str, message: str) -> InvalidInput:
 
 
 CHATS = {"data.prompt": "turns", "data.chosen": "chat", "data.rejected": "chat"}
-"""Settings whose column may contain messages instead of text, if both answers of a preference are messages."""
+"""Kind of messages by setting. The setting's column may have it, if both answers of a preference are messages."""
 
 
 def _has_chat_answers(train: TrainConfig, summary: DataSummary) -> bool:
@@ -113,7 +113,7 @@ def _template(train: TrainConfig, field: str, template: str, summary: DataSummar
     return names, len(fill(template, dict.fromkeys(names, "")).encode())
 
 
-def _split(train: TrainConfig, count: ExampleCount) -> None:
+def _check_one_step(train: TrainConfig, count: ExampleCount) -> None:
     """Raise InvalidInput if one optimizer step would use a row twice."""
     if count.training < train.global_batch_rows:
         raise _at(
@@ -127,12 +127,12 @@ def examples_of(train: TrainConfig, summary: DataSummary) -> ExampleCount:
     """Return the numbers of examples that the trainer makes of the data set, if `max_length` cuts none."""
     chats = summary.columns.get(train.data.messages)
     if chats is None or chats.answers is None:
-        return of_rows(summary.rows, train.data)
+        return count_rows(summary.rows, train.data)
     return chats.answers.examples(train.data)
 
 
 def _by_example(train: TrainConfig, summary: DataSummary) -> DataSummary:
-    """Return the summary with the lengths of examples in place of those of chats, if they differ."""
+    """Return the summary with the lengths of examples instead of the lengths of chats, if they differ."""
     chats = summary.columns.get(train.data.messages)
     if train.data.learn != "split" or chats is None or not chats.prefix_percentiles:
         return summary
@@ -142,7 +142,7 @@ def _by_example(train: TrainConfig, summary: DataSummary) -> DataSummary:
 
 
 def _lengths(summary: DataSummary, names: Sequence[str], literal: int) -> list[int]:
-    """Return percentiles of a row's bytes. Columns are added rank by rank, which may overestimate long rows."""
+    """Return percentiles of a row's bytes. Adds equal percentiles of all columns, which may overestimate long rows."""
     return [literal + sum(summary.columns[n].percentiles[rank] for n in names) for rank in range(101)]
 
 
@@ -244,7 +244,8 @@ def _labels(train: TrainConfig, summary: DataSummary) -> tuple[str, ...]:
     if statistics.values is None:
         if kind == "tags":  # too many tags: the trainer checks them before its first step
             return train.data.labels
-        raise _at("data.label", f"column {train.data.label!r} has more than {cells.MAX_LABELS} labels; is it classes?")
+        problem = f"column {train.data.label!r} has more than {cells.MAX_LABELS} labels"
+        raise _at("data.label", f"{problem}; name a column of classes")
     first: dict[str, int] = {}
     for text, row in statistics.values.items():
         for label in text.split() if kind == "tags" else (text,):
@@ -279,7 +280,7 @@ def check(train: TrainConfig, summary: DataSummary) -> DataReport:
         raise _at(
             "data.messages", f"every answer that data.learn: {train.data.learn} selects is muted; remove weight: 0"
         )
-    _split(train, count)
+    _check_one_step(train, count)
     lengths = _lengths(summary, names, literal)
     limit = train.max_length * BYTES_PER_TOKEN
     tokens_mean = (literal + sum(summary.columns[n].mean for n in names)) / BYTES_PER_TOKEN

@@ -74,7 +74,7 @@ class ChannelMove:
 def channel_after(failures: int, *, delivered: bool, failed: bool, pause_s: float, jitter: float) -> ChannelMove:
     """Return the state after a round with a success (`delivered`), a failure, or a requested pause.
 
-    A pause is no failure. A success resets the failures, even if other deliveries failed in the same round.
+    A pause is not a failure. A success resets the failures, even if other deliveries failed in the same round.
     """
     in_a_row = 0 if delivered else failures + failed
     wait_s = back_off_s(in_a_row, jitter) if failed and in_a_row else 0.0

@@ -10,7 +10,7 @@ from broker.domain.errors import Busy, GpubrokerError
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 ACTIONS_AT_ONCE = 256
-"""Most actions that run at once; a caller that leaves frees its request slot, but not its action."""
+"""Maximum number of actions that run at once; a caller that leaves frees its request slot, but not its action."""
 CLOSE_S = 10.0
 """Seconds for which a stopping daemon waits for running actions."""
 

@@ -117,7 +117,7 @@ def _row(cells: Sequence[str], indexes: Sequence[int], where: str) -> _Row:
         except ValueError:
             number = float("nan")
         if not isfinite(number) or (number < 0 and column != "t_s"):
-            raise TraceError(f"{where}: {column} {text!r} is no number of at least 0; correct or remove the row")
+            raise TraceError(f"{where}: {column} {text!r} is not a number of at least 0; correct or remove the row")
         numbers.append(number)
     t_s, available, spot_usd, on_demand_usd = numbers
     if on_demand_usd == 0:

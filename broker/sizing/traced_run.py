@@ -15,7 +15,7 @@ from broker.estimator.memory import estimate
 from broker.estimator.memory.estimate import EstimateOptions, InvalidEstimate
 from broker.model_catalog.config_defaults import kind_of
 
-TRACE_PATIENCE_S = 300
+TRACE_TIMEOUT_S = 300
 EXACT_PRECISIONS = {
     "bf16-autocast": "bf16", "fp16-autocast": "fp16", "fp32": "fp32", "bf16": "bf16-pure", "fp16": "fp16-pure",
 }  # fmt: skip
@@ -89,9 +89,9 @@ def trace(
             "--gradient-checkpointing" if ask.checkpointing else "--no-gradient-checkpointing",
         ]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TRACE_PATIENCE_S, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TRACE_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired:
-            raise InvalidEstimate(f"--exact: the tracer took longer than {TRACE_PATIENCE_S} s") from None
+            raise InvalidEstimate(f"--exact: the tracer took longer than {TRACE_TIMEOUT_S} s") from None
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["the tracer failed"])[-1]
         raise InvalidEstimate(

@@ -76,7 +76,7 @@ def _check(ask: EstimateOptions, global_batch: int | None, rows: int | None, usd
         raise EstimateError(f"--usd-per-gpu-hour {usd_per_gpu_hour:g}: must be from 0 to {MOST_USD}")
 
 
-def of_spec(
+def what_if_of_spec(
     counts_text: str, train: TrainConfig, shape: ModelShape, hardware: Hardware, *, mean: float, steps: int,
     usd_per_gpu_hour: float | None, written: float = 0.0,
 ) -> dict[str, Any]:  # fmt: skip

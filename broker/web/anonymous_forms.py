@@ -11,7 +11,7 @@ FORM_BYTES = 8 * 1024
 FORM_S = 5.0
 """Seconds for the whole form to arrive."""
 FORMS_AT_ONCE = 32
-"""Most forms that are read at once: slow senders take only this part of the daemon's request slots."""
+"""Maximum number of forms that are read at once: slow senders take only this part of the daemon's request slots."""
 
 
 class AnonymousForms:

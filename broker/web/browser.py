@@ -31,9 +31,9 @@ HOME = "/ui/jobs"
 OWN_PATH = re.compile(r"/ui[A-Za-z0-9._~/-]*(\?[!-\[\]-~]*)?")
 """A path of these pages with its query."""
 FIELDS = 200
-"""Most fields of a form."""
+"""Maximum number of fields of a form."""
 FORM_BYTES = 256 * 1024
-"""Most bytes of a form, because the event loop parses it. Files come as multipart forms."""
+"""Maximum bytes of a form, because the event loop parses it. Files come as multipart forms."""
 NOT_A_FORM = InvalidInput(Problem(field="body", message="is not a form of this page; send it again"))
 
 

@@ -18,7 +18,7 @@ NUMBER = re.compile(r"-?\d+(\.\d+)?([eE]-?\d+)?")
 MORE = "more"
 """Field with further settings as YAML, which win over the other fields."""
 MORE_BYTES = 32 * 1024
-"""Most bytes of that field: the time of the YAML parser grows with them."""
+"""Maximum bytes of that field: the time of the YAML parser grows with them."""
 NUMBER_CHARS = 40
 """Longest text that is read as a number. The spec's rules refuse a longer one."""
 

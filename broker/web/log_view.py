@@ -11,15 +11,15 @@ from aiohttp import web
 from broker.runtime.cpu_threads import CpuThreads
 
 SHOWN_BYTES = 256 * 1024
-"""Most bytes of a log on its page; the download has all."""
+"""Maximum bytes of a log on its page; the download has all."""
 MATCHES = 500
-"""Most matches of a search that are shown."""
+"""Maximum number of matches of a search that are shown."""
 COUNTED = 100_000
 """Number of matches at which a search stops, because each match takes a microsecond or more of Python."""
 BLOCK_BYTES = 64 * 1024
 """Bytes of a log that one step reads: the interpreter's lock is held for no longer."""
 LINE_BYTES = 1000
-"""Most bytes of a line that are shown as a match."""
+"""Maximum bytes of a line that are shown as a match."""
 QUERY_CHARACTERS = 200
 BEFORE_LINES = 100
 """Lines that are shown before the line that a match leads to."""

@@ -1,7 +1,7 @@
-"""AWS's API through botocore. Calls run in separate threads with timeouts, and raise the broker's errors.
+"""Client of AWS's API over botocore. Calls run in threads with timeouts, and raise the broker's errors.
 
-botocore's clients are thread-safe, but its sessions are not, so clients are created one at a time and cached. The
-first call imports botocore, so that a daemon without AWS does not need it.
+botocore's clients are thread-safe, but its sessions are not, so clients are created one at a time and cached. Only
+the first call imports botocore, so a daemon without AWS does not need this package.
 """
 
 import asyncio
@@ -133,7 +133,7 @@ class Aws:
     """Client for calls by service, region and operation, with the names of botocore's models."""
 
     def __init__(self, endpoint: str | None, *, env: Mapping[str, str], home: Path) -> None:
-        """Prepare the client without a call.
+        """Prepare the client; make no call yet.
 
         `endpoint`: URL of an emulator of all services; `AWS_ENDPOINT_URL_<SERVICE>` has priority. None: AWS.
         """

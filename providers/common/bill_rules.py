@@ -14,9 +14,9 @@ class BillRule:
     """Rules by which a cloud bills one machine."""
 
     quantum_s: int
-    """Seconds to a multiple of which each run is rounded up."""
+    """Billing quantum in seconds: each run is rounded up to a multiple."""
     minimum_s: int
-    """Least seconds that a run costs."""
+    """Minimum billed seconds of a run."""
     billed_from: Literal["created", "running"]
     """Start of billing that offers assume; never later than the cloud's."""
     disk_from: Literal["created", "running"]
@@ -56,4 +56,4 @@ BILL_RULES: Mapping[str, BillRule] = {
         source="aws.amazon.com/ec2/pricing/on-demand and /vpc/pricing, as public pages restate them",
     ),
 }  # fmt: skip
-"""Rule by cloud. Vast bills computing from running and the disk from the create; offers assume the create for both."""
+"""Rule by cloud. Vast bills the disk from the create, and the GPU from running; offers assume the create."""

@@ -178,11 +178,11 @@ class CloudProvider:
         if attempt_of(self._installation, name) is None:
             raise Rejected(f"{name} is not a name of installation {self._installation}")
         if boot.nodes > 1 and not self.caps.multi_node:
-            raise Rejected(f"{self.name} joins no machines to one job; ask for 1 node")
+            raise Rejected(f"{self.name} cannot run one job on several machines; ask for 1 node")
         if boot.image is not None and not self.caps.images:
             raise Rejected(f"{self.name} runs no image of a job; leave out script.image")
         if any(machine.handle.name == name for machine in await self._list()):
-            # SkyPilot would adopt machines of that name, repeat their setup, and loop forever if some are missing.
+            # SkyPilot would adopt machines of this name, repeat their setup, and loop forever if some are missing.
             raise OutcomeUnknown(f"{name} exists at {self.name} already; it is not launched again")
         purchase = self._cloud.purchase(offer, boot)
         await self._await_launch_interval(purchase.launch_interval_s)
@@ -207,7 +207,7 @@ class CloudProvider:
         except ProviderError as e:
             raise OutcomeUnknown(f"{refusal}; whether a machine is left is unknown: {e}") from None
         if is_left:
-            raise OutcomeUnknown(f"{refusal}; {self.name} lists a machine of this name all the same")
+            raise OutcomeUnknown(f"{refusal}; {self.name} still lists a machine of this name")
 
     async def _await_launch_interval(self, seconds: float) -> None:
         """Wait until the cloud accepts another launch."""
@@ -236,7 +236,7 @@ class CloudProvider:
             if any(o.state is InstanceState.GONE for o in listed):
                 raise NoCapacity(f"{name}: {self.name} took the machine back before it was ready")
             if loop.time() > give_up_at:
-                raise OutcomeUnknown(f"{name}: launched, but {len(listed)} of {nodes} machines are seen: {trouble}")
+                raise OutcomeUnknown(f"{name}: launched, but {len(listed)} of {nodes} machines are listed: {trouble}")
             await asyncio.sleep(APPEAR_S)
 
     async def _confirm(self, handle: Handle, purchase: Purchase) -> None:
@@ -267,9 +267,9 @@ class CloudProvider:
         self._listed_machines = tuple(o.handle for o in machines if o.state is not InstanceState.GONE)
         names = {handle.name for handle in self._listed_machines}
         self._watch.follow({name for name in names if attempt_of(self._installation, name) is not None})
-        return [self._judged(o) for o in machines]
+        return [self._with_task_fault(o) for o in machines]
 
-    def _judged(self, machine: Observed) -> Observed:
+    def _with_task_fault(self, machine: Observed) -> Observed:
         """Return the machine with the fault of its task, if the cloud itself reports no fault."""
         fault = machine.fault or self._watch.fault(machine.handle.name)
         if not fault:

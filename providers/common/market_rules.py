@@ -16,7 +16,7 @@ X86 = frozenset({"amd64", "x86_64", "x86-64", "x64"})
 MAX_GPUS = 64
 """Largest plausible number of GPUs of one machine; no cloud sells more than 16."""
 NO_PRICE = "price 0 or less"
-BAD_PRICE = "price that is no number"
+BAD_PRICE = "price that is not a number"
 
 
 @dataclass(frozen=True, kw_only=True)

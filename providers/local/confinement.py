@@ -18,7 +18,7 @@ class Confinement(TypedDict):
     """Rights of a job's processes."""
 
     uid: int | None
-    """User and group id of the processes; None: that of the user namespace, which has no rights outside."""
+    """User and group id of the processes; None: those of the user namespace, which have no rights outside."""
     groups: list[int]
     """Supplementary groups, which own GPU devices."""
     folder: str
@@ -28,7 +28,7 @@ class Confinement(TypedDict):
 
 
 def run_confined(confinement: Confinement, command: Sequence[str]) -> NoReturn:
-    """Replace this process by `command` without any capability. Raises OSError."""
+    """Replace this process with `command`, without any capability. Raises OSError."""
     os.chdir(confinement["folder"])
     kernel_calls.drop_bounding_set()
     if (uid := confinement["uid"]) is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from providers.common.gpu_names import accelerator
 
-_PATIENCE_S = 120.0
+_QUERY_TIMEOUT_S = 120.0
 """Timeout of the detection in seconds."""
 _ASK_TORCH = """
 import json, torch
@@ -38,7 +38,7 @@ async def gpus() -> Sequence[Gpu]:
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(_QUERY_TIMEOUT_S):
             output, _ = await process.communicate()
     except TimeoutError:
         process.kill()

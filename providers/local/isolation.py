@@ -1,4 +1,4 @@
-"""Isolation of jobs on the daemon's host: own namespaces, and an own uid if the daemon is root.
+"""Isolation of jobs on the daemon's host: separate namespaces, and a separate uid if the daemon is root.
 
 The tool is unshare(1) of util-linux. Used by the process backend, the admission rule and `doctor`; the rule is
 `broker.policy.host_access`. See docs/design/providers.md.
@@ -25,7 +25,8 @@ JOB_UID = 65533
 """User and group id of jobs of a daemon that runs as root; distributions assign it to no account."""
 PLAN = "sandbox.json"
 """File in the folder of an isolated machine."""
-_PATIENCE_S = 60.0
+_PROBE_S = 60.0
+"""Timeout of the test sandbox in seconds."""
 _TOOLS = ("unshare", "nsenter")
 _HOST_ONLY = ("HOME", "USER", "TMPDIR", "XDG_CACHE_HOME", "HF_HOME")
 """Variables of the daemon's environment that name its user or folders that a sandbox lacks."""
@@ -39,7 +40,7 @@ class HostSandbox:
         """Keep the settings.
 
         `hidden`: folders of the daemon; `readable`: folders of models that jobs may read. `own_uid`: True runs jobs
-        under JOB_UID, which needs root; False in a user namespace; None: as this process may.
+        under JOB_UID, which needs root; False in a user namespace; None: True if this process is root.
         """
         self._hidden = tuple(hidden)
         self._readable = tuple(readable)
@@ -53,13 +54,13 @@ class HostSandbox:
         return f"{user}, and mount, PID and IPC namespaces by unshare"
 
     async def problem(self) -> str:
-        """Return why this host cannot isolate jobs, in one line; empty: it can. Tests it once, by a sandbox."""
+        """Return why this host cannot isolate jobs, in one line; empty: it can. The first call starts a sandbox."""
         if self._problem is None:
             self._problem = await asyncio.to_thread(self._probe)
         return self._problem
 
     def unreadable(self) -> Path | None:
-        """Return a model file that isolated jobs cannot read; None: none is known, or they run as the daemon's user."""
+        """Return a model file that isolated jobs cannot read; None: no such file or user."""
         return sandbox_layout.unreadable(self._readable) if self._is_root else None
 
     def enclose(
@@ -144,7 +145,7 @@ class HostSandbox:
             env = self.environment({"PATH": os.environ.get("PATH", os.defpath)}, folder)
             try:
                 outcome = subprocess.run(
-                    command, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE_S, check=False
+                    command, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_S, check=False
                 )
             except (OSError, subprocess.TimeoutExpired) as e:
                 return f"a sandbox cannot start: {e}"

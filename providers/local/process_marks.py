@@ -1,4 +1,4 @@
-"""Finds and kills all processes of a local machine. Their mark is two environment variables that children inherit."""
+"""Finds and kills all processes of a local machine by two environment variables that child processes inherit."""
 
 import os
 import time
@@ -12,7 +12,7 @@ INSTANCE = "GPUBROKER_INSTANCE"
 """Variable with the name of the machine."""
 INSTANCE_DIR = "GPUBROKER_INSTANCE_DIR"
 """Variable with the folder of the machine, by which a process is assigned to its machine."""
-_PATIENCE_S = 10.0
+_KILL_TIMEOUT_S = 10.0
 """Seconds within which killed processes must end."""
 
 
@@ -40,13 +40,13 @@ def namespace_init(folder: Path) -> int | None:
 def kill_instance(folder: Path, held: Callable[[], bool]) -> tuple[int, bool]:
     """Send SIGKILL to all processes of the machine until none is left.
 
-    Returns the number of killed processes, and False if some still run after `_PATIENCE_S`.
+    Returns the number of killed processes, and False if some still run after `_KILL_TIMEOUT_S`.
 
     Processes of the machine are those with the mark, those in the session of a marked process, and descendants of
     marked processes. This includes programs that clear their environment. `held`: function that returns True while the
     machine's lock is held. A starting hypervisor holds the lock before its environment can be read.
     """
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _KILL_TIMEOUT_S
     killed: set[psutil.Process] = set()
     sessions: set[int] = set()
     # The first process of a namespace that only waits for the others to end has no environment, and therefore no mark.

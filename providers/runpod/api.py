@@ -147,7 +147,7 @@ class RunpodApi:
 
 
 def _problem(text: str) -> str | None:
-    """Return the detail of an RFC 9457 problem as RunPod writes it; None: the text is no problem document.
+    """Return the detail of an RFC 9457 problem as RunPod writes it; None: the text is not a problem document.
 
     Source: schema `ErrorResponse` (title, status, detail, errors) of the OpenAPI document of 2026-08-20.
     """

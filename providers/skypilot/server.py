@@ -74,7 +74,7 @@ class SkyServer:
         """Adopt the server of an earlier daemon if it runs. Does not start a server.
 
         `python`: interpreter of SkyPilot's environment.
-        `env`, `config` (SkyPilot's): parts of the fingerprint. The keys in the server's home are no part of it.
+        `env`, `config` (SkyPilot's): parts of the fingerprint. The keys in the server's home are not part of it.
         `launch_s`: seconds in which a server that must be replaced may finish its launches.
         """
         self._state, self._python, self._port, self._launch_s = state, python, port, launch_s

@@ -125,7 +125,7 @@ class VastMarket:
             offer_filter.add(ask_offers.offer(bid(floor, on_demand, self._filter.restart_s), spot=True))
 
     def _drop_reason(self, ask: Mapping[str, Any], region: str | None) -> str | None:
-        """Return a short reason for which an ask is no offer, or None. Dropped asks are counted by reason."""
+        """Return a short reason for which an ask is not an offer, or None. Dropped asks are counted by reason."""
         if region is None:
             return "no country"
         if flag(ask.get("rentable")) is False or flag(ask.get("rented")) or flag(ask.get("external")):

@@ -16,7 +16,7 @@ from tests.api.harness import disconnected, memory_blobs, serving
 from tests.conformance.samples import ManualClock
 from tests.support.memory_store.store import MemoryStore
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 PROMISED_S = 5.0
 
 
@@ -40,7 +40,7 @@ async def test_an_open_stream_ends_within_five_seconds_of_a_revocation() -> None
 
 async def test_a_revocation_takes_effect_although_its_client_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """The request was cancelled after the deletion, and the cache kept the token."""
-    async with serving(MemoryStore(SystemClock()), memory_blobs()) as api, asyncio.timeout(PATIENCE_S):
+    async with serving(MemoryStore(SystemClock()), memory_blobs()) as api, asyncio.timeout(TIMEOUT_S):
         me, lost = await api.token("ada", "read", "submit", "manage"), await api.token("bob")
         await api.call("GET", "/v1/me", lost, 200)
         (token_id,) = [token.id for token in await api.service.store.tokens() if token.owner == "bob"]

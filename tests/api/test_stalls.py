@@ -15,7 +15,7 @@ from broker.runtime.cpu_threads import CpuThreads
 from tests.api.harness import Running, memory_blobs, serving, spec
 from tests.support.memory_store.store import MemoryStore
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ async def test_other_calls_are_answered_while_a_quote_computes(
 
     def compute(*_: Any, **__: Any) -> Any:
         entered.set()
-        release.wait(PATIENCE_S)
+        release.wait(TIMEOUT_S)
 
     monkeypatch.setattr(place, compute)
     monkeypatch.setattr(api.service.quotes, "threads", CpuThreads(deadline_s=0.2))

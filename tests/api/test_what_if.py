@@ -11,7 +11,7 @@ from broker.daemon import preflight_adapter
 from broker.runtime.cpu_threads import CpuThreads
 from tests.api.harness import MODEL, Running
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 async def test_the_answer_has_memory_speed_and_dollars_by_number_of_gpus(api: Running) -> None:
@@ -54,7 +54,7 @@ async def test_the_estimate_runs_in_a_thread_with_a_deadline(api: Running, monke
     release = threading.Event()
 
     def slow(request: WhatIfRequest) -> Any:
-        release.wait(PATIENCE_S)
+        release.wait(TIMEOUT_S)
 
     monkeypatch.setattr(preflight_adapter, "answer_what_if", slow)
     monkeypatch.setattr(api.service.quotes, "threads", CpuThreads(deadline_s=0.2))

@@ -75,7 +75,7 @@ async def daemon() -> AsyncIterator[Daemon]:
 
 async def test_events_continue_after_the_last_one_that_came_whole(daemon: Daemon) -> None:
     await daemon.start(event(1) + event(2) + event(3)[:20], event(3), b"event: end\ndata: {}\n\n")
-    async with AsyncClient(daemon.url, patience_s=30) as client:
+    async with AsyncClient(daemon.url, retry_for_s=30) as client:
         sequence = [e.seq async for e in client.events(JOB)]
     assert sequence == [1, 2, 3]
     assert daemon.seen == ["", "2", "3"]
@@ -87,7 +87,7 @@ async def test_a_restarted_daemon_is_found_at_its_new_address(daemon: Daemon) ->
     await other.start(event(2) + b"event: end\ndata: {}\n\n")
     try:
         async with AsyncClient(
-            daemon.url, patience_s=30, locate=lambda: Connection(url=other.url, token="new")
+            daemon.url, retry_for_s=30, locate=lambda: Connection(url=other.url, token="new")
         ) as client:
             sequence = []
             async for e in client.events(JOB):
@@ -101,16 +101,16 @@ async def test_a_restarted_daemon_is_found_at_its_new_address(daemon: Daemon) ->
 
 
 async def test_a_call_retries_until_its_wait_is_over(daemon: Daemon) -> None:
-    async with AsyncClient(daemon.url, patience_s=0) as client:
+    async with AsyncClient(daemon.url, retry_for_s=0) as client:
         with pytest.raises(DaemonUnreachable, match=daemon.url):
             await client.job(JOB)
-    async with AsyncClient(daemon.url, patience_s=30) as client:
+    async with AsyncClient(daemon.url, retry_for_s=30) as client:
         asked = asyncio.create_task(client.job(JOB))
         await asyncio.sleep(0)
         await daemon.start(b"")
         with pytest.raises(
             ApiError, match="is this a gpubroker"
-        ):  # a server answers, with a 404 that is no problem document
+        ):  # a server answers, with a 404 that is not a problem document
             await asked
 
 
@@ -178,8 +178,8 @@ def files_in(folder: Path) -> list[str]:
     return [p.name for p in folder.rglob("*") if p.is_file()]
 
 
-async def fetched(url: str, folder: Path, patience_s: float = 0.0) -> None:
-    async with AsyncClient(url, patience_s=patience_s) as client:
+async def fetched(url: str, folder: Path, retry_for_s: float = 0.0) -> None:
+    async with AsyncClient(url, retry_for_s=retry_for_s) as client:
         await results.download(client, JOB, [VIEW], folder, Output(as_json=True))
 
 
@@ -211,7 +211,7 @@ async def test_an_interrupted_download_keeps_the_existing_file(sent: bytes, tmp_
 
 async def test_an_interrupted_download_is_retried_within_the_wait(tmp_path: Path) -> None:
     async with serving(SHARD[:100], SHARD) as url:
-        await fetched(url, tmp_path, patience_s=120)
+        await fetched(url, tmp_path, retry_for_s=120)
     assert (tmp_path / "adapter" / "a").read_bytes() == SHARD
 
 
@@ -236,7 +236,7 @@ async def test_a_file_is_sent_again_from_its_beginning(tmp_path: Path) -> None:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
-        async with AsyncClient(f"http://127.0.0.1:{runner.addresses[0][1]}", patience_s=120) as client:
+        async with AsyncClient(f"http://127.0.0.1:{runner.addresses[0][1]}", retry_for_s=120) as client:
             assert (await client.upload(tmp_path / "rows.csv", name="rows.csv")).bytes == len(SHARD)
     finally:
         await runner.cleanup()

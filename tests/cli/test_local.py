@@ -115,9 +115,9 @@ def test_login_wants_an_address_and_a_token(own_home: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("GPUBROKER_URL", "127.0.0.1:7170", "GPUBROKER_URL: '127.0.0.1:7170' is no address; write http://host:port"),
-        ("GPUBROKER_URL", "http://host:99999", "GPUBROKER_URL: 'http://host:99999' is no address; write http"),
-        ("GPUBROKER_URL", "https://", "GPUBROKER_URL: 'https://' is no address; write http"),
+        ("GPUBROKER_URL", "127.0.0.1:7170", "GPUBROKER_URL: '127.0.0.1:7170' is not an address; write http://host"),
+        ("GPUBROKER_URL", "http://host:99999", "GPUBROKER_URL: 'http://host:99999' is not an address; write http"),
+        ("GPUBROKER_URL", "https://", "GPUBROKER_URL: 'https://' is not an address; write http"),
         ("GPUBROKER_TOKEN", "one\nand another", "GPUBROKER_TOKEN: the token has a line break"),
     ],
 )
@@ -135,7 +135,7 @@ def test_a_wrong_address_or_token_is_one_line(
 
 
 def test_a_wrong_address_is_reported_to_programs_as_well() -> None:
-    with pytest.raises(Misconfigured, match="'localhost:7070' is no address"):
+    with pytest.raises(Misconfigured, match="'localhost:7070' is not an address"):
         AsyncClient("localhost:7070")
 
 

@@ -126,5 +126,5 @@ async def test_a_job_is_approved_by_its_name(shell: Shell) -> None:
     assert "awaits no approval" in ran.err
     for amount in ("much", "nan", "-1"):
         ran = await run(shell, "approve", "tune", f"--up-to={amount}")
-        assert (ran.code, "is no amount in dollars" in ran.err) == (Exit.BAD_INPUT, True)
+        assert (ran.code, "is not an amount in dollars" in ran.err) == (Exit.BAD_INPUT, True)
     assert (await run(shell, "approve", "unknown")).code == Exit.NOT_FOUND

@@ -383,7 +383,7 @@ async def test_fit_keeps_the_other_data_settings(shell: Shell) -> None:
 
 @pytest.mark.parametrize("amount", ["two", "1e40"])
 async def test_fit_says_what_is_no_amount(shell: Shell, amount: str) -> None:
-    with pytest.raises(ValueError, match="is no amount of dollars"):
+    with pytest.raises(ValueError, match="is not an amount of dollars"):
         await broker.afit(model=MODEL, data=[{"a": "b"}], cap_usd=amount, completion="{a}")
 
 

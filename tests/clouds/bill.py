@@ -20,7 +20,7 @@ class Tariff:
     quantum_s: int
     """Seconds to a multiple of which every run of a machine is rounded up."""
     minimum_s: int = 0
-    """Least billed seconds of a run."""
+    """Minimum billed seconds of a run."""
     billed_from: Literal["created", "running"]
     source: str
 

@@ -71,7 +71,7 @@ class Hub:
         _, folder = self._found(request)
         top = folder / request.match_info.get("path", "")
         if not (top.is_dir() and top.resolve().is_relative_to(folder.resolve())):
-            raise _not_found("EntryNotFound", f"{top.name} is no folder of the model")
+            raise _not_found("EntryNotFound", f"{top.name} is not a folder of the model")
         return web.json_response([await self._entry(folder, file) for file in _files(top)])
 
     async def _paths(self, request: web.Request) -> web.Response:

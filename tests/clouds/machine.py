@@ -51,7 +51,7 @@ class Machine(Protocol):
         ...
 
     async def kill(self) -> None:
-        """Kill everything in the machine at once, by SIGKILL. A dead machine is no error."""
+        """Kill everything in the machine at once, by SIGKILL. A dead machine is not an error."""
         ...
 
 

@@ -33,7 +33,7 @@ def field_of(text: str) -> Field:
     sources = tuple(word.removeprefix("@") for word in rest)
     name = kind.removesuffix("|null").removesuffix("!")
     if name not in _TYPES or not sources or not all(word.startswith("@") for word in rest):
-        raise ValueError(f"{text!r} is no `<type>[!][|null] @source…`")
+        raise ValueError(f"{text!r} is not a `<type>[!][|null] @source…`")
     return Field(kind=name, required="!" in kind, nullable=kind.endswith("|null"), sources=sources)
 
 

@@ -1,9 +1,9 @@
-"""`make clouds-test`: bakes if needed, runs every test that needs machines, and ends with one line of JSON.
+"""`make clouds-test`: builds the machine image if needed, runs every test that needs machines, prints one line of JSON.
 
     python -m tests.clouds.suite [--sample] [PYTEST ARGUMENTS]
 
-`--sample`: of the kill scenario's points and of the clouds of the first scenario, those that the commit chooses, and no
-launches without a broker.
+`--sample` runs the kill points and the clouds of the first scenario that the commit hash selects, and leaves out the
+tests of `LAUNCHES`.
 """
 
 import json
@@ -22,11 +22,11 @@ HERE = Path(__file__).parent
 MACHINES = ("test_isolation.py", "test_machines.py", "test_aws.py", "test_together.py")
 """Tests of the machines, which run before the scenarios because the scenarios depend on them."""
 LAUNCHES = ("test_sky_machines.py", "test_self_stop.py")
-"""Launches without a broker: left out of a sample, whose scenarios launch as well."""
+"""Tests of launches without a broker. A sample leaves them out, because its scenarios launch machines too."""
 
 
 class Tally:
-    """Counts scenarios, and sums up money and machines as their scenes report them."""
+    """Counts of scenarios, and totals of orphans and money as the scenes report them."""
 
     def __init__(self) -> None:
         self.scenarios = self.passed = self.orphans = 0

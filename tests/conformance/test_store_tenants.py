@@ -15,7 +15,7 @@ from tests.conformance.samples import START, make_event, make_job, running, subm
 
 ANN = Tenant(team="red", owner="ann", token_id="t-ann")
 BOB = Tenant(team="blue", owner="ann", token_id="t-bob")
-"""Tenant with the same owner name in another team, so that the name alone is no key."""
+"""Tenant with the same owner name in another team, so that the name alone is not a key."""
 ROOT = Tenant(team="default", owner="root", operator=True)
 UPLOAD = Upload(sha256="ab", bytes=5, name="d.csv", summary={"rows": 938})
 

@@ -1,9 +1,9 @@
-"""Builds `deploy/Containerfile.trainer` with buildah over a base made by debootstrap, and trains in what came of it.
+"""Builds `deploy/Containerfile.trainer` with buildah on a base image from debootstrap, and trains in the result.
 
     .venv/bin/python -m tests.container
 
-Needs root, buildah, debootstrap (`apt-get install buildah debootstrap`), some 6 GB of disk and the package indexes that
-pip is configured with here; no container engine, no registry. Takes minutes. The last line is one JSON object.
+Needs root, buildah, debootstrap (`apt-get install buildah debootstrap`), 6 GB of disk and pip's configured package
+indexes, but neither a container engine nor a registry. Takes minutes. The last line is one JSON object.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.clouds.bake import CHECKOUT, cache_folder
 
-ROOM = Path(__file__).with_name("room.sh")
+NAMESPACE = Path(__file__).with_name("namespace.sh")
 NEEDED = ("buildah", "debootstrap", "unshare")
 
 
@@ -33,7 +33,9 @@ def main() -> int:
     cache.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="container-", dir=cache))
     try:
-        return subprocess.run([ROOM, sys.executable, "-m", "tests.container.inside", folder], cwd=CHECKOUT).returncode
+        return subprocess.run(
+            [NAMESPACE, sys.executable, "-m", "tests.container.inside", folder], cwd=CHECKOUT
+        ).returncode
     finally:
         shutil.rmtree(folder)
 

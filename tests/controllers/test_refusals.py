@@ -65,7 +65,7 @@ def test_refusals_cost_neither_money_nor_time(refusal: ProviderError, tmp_path: 
             assert found.machine_s < 600
             offers = {MarketGroup.of(one.line.offer) for one in before}
             recorded = await _refused(rig, {group.accelerator for group in offers})
-            assert recorded == (offers if isinstance(refusal, NoCapacity) else set()), "throttling is no shortage"
+            assert recorded == (offers if isinstance(refusal, NoCapacity) else set()), "throttling is not a shortage"
 
     run_in_virtual_time(story())
 

@@ -45,7 +45,7 @@ class Gate:
     moto: str
     life_s: float
     """Lifetime of a key in seconds, as reported to callers of STS."""
-    patience_s: float = 0.0
+    grace_s: float = 0.0
     """Seconds for which an ended key is still accepted, because a paused machine may renew it late."""
     bucket: str = ""
     """Bucket of this gate alone: all servers of moto in a process show the same S3."""
@@ -74,12 +74,12 @@ class Gate:
             "aws_secret_access_key": "hidden-from-instances",
         }  # fmt: skip
 
-    async def fresh(self, life_s: float, patience_s: float = 0.0) -> None:
+    async def fresh(self, life_s: float, grace_s: float = 0.0) -> None:
         """Delete everything and create a new bucket."""
         assert self._client is not None
         self.sessions, self.denied, self.writes, self.used, self.issues = {}, [], {}, set(), True
         self.requests = self.expired = self.absent = 0
-        self.life_s, self.patience_s, self.bucket = life_s, patience_s, f"bucket-{secrets.token_hex(4)}"
+        self.life_s, self.grace_s, self.bucket = life_s, grace_s, f"bucket-{secrets.token_hex(4)}"
         signed = {"Authorization": f"AWS4-HMAC-SHA256 Credential={ROOT}/20200101/us-east-1/s3/aws4_request"}
         async with self._client.put(f"{self.moto}/{self.bucket}", headers=signed) as made:
             assert made.status == 200
@@ -96,7 +96,7 @@ class Gate:
         session = self.sessions.get(key)
         if session is None or request.headers.get("x-amz-security-token") != session.token:
             return self._refuse(403, "InvalidAccessKeyId", f"{request.method} {request.rel_url}")
-        if time.monotonic() >= session.expires + self.patience_s:
+        if time.monotonic() >= session.expires + self.grace_s:
             self.expired += 1
             return _error(400, "ExpiredToken")
         for action, resource, context in _asks(request, body):

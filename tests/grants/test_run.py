@@ -11,7 +11,7 @@ from tests.grants.soak import Soak
 
 LIFE_S = 10.0
 """Renewed at half of it."""
-PATIENCE_S = 20.0
+GRACE_S = 20.0
 """Seconds by which a paused machine may be late to renew. The first key has long ended when the job ends."""
 
 
@@ -22,7 +22,7 @@ async def gate() -> AsyncIterator[Gate]:
 
 
 async def test_nothing_is_lost_over_many_lives_of_a_grant(gate: Gate, tmp_path: Path) -> None:
-    await gate.fresh(LIFE_S, PATIENCE_S)
+    await gate.fresh(LIFE_S, GRACE_S)
     outcome = await Soak(gate=gate, state=tmp_path, ticks=160, tick_s=0.25, save_s=1.0).run()
     assert (outcome.state, outcome.attempts, outcome.ticks, outcome.ticks_lost) == ("succeeded", 1, 160, 0)
     assert outcome.used >= 40 / LIFE_S

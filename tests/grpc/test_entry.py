@@ -18,7 +18,7 @@ from broker.api.proto.gpubroker.v1 import job_service_pb2_grpc as stubs
 from tests.grpc.test_server import fails, signed
 from tests.parity.grpc_transport import refused
 from tests.parity.servers import ApiServers
-from tests.parity.transport import PATIENCE_S, Refused
+from tests.parity.transport import TIMEOUT_S, Refused
 
 METHODS = [
     f"/{service.full_name}/{method.name}"
@@ -30,7 +30,7 @@ METHODS = [
 
 def half_open(servers: ApiServers, method: str, **named: Any) -> Any:
     """Start a call that sends its metadata and no message."""
-    return servers.channel.stream_stream(method)(timeout=PATIENCE_S, **named)
+    return servers.channel.stream_stream(method)(timeout=TIMEOUT_S, **named)
 
 
 async def answer(call: Any) -> Refused:
@@ -82,7 +82,7 @@ async def test_silent_calls_give_way_to_one_with_a_request(
     servers: ApiServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker.api.grpc.anonymous_limits.PLACES", 2)
-    monkeypatch.setattr("broker.api.grpc.interceptor.MESSAGE_S", 10 * PATIENCE_S)
+    monkeypatch.setattr("broker.api.grpc.interceptor.MESSAGE_S", 10 * TIMEOUT_S)
     check = "/grpc.health.v1.Health/Check"
     silent = [asyncio.create_task(answer(half_open(servers, check))) for _ in range(5)]
     await some_end(silent, 3)
@@ -97,7 +97,7 @@ async def test_silent_calls_give_way_to_one_with_a_request(
 
 async def some_end(tasks: list[asyncio.Task[Refused]], count: int) -> None:
     """Check only that the call ends, with any result."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while sum(task.done() for task in tasks) < count:
             await asyncio.wait([t for t in tasks if not t.done()], return_when=asyncio.FIRST_COMPLETED)
     assert all(task.result().kind == "invalid" for task in tasks if task.done())
@@ -111,7 +111,7 @@ async def test_readers_of_the_services_leave_slots_for_others(
     ask = reflection_pb2.ServerReflectionRequest(list_services="")
 
     async def reading() -> Any:
-        call = stub.ServerReflectionInfo(timeout=PATIENCE_S)
+        call = stub.ServerReflectionInfo(timeout=TIMEOUT_S)
         await call.write(ask)
         await call.read()
         return call
@@ -123,7 +123,7 @@ async def test_readers_of_the_services_leave_slots_for_others(
     check = health_pb2_grpc.HealthStub(servers.channel).Check(health_pb2.HealthCheckRequest())
     assert (await check).status == health_pb2.HealthCheckResponse.SERVING
     calls.pop().cancel()
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while True:
             with suppress(grpc.aio.AioRpcError):
                 calls.append(await reading())

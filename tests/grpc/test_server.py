@@ -33,7 +33,7 @@ from tests.api.test_files import admitted, put_checkpoint
 from tests.parity.grpc_transport import GrpcTransport, refused
 from tests.parity.servers import ApiServers, parts
 from tests.parity.test_jobs import good
-from tests.parity.transport import PATIENCE_S, Refused
+from tests.parity.transport import TIMEOUT_S, Refused
 from tests.support.memory_store.store import MemoryStore
 from trainer.contract import object_keys as keys
 
@@ -206,9 +206,9 @@ async def test_work_ends_with_the_callers_deadline(servers: ApiServers, monkeypa
     me, limit_s = await signed(servers), 0.2
     while not stuck.entered.is_set():  # a busy machine needs longer to begin with it
         error = await fails(stub.ListJobs(pb.ListJobsRequest(), metadata=me, timeout=limit_s))
-        assert (error.kind, limit_s < PATIENCE_S) == ("deadline", True)
+        assert (error.kind, limit_s < TIMEOUT_S) == ("deadline", True)
         limit_s *= 2
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         await stuck.left.wait()
 
 
@@ -216,7 +216,7 @@ async def test_work_ends_when_the_caller_does(servers: ApiServers, monkeypatch: 
     stuck = Stuck()
     monkeypatch.setattr(Service, "jobs", stuck)
     call = stubs.JobServiceStub(servers.channel).ListJobs(pb.ListJobsRequest(), metadata=await signed(servers))
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         waiting = asyncio.ensure_future(call)
         await stuck.entered.wait()
         call.cancel()
@@ -234,7 +234,7 @@ async def test_a_stop_ends_followers_within_its_grace() -> None:
             stream = door.events(job.id)
             await anext(stream)
         with pytest.raises(Refused) as refusal:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 await anext(stream)
         assert refusal.value.kind in ("unavailable", "deadline")
         await channel.close()
@@ -265,7 +265,7 @@ async def test_health_follows_readiness(servers: ApiServers, monkeypatch: pytest
 
 async def test_a_call_without_a_token_is_refused_before_its_message_comes(servers: ApiServers) -> None:
     for method in ("GetJob", "WatchEvents"):
-        call: Any = servers.channel.stream_unary(f"/gpubroker.v1.JobService/{method}")(timeout=PATIENCE_S)
+        call: Any = servers.channel.stream_unary(f"/gpubroker.v1.JobService/{method}")(timeout=TIMEOUT_S)
         assert (await fails(call)).kind == "unauthenticated"
 
 
@@ -278,7 +278,7 @@ async def test_a_message_that_comes_after_its_token_was_revoked_does_nothing(ser
         yield pb.ListJobsRequest().SerializeToString()
 
     open_call: Any = servers.channel.stream_unary("/gpubroker.v1.JobService/ListJobs")
-    call = open_call(late(), metadata=me, timeout=PATIENCE_S)
+    call = open_call(late(), metadata=me, timeout=TIMEOUT_S)
     await call.wait_for_connection()
     await stubs.JobServiceStub(servers.channel).ListJobs(pb.ListJobsRequest(), metadata=me)
     for token in await servers.api.service.store.tokens():
@@ -298,7 +298,7 @@ async def test_watchers_of_health_leave_slots_for_others(servers: ApiServers, mo
         await fails(stub.Watch(health_pb2.HealthCheckRequest()).read())
     ).text == "2 of these calls are open already; end one of them, or ask again later"
     watching.pop().cancel()
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while True:
             with suppress(grpc.aio.AioRpcError):
                 assert (await stub.Watch(health_pb2.HealthCheckRequest()).read()).status
@@ -416,7 +416,7 @@ async def test_grpc_connections_beyond_the_limit_are_dropped(servers: ApiServers
         await health.Check(health_pb2.HealthCheckRequest())
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
         heard = [asyncio.create_task(reader.read()) for reader, _ in idle]  # to its end, which only dropped ones have
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             done, _ = await asyncio.wait(heard, return_when=asyncio.FIRST_COMPLETED)
         assert done.pop().result() == b""
         await health.Check(health_pb2.HealthCheckRequest())

@@ -1,6 +1,6 @@
-"""`python -m tests.live --read-only` asks the real clouds for nothing but their prices; see docs/guide/clouds.md.
+"""`python -m tests.live --read-only` reads only prices and listings of the real clouds; see docs/guide/clouds.md.
 
-With `--max-usd` and `--yes-spend-money` it runs scenarios on them instead, for money.
+With `--max-usd` and `--yes-spend-money` the command instead runs scenarios on rented machines.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from typing import Any
 from tests.live.calls import explain
 from tests.live.look import NAMES, CloudFindings, look, missing
 
-EPILOG = "The last line is a JSON document; exit 1: something that we depend on is not as expected, 2: wrong arguments."
+EPILOG = "The last line is a JSON document; exit 1: a field that the broker needs differs, 2: wrong arguments."
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -64,7 +64,7 @@ def _usd(text: str) -> Decimal:
     try:
         usd = Decimal(text)
     except InvalidOperation:
-        raise argparse.ArgumentTypeError(f"{text!r} is no amount of dollars") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not an amount of dollars") from None
     if not 0 < usd <= 1000:
         raise argparse.ArgumentTypeError("give more than 0, and at most 1000 dollars")
     return usd

@@ -32,7 +32,7 @@ from broker.api.schemas.offers import OfferHistoryView, OfferList, ProviderList
 from broker.api.schemas.policies import BudgetList
 from broker.api.schemas.quotes import QuoteView
 from tests.parity.message import write
-from tests.parity.transport import PATIENCE_S, End, Kind, Piece, Refused
+from tests.parity.transport import TIMEOUT_S, End, Kind, Piece, Refused
 
 CODES: dict[grpc.StatusCode, Kind] = {
     grpc.StatusCode.INVALID_ARGUMENT: "invalid",
@@ -124,7 +124,7 @@ class GrpcTransport:
         self._providers = provider_service_pb2_grpc.ProviderServiceStub(channel)
         self._artifacts = artifact_stubs.ArtifactServiceStub(channel)
 
-    async def _call(self, method: Any, request: Any, timeout_s: float = PATIENCE_S) -> Any:
+    async def _call(self, method: Any, request: Any, timeout_s: float = TIMEOUT_S) -> Any:
         return await method(request, metadata=self._metadata, timeout=timeout_s)
 
     @_one
@@ -203,7 +203,7 @@ class GrpcTransport:
 
     @_many
     async def events(
-        self, job: str, *, after: int = 0, follow: bool = True, timeout_s: float = PATIENCE_S
+        self, job: str, *, after: int = 0, follow: bool = True, timeout_s: float = TIMEOUT_S
     ) -> AsyncIterator[EventView | End]:
         request = job_pb.WatchEventsRequest(job_id=job, after=after, follow=follow)
         with _ending(self._jobs.WatchEvents(request, metadata=self._metadata, timeout=timeout_s)) as answers:
@@ -215,7 +215,7 @@ class GrpcTransport:
 
     @_many
     async def logs(
-        self, job: str, *, attempt: int | None = None, position: str = "", timeout_s: float = PATIENCE_S
+        self, job: str, *, attempt: int | None = None, position: str = "", timeout_s: float = TIMEOUT_S
     ) -> AsyncIterator[Piece | End]:
         request = job_pb.FollowLogsRequest(job_id=job, attempt=attempt, position=position or None)
         with _ending(self._jobs.FollowLogs(request, metadata=self._metadata, timeout=timeout_s)) as answers:
@@ -235,7 +235,7 @@ class GrpcTransport:
     async def artifact(self, job: str, path: str, *, offset: int = 0) -> tuple[bytes, str]:
         request = artifact.DownloadArtifactRequest(job_id=job, path=path, offset=offset)
         data, sha256 = bytearray(), ""
-        async for answer in self._artifacts.DownloadArtifact(request, metadata=self._metadata, timeout=PATIENCE_S):
+        async for answer in self._artifacts.DownloadArtifact(request, metadata=self._metadata, timeout=TIMEOUT_S):
             if answer.WhichOneof("part") == "file":
                 sha256 = answer.file.sha256
             data += answer.data

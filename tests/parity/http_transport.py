@@ -16,7 +16,7 @@ from broker.api.schemas.metrics import MetricsView
 from broker.api.schemas.offers import OfferHistoryView, OfferList, ProviderList
 from broker.api.schemas.policies import BudgetList
 from broker.api.schemas.quotes import QuoteView
-from tests.parity.transport import PATIENCE_S, End, Kind, Piece, Refused
+from tests.parity.transport import TIMEOUT_S, End, Kind, Piece, Refused
 
 KINDS: dict[int, Kind] = {
     401: "unauthenticated", 403: "forbidden", 404: "not_found", 409: "conflict", 413: "too_large", 422: "invalid",
@@ -32,7 +32,7 @@ class HttpTransport:
 
     @asynccontextmanager
     async def _open(
-        self, method: str, path: str, headers: Mapping[str, str] = {}, timeout_s: float = PATIENCE_S, **request: Any
+        self, method: str, path: str, headers: Mapping[str, str] = {}, timeout_s: float = TIMEOUT_S, **request: Any
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         sent = {"Authorization": self._authorization, **headers}
         timeout = aiohttp.ClientTimeout(total=timeout_s)
@@ -115,7 +115,7 @@ class HttpTransport:
         return view
 
     async def events(
-        self, job: str, *, after: int = 0, follow: bool = True, timeout_s: float = PATIENCE_S
+        self, job: str, *, after: int = 0, follow: bool = True, timeout_s: float = TIMEOUT_S
     ) -> AsyncIterator[EventView | End]:
         path = f"/v1/jobs/{job}/events?after={after}&follow={int(follow)}"
         if not follow:
@@ -131,7 +131,7 @@ class HttpTransport:
                 yield EventView.model_validate_json(message["data"])
 
     async def logs(
-        self, job: str, *, attempt: int | None = None, position: str = "", timeout_s: float = PATIENCE_S
+        self, job: str, *, attempt: int | None = None, position: str = "", timeout_s: float = TIMEOUT_S
     ) -> AsyncIterator[Piece | End]:
         path = f"/v1/jobs/{job}/logs" + ("" if attempt is None else f"?attempt={attempt}")
         headers = {"Last-Event-ID": position} if position else {}

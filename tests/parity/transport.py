@@ -17,7 +17,7 @@ Kind = Literal[
 ]  # fmt: skip
 
 
-PATIENCE_S = 300.0
+TIMEOUT_S = 300.0
 """Timeout in seconds of a caller that names no deadline, for a busy machine."""
 
 
@@ -67,10 +67,10 @@ class Transport(Protocol):
     async def ledger(self, job: str) -> LedgerList: ...
     async def metrics(self, job: str, *, after: int | None = None, points: int | None = None) -> MetricsView: ...
     def events(
-        self, job: str, *, after: int = 0, follow: bool = True, timeout_s: float = PATIENCE_S
+        self, job: str, *, after: int = 0, follow: bool = True, timeout_s: float = TIMEOUT_S
     ) -> AsyncIterator[EventView | End]: ...
     def logs(
-        self, job: str, *, attempt: int | None = None, position: str = "", timeout_s: float = PATIENCE_S
+        self, job: str, *, attempt: int | None = None, position: str = "", timeout_s: float = TIMEOUT_S
     ) -> AsyncIterator[Piece | End]: ...
     async def artifacts(self, job: str) -> ArtifactList: ...
     async def artifact(self, job: str, path: str) -> tuple[bytes, str]:

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 DOWN_S = 30.0
-"""Least seconds from the end of the last broker to the start of the first one on the restored copy."""
+"""Minimum seconds from the end of the last broker to the start of the first one on the restored copy."""
 LOOK_S = 60.0
 """Seconds between two checks of users for machines without a row."""
-PATIENCE_S = 900.0
+TIMEOUT_S = 900.0
 """Seconds after which users end such machines even if these still train."""
 OF_SERVER = frozenset({"clock", "hints", "trusted_now"})
 """Columns of the store that a backup does not contain."""
@@ -86,7 +86,7 @@ class Backups:
                 own = attempt_of_machine(machine.handle.id)
                 if own not in self.attempts:
                     continue
-                if keys.final(own) in world.objects.data or world.loop.time() - since > PATIENCE_S:
+                if keys.final(own) in world.objects.data or world.loop.time() - since > TIMEOUT_S:
                     world.note("people", f"destroy {machine.handle.id}, which no row knows")
                     await world.cloud.destroy(machine.handle)
 

@@ -1,4 +1,4 @@
-"""Durations in virtual seconds, reported in the last line of a run; they are no invariants."""
+"""Durations in virtual seconds, reported in the last line of a run; they are not invariants."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Wrong rules for the ends of attempts, each in place of one of the product; see `mutants.py`."""
+"""Wrong rules for the ends of attempts. Each replaces one rule of the product; see `mutants.py`."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -17,7 +17,7 @@ no_drain = {
         next=AttemptState.TERMINATING, effects=(Effect.DESTROY,), reason=Reason.MOVED
     ),
 }
-"""Change of rules that ends a moving attempt at once, as a hung one."""
+"""Rules that destroy the machine of a moving attempt at once, without a drain."""
 
 
 def count_retries_twice(*given: Any, **options: Any) -> Job:
@@ -27,7 +27,7 @@ def count_retries_twice(*given: Any, **options: Any) -> Job:
 
 
 def count_preemptions(*given: Any, **options: Any) -> Job:
-    """Let a preemption use up a retry."""
+    """Count a preemption as a retry."""
     after = _AFTER(*given, **options)
     return replace(after, retries_used=after.retries_used + (given[2] is Reason.PREEMPTED))
 

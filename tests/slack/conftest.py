@@ -38,7 +38,7 @@ def channel(token: str = BOT_TOKEN, conversation: str = "C0JOBS", **changes: Any
 
 
 @dataclass
-class Desk:
+class Rig:
     """Stand-in for the outbox of one stream, which passes deliveries to the notifier and stores its state."""
 
     slack: Slack
@@ -77,20 +77,20 @@ class Desk:
 
 
 @asynccontextmanager
-async def desk_of(**settings: Any) -> AsyncIterator[Desk]:
+async def rig_of(**settings: Any) -> AsyncIterator[Rig]:
     clock = Clock()
     async with slack(now=clock.monotonic, **settings) as there:
-        made = Desk(there, clock)
+        made = Rig(there, clock)
         yield made
         await made.notifier.close()
 
 
 @pytest.fixture
-async def desk() -> AsyncIterator[Desk]:
-    async with desk_of() as made:
+async def rig() -> AsyncIterator[Rig]:
+    async with rig_of() as made:
         yield made
 
 
 @pytest.fixture
-def desks() -> Callable[..., Any]:
-    return desk_of
+def rigs() -> Callable[..., Any]:
+    return rig_of

@@ -38,7 +38,7 @@ def secured(secret: str = SECRET, **changes: Any) -> Channel:
 
 
 @dataclass
-class Desk:
+class Rig:
     there: Slack
     api: Running
     store: Store
@@ -109,7 +109,7 @@ class Desk:
 
 
 @asynccontextmanager
-async def desk_on(store: Store) -> AsyncIterator[Desk]:
+async def rig_on(store: Store) -> AsyncIterator[Rig]:
     async with slack() as there, serving(store, memory_blobs()) as api:
         api_url = f"{there.url}/api/"
         clock = SystemClock()
@@ -117,7 +117,7 @@ async def desk_on(store: Store) -> AsyncIterator[Desk]:
         incoming = Incoming(api.service, SlackApp(notifier, BOX, clock, api_url=api_url))
         api.app._state[SLACK] = incoming  # the harness serves without Slack
         await store.add_channel(secured())
-        yield Desk(there, api, store, incoming)
+        yield Rig(there, api, store, incoming)
         await notifier.close()
 
 
@@ -135,7 +135,7 @@ async def either_store(request: pytest.FixtureRequest, postgres_dsn: str) -> Asy
     await made.close()
 
 
-@pytest.fixture(name="desk")
-async def signed_desk(store: Store) -> AsyncIterator[Desk]:
-    async with desk_on(store) as made:
+@pytest.fixture(name="rig")
+async def signed_desk(store: Store) -> AsyncIterator[Rig]:
+    async with rig_on(store) as made:
         yield made

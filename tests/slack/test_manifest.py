@@ -12,7 +12,7 @@ from broker.domain.errors import ChannelRefused, NotifyError
 from broker.domain.job import JobState
 from broker.domain.notifications import NOTICES, Delivery, JobSnapshot, Notice
 from tests.conformance.samples import START, make_job
-from tests.slack.conftest import Desk
+from tests.slack.conftest import Rig
 from tests.slack.server import SCOPES
 from tests.slack.test_notifier import active
 
@@ -42,38 +42,38 @@ def test_manifest_urls_are_the_daemons_routes() -> None:
     assert MANIFEST["features"]["slash_commands"][0]["url"].endswith(path)
 
 
-async def everything(desk: Desk) -> None:
+async def everything(rig: Rig) -> None:
     """Make every call that the broker makes with a bot token."""
-    desk.curve = ((1, 4.0), (2, 3.0))
+    rig.curve = ((1, 4.0), (2, 3.0))
     job = make_job()
-    await desk.tell(desk.event(job, "job.submitted"), JobSnapshot(job=job))
-    await desk.tell(desk.event(job, "attempt.preempted"), active(job))
-    desk.notifier = desk.another()
+    await rig.tell(rig.event(job, "job.submitted"), JobSnapshot(job=job))
+    await rig.tell(rig.event(job, "attempt.preempted"), active(job))
+    rig.notifier = rig.another()
     ended = make_job(id=job.id, state=JobState.SUCCEEDED, finished_at=START)
-    await desk.tell(desk.event(job, "job.succeeded"), JobSnapshot(job=ended))
-    desk.notifier = desk.another()
-    await desk.tell(Delivery(stream=NOTICES, notice=Notice(id="n", kind="digest.daily", message="m")), None)
-    client = desk.notifier.client(desk.channel)
+    await rig.tell(rig.event(job, "job.succeeded"), JobSnapshot(job=ended))
+    rig.notifier = rig.another()
+    await rig.tell(Delivery(stream=NOTICES, notice=Notice(id="n", kind="digest.daily", message="m")), None)
+    client = rig.notifier.client(rig.channel)
     assert await client.person("U0ANN") == "ann"
     await client.workspace()
 
 
-async def test_manifest_scopes_suffice(desks: Callable[..., Any]) -> None:
-    async with desks(scopes=BOT) as desk:
-        await everything(desk)
-        made = {method for method, _ in desk.slack.calls}
+async def test_manifest_scopes_suffice(rigs: Callable[..., Any]) -> None:
+    async with rigs(scopes=BOT) as rig:
+        await everything(rig)
+        made = {method for method, _ in rig.slack.calls}
         assert made >= set(SCOPES) - {"chat.delete", "chat.postEphemeral"}
 
 
 @pytest.mark.parametrize("scope", sorted(BOT - {"commands", "channels:history", "groups:history"}))
-async def test_each_manifest_scope_is_needed(desks: Callable[..., Any], scope: str) -> None:
-    async with desks(scopes=BOT - {scope}) as desk:
+async def test_each_manifest_scope_is_needed(rigs: Callable[..., Any], scope: str) -> None:
+    async with rigs(scopes=BOT - {scope}) as rig:
         with pytest.raises(NotifyError, match="missing_scope") as caught:
-            await everything(desk)
+            await everything(rig)
         assert isinstance(caught.value, ChannelRefused)
 
 
-async def test_manifest_has_one_history_scope_at_least(desks: Callable[..., Any]) -> None:
-    async with desks(scopes=BOT - {"channels:history", "groups:history"}) as desk:
+async def test_manifest_has_one_history_scope_at_least(rigs: Callable[..., Any]) -> None:
+    async with rigs(scopes=BOT - {"channels:history", "groups:history"}) as rig:
         with pytest.raises(ChannelRefused, match="missing_scope"):
-            await everything(desk)
+            await everything(rig)

@@ -16,7 +16,7 @@ from broker.domain.job import AttemptState, Job, JobState, Reason
 from broker.domain.notifications import NOTICES, Delivery, JobSnapshot, Notice
 from broker.runtime.secret_box import SecretsError
 from tests.conformance.samples import START, make_attempt, make_job
-from tests.slack.conftest import BOX, Desk, channel
+from tests.slack.conftest import BOX, Rig, channel
 from trainer.contract.documents import Heartbeat
 
 
@@ -30,145 +30,145 @@ def refresh(job: Job) -> Delivery:
     return Delivery(stream=job.id)
 
 
-async def test_a_job_is_one_thread_whose_root_is_updated_in_place(desk: Desk) -> None:
+async def test_a_job_is_one_thread_whose_root_is_updated_in_place(rig: Rig) -> None:
     job = make_job()
-    await desk.tell(desk.event(job, "job.submitted"), JobSnapshot(job=job))
-    await desk.tell(desk.event(job, "attempt.planned", "alpha l40s spot"), active(job))
-    await desk.tell(desk.event(job, "attempt.training", "attempt 1 is up"), active(job))
-    await desk.tell(desk.event(job, "attempt.preempted", "at step 17"), active(job, step=17))
-    assert [text.split(".")[0] for text in desk.thread()] == ["tune: Bought", "tune: Running", "tune: Preempted"]
-    assert "step 17/45" in str(desk.slack.messages()[0]["blocks"])
-    assert desk.slack.count("conversations.replies") == 0, "one process that has just posted need not look"
+    await rig.tell(rig.event(job, "job.submitted"), JobSnapshot(job=job))
+    await rig.tell(rig.event(job, "attempt.planned", "alpha l40s spot"), active(job))
+    await rig.tell(rig.event(job, "attempt.training", "attempt 1 is up"), active(job))
+    await rig.tell(rig.event(job, "attempt.preempted", "at step 17"), active(job, step=17))
+    assert [text.split(".")[0] for text in rig.thread()] == ["tune: Bought", "tune: Running", "tune: Preempted"]
+    assert "step 17/45" in str(rig.slack.messages()[0]["blocks"])
+    assert rig.slack.count("conversations.replies") == 0, "one process that has just posted need not look"
 
 
-async def test_a_refresh_updates_what_changed_and_nothing_else(desk: Desk) -> None:
+async def test_a_refresh_updates_what_changed_and_nothing_else(rig: Rig) -> None:
     job = make_job()
-    await desk.tell(refresh(job), active(job))
-    assert desk.slack.messages() == [], "a refresh opens no thread"
-    await desk.tell(desk.event(job, "job.submitted"), active(job, step=1))
-    await desk.tell(refresh(job), active(job, step=2))
-    await desk.tell(refresh(job), active(job, step=2))
-    assert desk.slack.count("chat.update") == 1
-    assert "step 2/45" in str(desk.slack.messages()[0]["blocks"])
+    await rig.tell(refresh(job), active(job))
+    assert rig.slack.messages() == [], "a refresh opens no thread"
+    await rig.tell(rig.event(job, "job.submitted"), active(job, step=1))
+    await rig.tell(refresh(job), active(job, step=2))
+    await rig.tell(refresh(job), active(job, step=2))
+    assert rig.slack.count("chat.update") == 1
+    assert "step 2/45" in str(rig.slack.messages()[0]["blocks"])
 
 
 @pytest.mark.parametrize("method", ["chat.postMessage", "files.completeUploadExternal"])
 @pytest.mark.parametrize("kind", ["job.submitted", "attempt.preempted", "job.failed"])
-async def test_a_lost_answer_posts_nothing_twice(desk: Desk, method: str, kind: str) -> None:
+async def test_a_lost_answer_posts_nothing_twice(rig: Rig, method: str, kind: str) -> None:
     """Carried out, and the answer lost: at each of the posts that a delivery makes."""
-    desk.curve = tuple((n, 4.0 - n / 10) for n in range(20))
+    rig.curve = tuple((n, 4.0 - n / 10) for n in range(20))
     job = make_job()
-    delivery = desk.event(job, kind)
+    delivery = rig.event(job, kind)
     for _ in range(3):
-        desk.slack.lose = {method}
+        rig.slack.lose = {method}
         try:
-            await desk.tell(delivery, active(job))
+            await rig.tell(delivery, active(job))
         except NotDelivered as e:
-            desk.states[job.id] = e.state
-    desk.slack.lose = set()
-    await desk.tell(delivery, active(job))
-    files = [m for m in desk.slack.channels["C0JOBS"].messages.values() if "files" in m]
-    texts = [text for text in desk.thread() if text]
+            rig.states[job.id] = e.state
+    rig.slack.lose = set()
+    await rig.tell(delivery, active(job))
+    files = [m for m in rig.slack.channels["C0JOBS"].messages.values() if "files" in m]
+    texts = [text for text in rig.thread() if text]
     assert len(texts) == (kind != "job.submitted")
     assert len(files) == (kind == "job.failed")
 
 
-async def test_a_crash_before_the_record_posts_nothing_twice(desk: Desk) -> None:
+async def test_a_crash_before_the_record_posts_nothing_twice(rig: Rig) -> None:
     job = make_job()
-    delivery = desk.event(job, "attempt.planned")
-    await desk.deliver(delivery, active(job))
-    desk.notifier = desk.another()
-    await desk.tell(delivery, active(job))
-    later = desk.event(job, "attempt.preempted")
-    await desk.deliver(later, active(job))
-    desk.notifier = desk.another()
-    await desk.tell(later, active(job))
-    assert [text.split(".")[0] for text in desk.thread()] == ["tune: Bought", "tune: Preempted"]
+    delivery = rig.event(job, "attempt.planned")
+    await rig.deliver(delivery, active(job))
+    rig.notifier = rig.another()
+    await rig.tell(delivery, active(job))
+    later = rig.event(job, "attempt.preempted")
+    await rig.deliver(later, active(job))
+    rig.notifier = rig.another()
+    await rig.tell(later, active(job))
+    assert [text.split(".")[0] for text in rig.thread()] == ["tune: Bought", "tune: Preempted"]
 
 
-async def test_a_message_posted_by_another_process_is_not_repeated(desk: Desk) -> None:
+async def test_a_message_posted_by_another_process_is_not_repeated(rig: Rig) -> None:
     """The notifier's cached knowledge expires before another process's lease can end."""
     job = make_job()
-    await desk.tell(desk.event(job, "attempt.planned"), active(job))
-    other, delivery = desk.another(), desk.event(job, "attempt.preempted")
-    await other.deliver(desk.channel, delivery, active(job), desk.states[job.id])
-    desk.clock.time += timedelta(seconds=60)
-    await desk.tell(delivery, active(job))
-    assert len(desk.thread()) == 2
+    await rig.tell(rig.event(job, "attempt.planned"), active(job))
+    other, delivery = rig.another(), rig.event(job, "attempt.preempted")
+    await other.deliver(rig.channel, delivery, active(job), rig.states[job.id])
+    rig.clock.time += timedelta(seconds=60)
+    await rig.tell(delivery, active(job))
+    assert len(rig.thread()) == 2
 
 
-async def test_two_channels_of_one_conversation_have_their_own_threads(desk: Desk) -> None:
+async def test_two_channels_of_one_conversation_have_their_own_threads(rig: Rig) -> None:
     job = make_job()
-    await desk.tell(desk.event(job, "job.submitted"), JobSnapshot(job=job))
+    await rig.tell(rig.event(job, "job.submitted"), JobSnapshot(job=job))
     other = channel(id="ch2", name="other")
-    await desk.notifier.deliver(other, desk.event(job, "job.submitted"), JobSnapshot(job=job), None)
-    assert len(desk.slack.messages()) == 2
+    await rig.notifier.deliver(other, rig.event(job, "job.submitted"), JobSnapshot(job=job), None)
+    assert len(rig.slack.messages()) == 2
 
 
-async def test_an_hour_without_slack_loses_nothing_and_floods_nothing(desk: Desk) -> None:
+async def test_an_hour_without_slack_loses_nothing_and_floods_nothing(rig: Rig) -> None:
     job = make_job()
-    await desk.tell(desk.event(job, "job.submitted"), active(job, step=1))
-    waiting = [desk.event(job, kind, f"number {n}") for n, kind in enumerate(["attempt.preempted", "job.cap_near"] * 6)]
+    await rig.tell(rig.event(job, "job.submitted"), active(job, step=1))
+    waiting = [rig.event(job, kind, f"number {n}") for n, kind in enumerate(["attempt.preempted", "job.cap_near"] * 6)]
     for down in ("500", "reset"):
-        desk.slack.down = down
+        rig.slack.down = down
         for _ in range(20):
             with pytest.raises(NotDelivered):
-                await desk.tell(waiting[0], active(job, step=40))
-    desk.slack.down = ""
-    desk.slack.limits.enforced = True
+                await rig.tell(waiting[0], active(job, step=40))
+    rig.slack.down = ""
+    rig.slack.limits.enforced = True
     for delivery in waiting:
-        await desk.tell(delivery, active(job, step=44))
-    assert [text.rsplit(" ", 1)[-1] for text in desk.thread()] == [str(n) for n in range(12)]
-    assert desk.slack.count("chat.update") == 1, "only the latest state"
-    assert "step 44/45" in str(desk.slack.messages()[0]["blocks"])
+        await rig.tell(delivery, active(job, step=44))
+    assert [text.rsplit(" ", 1)[-1] for text in rig.thread()] == [str(n) for n in range(12)]
+    assert rig.slack.count("chat.update") == 1, "only the latest state"
+    assert "step 44/45" in str(rig.slack.messages()[0]["blocks"])
 
 
-async def test_posts_are_paced_so_that_slack_need_not_say_so(desk: Desk) -> None:
+async def test_posts_are_paced_so_that_slack_need_not_say_so(rig: Rig) -> None:
     """The loopback Slack enforces its limits by the same clock as we wait by."""
-    desk.slack.limits.enforced = True
+    rig.slack.limits.enforced = True
     job = make_job()
     for n in range(30):
-        await desk.tell(desk.event(job, "attempt.preempted", str(n)), active(job))
-    assert len(desk.thread()) == 30
-    assert 26 <= desk.clock.monotonic() <= 40
+        await rig.tell(rig.event(job, "attempt.preempted", str(n)), active(job))
+    assert len(rig.thread()) == 30
+    assert 26 <= rig.clock.monotonic() <= 40
 
 
-async def test_a_pause_that_slack_asks_for_is_the_channels(desk: Desk) -> None:
+async def test_a_pause_that_slack_asks_for_is_the_channels(rig: Rig) -> None:
     job = make_job()
-    desk.slack.limits.enforced = True
+    rig.slack.limits.enforced = True
     for _ in range(4):
-        desk.slack.limits.retry_after("chat.postMessage", "C0JOBS")
+        rig.slack.limits.retry_after("chat.postMessage", "C0JOBS")
     with pytest.raises(RetryAfter) as caught:
-        await desk.tell(desk.event(job, "job.submitted"), JobSnapshot(job=job))
+        await rig.tell(rig.event(job, "job.submitted"), JobSnapshot(job=job))
     assert caught.value.after_s == 1
-    assert desk.slack.messages() == []
+    assert rig.slack.messages() == []
 
 
-async def test_a_pause_in_the_middle_keeps_what_was_done(desk: Desk) -> None:
+async def test_a_pause_in_the_middle_keeps_what_was_done(rig: Rig) -> None:
     job = make_job()
-    desk.slack.refuse = {"chat.update": "ratelimited"}
-    await desk.tell(desk.event(job, "job.submitted"), active(job, step=1))
-    delivery = desk.event(job, "attempt.preempted")
+    rig.slack.refuse = {"chat.update": "ratelimited"}
+    await rig.tell(rig.event(job, "job.submitted"), active(job, step=1))
+    delivery = rig.event(job, "attempt.preempted")
     with pytest.raises(RetryAfter) as caught:
-        await desk.tell(delivery, active(job, step=2))
-    desk.states[job.id] = caught.value.state
-    desk.slack.refuse = {}
-    await desk.tell(delivery, active(job, step=2))
-    assert len(desk.thread()) == 1
-    assert "step 2/45" in str(desk.slack.messages()[0]["blocks"])
+        await rig.tell(delivery, active(job, step=2))
+    rig.states[job.id] = caught.value.state
+    rig.slack.refuse = {}
+    await rig.tell(delivery, active(job, step=2))
+    assert len(rig.thread()) == 1
+    assert "step 2/45" in str(rig.slack.messages()[0]["blocks"])
 
 
-async def test_refreshes_leave_room_for_what_happened(desk: Desk) -> None:
+async def test_refreshes_leave_room_for_what_happened(rig: Rig) -> None:
     jobs = [make_job() for _ in range(60)]
     for job in jobs:
-        await desk.tell(desk.event(job, "job.submitted"), active(job))
-    desk.clock.time += timedelta(minutes=5)
-    desk.slack.limits.enforced = True
+        await rig.tell(rig.event(job, "job.submitted"), active(job))
+    rig.clock.time += timedelta(minutes=5)
+    rig.slack.limits.enforced = True
     for job in jobs:
-        await desk.tell(refresh(job), active(job, step=9))
-    assert 25 <= desk.slack.count("chat.update") <= 31
-    await desk.tell(desk.event(jobs[-1], "attempt.preempted"), active(jobs[-1], step=9))
-    assert "step 9/45" in str(desk.slack.messages()[-1]["blocks"])
+        await rig.tell(refresh(job), active(job, step=9))
+    assert 25 <= rig.slack.count("chat.update") <= 31
+    await rig.tell(rig.event(jobs[-1], "attempt.preempted"), active(jobs[-1], step=9))
+    assert "step 9/45" in str(rig.slack.messages()[-1]["blocks"])
 
 
 @pytest.mark.parametrize(
@@ -180,38 +180,38 @@ async def test_refreshes_leave_room_for_what_happened(desk: Desk) -> None:
         ("internal_error", NotDelivered), ("an_error_of_tomorrow", NotDelivered),
     ],
 )  # fmt: skip
-async def test_each_refusal_has_its_consequence(desk: Desk, error: str, kind: type[NotifyError]) -> None:
-    desk.slack.refuse = {"chat.postMessage": error}
+async def test_each_refusal_has_its_consequence(rig: Rig, error: str, kind: type[NotifyError]) -> None:
+    rig.slack.refuse = {"chat.postMessage": error}
     job = make_job()
     with pytest.raises(kind) as caught:
-        await desk.tell(desk.event(job, "job.submitted"), JobSnapshot(job=job))
+        await rig.tell(rig.event(job, "job.submitted"), JobSnapshot(job=job))
     assert "xoxb" not in str(caught.value)
 
 
-async def test_a_deleted_root_message_is_posted_again(desk: Desk) -> None:
+async def test_a_deleted_root_message_is_posted_again(rig: Rig) -> None:
     job = make_job()
-    await desk.tell(desk.event(job, "job.submitted"), active(job))
-    desk.slack.channels["C0JOBS"].messages.clear()
-    await desk.tell(desk.event(job, "attempt.preempted"), active(job, step=3))
-    assert len(desk.slack.messages()) == 1
-    assert len(desk.thread()) == 1
+    await rig.tell(rig.event(job, "job.submitted"), active(job))
+    rig.slack.channels["C0JOBS"].messages.clear()
+    await rig.tell(rig.event(job, "attempt.preempted"), active(job, step=3))
+    assert len(rig.slack.messages()) == 1
+    assert len(rig.thread()) == 1
 
 
-async def test_the_end_has_a_summary_and_the_plot(desk: Desk) -> None:
-    desk.curve = tuple((n, 4.0 - n / 10) for n in range(20))
+async def test_the_end_has_a_summary_and_the_plot(rig: Rig) -> None:
+    rig.curve = tuple((n, 4.0 - n / 10) for n in range(20))
     job = make_job(state=JobState.SUCCEEDED, finished_at=START + timedelta(hours=1), spent_usd=Decimal(1))
     run = replace(make_attempt(job), state=AttemptState.ENDED, reason=Reason.COMPLETED)
-    await desk.tell(desk.event(job, "job.succeeded"), JobSnapshot(job=job, attempts=(run,)))
-    (root,) = desk.slack.messages()
-    summary, picture = desk.slack.messages(thread=root["ts"])
+    await rig.tell(rig.event(job, "job.succeeded"), JobSnapshot(job=job, attempts=(run,)))
+    (root,) = rig.slack.messages()
+    summary, picture = rig.slack.messages(thread=root["ts"])
     assert "$1.0000 spent of $10.00" in str(summary["blocks"])
     (file,) = picture["files"]
-    assert desk.slack.files[file["id"]]["bytes"].startswith(b"\x89PNG")
+    assert rig.slack.files[file["id"]]["bytes"].startswith(b"\x89PNG")
     assert "✅" in str(root["blocks"])
     assert not any("elements" in b for b in root["blocks"] if b["type"] == "actions")
 
 
-async def test_without_matplotlib_the_curve_is_text(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_matplotlib_the_curve_is_text(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def absent(name: str, *rest: Any) -> Any:
@@ -220,16 +220,16 @@ async def test_without_matplotlib_the_curve_is_text(desk: Desk, monkeypatch: pyt
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", absent)
-    desk.curve = tuple((n, 4.0 - n / 10) for n in range(20))
+    rig.curve = tuple((n, 4.0 - n / 10) for n in range(20))
     job = make_job(state=JobState.FAILED, reason="oom")
-    await desk.tell(desk.event(job, "job.failed"), JobSnapshot(job=job))
-    (root,) = desk.slack.messages()
-    (summary,) = desk.slack.messages(thread=root["ts"])
+    await rig.tell(rig.event(job, "job.failed"), JobSnapshot(job=job))
+    (root,) = rig.slack.messages()
+    (summary,) = rig.slack.messages(thread=root["ts"])
     assert "█" in str(summary["blocks"])
     assert "files" not in summary
 
 
-async def test_a_notice_is_reported_once(desk: Desk) -> None:
+async def test_a_notice_is_reported_once(rig: Rig) -> None:
     delivery = Delivery(
         stream=NOTICES,
         notice=Notice(
@@ -237,32 +237,32 @@ async def test_a_notice_is_reported_once(desk: Desk) -> None:
             data={"by_user": [{"user": "<!here>", "usd": "12.00"}]},
         ),
     )  # fmt: skip
-    await desk.deliver(delivery, None)
-    desk.notifier = desk.another()
-    await desk.deliver(delivery, None)
-    (message,) = desk.slack.messages()
+    await rig.deliver(delivery, None)
+    rig.notifier = rig.another()
+    await rig.deliver(delivery, None)
+    (message,) = rig.slack.messages()
     assert message["text"] == "Yesterday's spending: $12.00 spent"
     assert "&lt;!here&gt; · $12.00" in str(message["blocks"])
 
 
-async def test_a_new_token_is_used_at_once(desk: Desk) -> None:
+async def test_a_new_token_is_used_at_once(rig: Rig) -> None:
     job = make_job()
-    desk.channel = channel(token="xoxb-old")
+    rig.channel = channel(token="xoxb-old")
     with pytest.raises(ChannelRefused):
-        await desk.tell(desk.event(job, "job.submitted"), JobSnapshot(job=job))
-    desk.channel = channel()
-    await desk.tell(desk.event(job, "job.submitted"), JobSnapshot(job=job))
-    assert len(desk.slack.messages()) == 1
+        await rig.tell(rig.event(job, "job.submitted"), JobSnapshot(job=job))
+    rig.channel = channel()
+    await rig.tell(rig.event(job, "job.submitted"), JobSnapshot(job=job))
+    assert len(rig.slack.messages()) == 1
 
 
-async def test_another_master_key_is_reported(desk: Desk) -> None:
-    desk.channel = replace(desk.channel, sealed=BOX.seal("{}")[:-4] + b"AAA=")
+async def test_another_master_key_is_reported(rig: Rig) -> None:
+    rig.channel = replace(rig.channel, sealed=BOX.seal("{}")[:-4] + b"AAA=")
     with pytest.raises(SecretsError, match="master key"):
-        await desk.tell(desk.event(make_job(), "job.submitted"), JobSnapshot(job=make_job()))
+        await rig.tell(rig.event(make_job(), "job.submitted"), JobSnapshot(job=make_job()))
 
 
-async def test_notifier_needs_no_scope_beyond_the_manifest(desks: Callable[..., Any]) -> None:
-    async with desks(scopes=frozenset({"chat:write"})) as desk:
+async def test_notifier_needs_no_scope_beyond_the_manifest(rigs: Callable[..., Any]) -> None:
+    async with rigs(scopes=frozenset({"chat:write"})) as rig:
         job = make_job()
         with pytest.raises(ChannelRefused, match=r"missing_scope.*manifest"):
-            await desk.tell(desk.event(job, "job.submitted"), JobSnapshot(job=job))
+            await rig.tell(rig.event(job, "job.submitted"), JobSnapshot(job=job))

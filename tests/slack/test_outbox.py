@@ -32,7 +32,7 @@ class Waiting(ManualClock):
 
 
 @dataclass
-class Desk:
+class Rig:
     there: Slack
     time: Clock
     curve: Losses = ()
@@ -87,10 +87,10 @@ class Desk:
 
 
 @pytest.fixture
-async def desk() -> AsyncIterator[Desk]:
+async def rig() -> AsyncIterator[Rig]:
     time = Clock()
     async with slack(now=time.monotonic) as there:
-        made = Desk(there, time)
+        made = Rig(there, time)
         await made.store.add_channel(channel(created_at=time.now()))
         yield made
         for outbox, notifier in made.brokers:
@@ -98,51 +98,51 @@ async def desk() -> AsyncIterator[Desk]:
             await notifier.close()
 
 
-async def test_an_hour_without_slack_loses_no_message(desk: Desk) -> None:
+async def test_an_hour_without_slack_loses_no_message(rig: Rig) -> None:
     """Afterwards everything is reported in order, at Slack's pace, and each root is updated once."""
-    jobs = [await desk.job() for _ in range(3)]
-    await desk.all_told()
+    jobs = [await rig.job() for _ in range(3)]
+    await rig.all_told()
     for minute in range(60):
-        desk.there.down = ("500", "reset")[minute % 2]
+        rig.there.down = ("500", "reset")[minute % 2]
         if minute % 5 == 0:
             for job in jobs:
-                await desk.say(job, f"minute {minute}")
-        await desk.live(60, step_s=30)
-    desk.there.down = ""
-    desk.there.limits.enforced = True
-    asked = len(desk.there.calls)
-    await desk.all_told()
+                await rig.say(job, f"minute {minute}")
+        await rig.live(60, step_s=30)
+    rig.there.down = ""
+    rig.there.limits.enforced = True
+    asked = len(rig.there.calls)
+    await rig.all_told()
     minutes = [str(minute) for minute in range(0, 60, 5)]
-    assert [desk.last_words(job) for job in jobs] == [minutes] * 3
-    assert desk.roots().count("of $22.00") == 3
-    methods = [method for method, _ in desk.there.calls[asked:]]
+    assert [rig.last_words(job) for job in jobs] == [minutes] * 3
+    assert rig.roots().count("of $22.00") == 3
+    methods = [method for method, _ in rig.there.calls[asked:]]
     assert methods.count("chat.postMessage") == 3 * len(minutes)
     assert methods.count("chat.update") == 3
 
 
 @pytest.mark.parametrize("after", ["chat.postMessage", "chat.update", "files.completeUploadExternal"])
-async def test_a_broker_killed_after_a_call_posts_nothing_twice(desk: Desk, after: str) -> None:
+async def test_a_broker_killed_after_a_call_posts_nothing_twice(rig: Rig, after: str) -> None:
     """Slack carries out the call, but the broker dies before it records that. Another broker continues when the lease
     has ended.
     """
-    desk.curve = ((1, 4.0), (2, 3.0))
-    job = await desk.job()
+    rig.curve = ((1, 4.0), (2, 3.0))
+    job = await rig.job()
     if after == "chat.update":
-        await desk.all_told()
+        await rig.all_told()
     for number in range(3):
-        desk.there.stall = after
+        rig.there.stall = after
         kind = "job.failed" if after.startswith("files") else "attempt.preempted"
-        await desk.say(job, f"number {number}", kind)
-        working = asyncio.create_task(desk.live(1))
-        await asyncio.wait_for(desk.there.stalled.wait(), 300)
+        await rig.say(job, f"number {number}", kind)
+        working = asyncio.create_task(rig.live(1))
+        await asyncio.wait_for(rig.there.stalled.wait(), 300)
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
-        await desk.brokers[-1][0].close()
-        desk.there.stalled.clear()
-        desk.new_broker()
-        await desk.live(LEASE_S)
-        await desk.all_told()
-    texts = desk.last_words(job)
+        await rig.brokers[-1][0].close()
+        rig.there.stalled.clear()
+        rig.new_broker()
+        await rig.live(LEASE_S)
+        await rig.all_told()
+    texts = rig.last_words(job)
     if after.startswith("files"):
         assert len([text for text in texts if text]) == 3
         assert texts.count("") == 3, "a picture each"
@@ -150,14 +150,14 @@ async def test_a_broker_killed_after_a_call_posts_nothing_twice(desk: Desk, afte
         assert texts == ["0", "1", "2"]
 
 
-async def test_a_busy_hour_stays_within_slacks_limits(desk: Desk) -> None:
+async def test_a_busy_hour_stays_within_slacks_limits(rig: Rig) -> None:
     """Limits are enforced to the letter. Only a few calls are refused, and everything is reported."""
-    desk.there.limits.enforced = True
-    jobs = [await desk.job() for _ in range(20)]
+    rig.there.limits.enforced = True
+    jobs = [await rig.job() for _ in range(20)]
     for number in range(3):
         for job in jobs:
-            await desk.say(job, f"n {number}")
-        await desk.live(120)
-    await desk.all_told()
-    assert [desk.last_words(job) for job in jobs] == [["0", "1", "2"]] * 20
-    assert desk.roots().count("of $13.00") == 20
+            await rig.say(job, f"n {number}")
+        await rig.live(120)
+    await rig.all_told()
+    assert [rig.last_words(job) for job in jobs] == [["0", "1", "2"]] * 20
+    assert rig.roots().count("of $13.00") == 20

@@ -6,29 +6,29 @@ from broker.api.handlers import jobs, policies, spending
 from broker.api.service.slack_actions import BUTTONS, COMMANDS
 from broker.domain.job import JobState
 from broker.ports import Token
-from tests.slack.incoming import Desk, either_store, secured, signed_desk
+from tests.slack.incoming import Rig, either_store, secured, signed_desk
 from tests.slack.server import WORKSPACE
 
 __all__ = ["either_store", "signed_desk"]
 
 
-async def test_an_unlinked_user_learns_how_to_be_linked(desk: Desk) -> None:
-    job = await desk.job()
-    answer = await desk.press(job, "cancel", user="U0BOB")
+async def test_an_unlinked_user_learns_how_to_be_linked(rig: Rig) -> None:
+    job = await rig.job()
+    answer = await rig.press(job, "cancel", user="U0BOB")
     assert "gpubroker slack link U0BOB --owner NAME" in answer
-    assert not (await desk.now(job)).stop_requested
+    assert not (await rig.now(job)).stop_requested
 
 
-async def test_the_scopes_of_the_link_hold(desk: Desk) -> None:
-    job = await desk.job(JobState.AWAITING_APPROVAL)
-    await desk.link("read")
-    queued = await desk.job()
-    assert "lacks the scope 'submit'" in await desk.press(queued, "cancel")
-    assert "lacks the scope 'submit'" in await desk.press(queued, "extend")
-    await desk.link("submit")
-    assert "lacks the scope 'manage'" in await desk.press(job, "approve")
-    assert "lacks the scope 'read'" in await desk.command("status")
-    assert not (await desk.now(queued)).stop_requested
+async def test_the_scopes_of_the_link_hold(rig: Rig) -> None:
+    job = await rig.job(JobState.AWAITING_APPROVAL)
+    await rig.link("read")
+    queued = await rig.job()
+    assert "lacks the scope 'submit'" in await rig.press(queued, "cancel")
+    assert "lacks the scope 'submit'" in await rig.press(queued, "extend")
+    await rig.link("submit")
+    assert "lacks the scope 'manage'" in await rig.press(job, "approve")
+    assert "lacks the scope 'read'" in await rig.command("status")
+    assert not (await rig.now(queued)).stop_requested
 
 
 async def test_each_action_needs_the_same_scope_as_over_http() -> None:
@@ -47,32 +47,32 @@ async def test_each_action_needs_the_same_scope_as_over_http() -> None:
     }
 
 
-async def test_a_user_without_read_scope_sees_no_job(desk: Desk) -> None:
+async def test_a_user_without_read_scope_sees_no_job(rig: Rig) -> None:
     """The refusal shows no job: not by a name of several jobs, by an unused name, or by the message that a click
     updates.
     """
-    job, twin = await desk.job(), await desk.job()
-    await desk.link("manage")
+    job, twin = await rig.job(), await rig.job()
+    await rig.link("manage")
     for text in (f"cancel {job.id}", "cancel tune", "cancel nothing"):
-        assert "lacks the scope 'submit'" in await desk.command(text)
-    await desk.link("submit")
+        assert "lacks the scope 'submit'" in await rig.command(text)
+    await rig.link("submit")
     for text in ("cancel tune", f"cancel {job.id[:6]}", "cancel nothing", f"status {job.id}"):
-        answer = await desk.command(text)
+        answer = await rig.command(text)
         assert "lacks the scope 'read'" in answer
         assert twin.id not in answer
-    assert "lacks the scope 'manage'" in await desk.press(job, "approve", value="a" * 13)
-    assert "is stopping" in await desk.press(job, "cancel"), "with the id it may, as over HTTP"
-    assert not any(a["replace_original"] for answers in desk.there.responses.values() for a in answers)
+    assert "lacks the scope 'manage'" in await rig.press(job, "approve", value="a" * 13)
+    assert "is stopping" in await rig.press(job, "cancel"), "with the id it may, as over HTTP"
+    assert not any(a["replace_original"] for answers in rig.there.responses.values() for a in answers)
 
 
-async def test_a_link_outlives_its_creator_but_not_its_owner(desk: Desk) -> None:
-    store, now = desk.store, desk.api.service.clock.now()
-    boss = await desk.api.token("boss", "read", "submit", "manage")
+async def test_a_link_outlives_its_creator_but_not_its_owner(rig: Rig) -> None:
+    store, now = rig.store, rig.api.service.clock.now()
+    boss = await rig.api.token("boss", "read", "submit", "manage")
     made = {"user": "U0BOB", "owner": "bob", "scopes": ["read"]}
-    await desk.api.call("POST", "/v1/slack/users", boss, 201, json=made)
+    await rig.api.call("POST", "/v1/slack/users", boss, 201, json=made)
     for known in await store.tokens():
         await store.delete_token(known.id)
-    assert "nothing runs" in await desk.command("status", user="U0BOB"), "bob needs no token of his own"
+    assert "nothing runs" in await rig.command("status", user="U0BOB"), "bob needs no token of his own"
 
     def token(name: str, ended_days_ago: float) -> Token:
         over = now - timedelta(days=ended_days_ago)
@@ -80,57 +80,57 @@ async def test_a_link_outlives_its_creator_but_not_its_owner(desk: Desk) -> None
 
     await store.put_token(token("old", 3), "old")
     await store.put_token(token("older", 9), "older")
-    answer = await desk.command("status", user="U0BOB")
+    answer = await rig.command("status", user="U0BOB")
     assert f"the access of bob to gpubroker ended on {now - timedelta(days=3):%Y-%m-%d}" in answer
     await store.put_token(token("new", -1), "new")
-    assert "nothing runs" in await desk.command("status", user="U0BOB")
+    assert "nothing runs" in await rig.command("status", user="U0BOB")
     for name in ("old", "older", "new"):
         await store.delete_token(name)
-    assert "not linked" in await desk.command("status", user="U0BOB"), "revoked is gone for good"
+    assert "not linked" in await rig.command("status", user="U0BOB"), "revoked is gone for good"
 
 
-async def test_another_teams_app_acts_for_its_own_users_only(desk: Desk) -> None:
+async def test_another_teams_app_acts_for_its_own_users_only(rig: Rig) -> None:
     """The operator of a team's Slack app has its secret, and could sign for any user of the workspace."""
-    job = await desk.job()
-    await desk.link("read", "submit", "admin")
-    await desk.store.put_team("evil", "")
+    job = await rig.job()
+    await rig.link("read", "submit", "admin")
+    await rig.store.put_team("evil", "")
     other = "evil signing secret of their own"
-    await desk.store.add_channel(secured(other, id="ch2", name="evil", team="evil"))
-    desk.incoming._channels = (float("-inf"), ())
-    assert "not linked" in await desk.command(f"cancel {job.id}", secret=other)
-    await desk.link("read", "submit", "admin", team="evil", owner="mallory")
-    assert "no job" in await desk.command(f"cancel {job.id}", secret=other)
-    assert not (await desk.now(job)).stop_requested
+    await rig.store.add_channel(secured(other, id="ch2", name="evil", team="evil"))
+    rig.incoming._channels = (float("-inf"), ())
+    assert "not linked" in await rig.command(f"cancel {job.id}", secret=other)
+    await rig.link("read", "submit", "admin", team="evil", owner="mallory")
+    assert "no job" in await rig.command(f"cancel {job.id}", secret=other)
+    assert not (await rig.now(job)).stop_requested
 
 
-async def test_a_user_in_two_teams_is_asked_which_one(desk: Desk) -> None:
-    await desk.store.put_team("nlp", "")
-    await desk.store.add_channel(secured(id="ch2", name="nlp", team="nlp", config={"channel": "C0NLP"}))
-    desk.incoming._channels = (float("-inf"), ())
-    await desk.link()
-    await desk.link(team="nlp", owner="annie")
-    mine = await desk.job()
-    assert mine.id in await desk.command("status")
-    await desk.store.delete_channel("ch1")
-    await desk.store.add_channel(secured(id="ch3", name="else", team=None, config={"channel": "C0ELSE"}))
-    desk.incoming._channels = (float("-inf"), ())
-    assert "several teams" in await desk.command("status")
+async def test_a_user_in_two_teams_is_asked_which_one(rig: Rig) -> None:
+    await rig.store.put_team("nlp", "")
+    await rig.store.add_channel(secured(id="ch2", name="nlp", team="nlp", config={"channel": "C0NLP"}))
+    rig.incoming._channels = (float("-inf"), ())
+    await rig.link()
+    await rig.link(team="nlp", owner="annie")
+    mine = await rig.job()
+    assert mine.id in await rig.command("status")
+    await rig.store.delete_channel("ch1")
+    await rig.store.add_channel(secured(id="ch3", name="else", team=None, config={"channel": "C0ELSE"}))
+    rig.incoming._channels = (float("-inf"), ())
+    assert "several teams" in await rig.command("status")
 
 
-async def test_links_are_made_by_managers_and_checked_with_slack(desk: Desk) -> None:
-    manager = await desk.api.token("boss", "read", "submit", "manage")
-    made = await desk.api.call(
+async def test_links_are_made_by_managers_and_checked_with_slack(rig: Rig) -> None:
+    manager = await rig.api.token("boss", "read", "submit", "manage")
+    made = await rig.api.call(
         "POST", "/v1/slack/users", manager, 201, json={"user": "U0BOB", "owner": "bob", "scopes": ["read"]}
     )
     assert (made["name"], made["workspace"], made["team"]) == ("bob", WORKSPACE, "default")
-    await desk.api.call("POST", "/v1/slack/users", manager, 422, json={"user": "U0NOBODY", "owner": "bob"})
-    await desk.api.call("POST", "/v1/slack/users", manager, 403,
+    await rig.api.call("POST", "/v1/slack/users", manager, 422, json={"user": "U0NOBODY", "owner": "bob"})
+    await rig.api.call("POST", "/v1/slack/users", manager, 403,
                         json={"user": "U0BOB", "owner": "bob", "scopes": ["admin"]})  # fmt: skip
-    await desk.api.call("POST", "/v1/slack/users", manager, 422, json={"user": "U0BOB", "owner": "bob", "team": "x"})
-    assert "nothing runs" in await desk.command("status", user="U0BOB")
-    listed = await desk.api.call("GET", "/v1/slack/users", manager, 200)
+    await rig.api.call("POST", "/v1/slack/users", manager, 422, json={"user": "U0BOB", "owner": "bob", "team": "x"})
+    assert "nothing runs" in await rig.command("status", user="U0BOB")
+    listed = await rig.api.call("GET", "/v1/slack/users", manager, 200)
     assert [u["user"] for u in listed["items"]] == ["U0BOB"]
-    await desk.api.call("GET", "/v1/slack/users", await desk.api.token("bob", "submit"), 403)
-    await desk.api.call("DELETE", "/v1/slack/users/U0BOB", manager, 204)
-    await desk.api.call("DELETE", "/v1/slack/users/U0BOB", manager, 404)
-    assert "not linked" in await desk.command("status", user="U0BOB")
+    await rig.api.call("GET", "/v1/slack/users", await rig.api.token("bob", "submit"), 403)
+    await rig.api.call("DELETE", "/v1/slack/users/U0BOB", manager, 204)
+    await rig.api.call("DELETE", "/v1/slack/users/U0BOB", manager, 404)
+    assert "not linked" in await rig.command("status", user="U0BOB")

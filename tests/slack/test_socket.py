@@ -22,7 +22,7 @@ COMMAND = {"command": "/gpubroker", "text": "status"}
 
 
 @dataclass
-class Desk:
+class Rig:
     """Slack's sockets of a daemon, connected to an emulated Slack."""
 
     there: Slack
@@ -52,10 +52,10 @@ class Desk:
 
 
 @pytest.fixture
-async def desk(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
+async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     monkeypatch.setattr("broker.notify.slack.socket_mode.BACK_OFF_S", (0.01, 0.05))
     async with slack() as there:
-        made = Desk(there, [secured()])
+        made = Rig(there, [secured()])
         running = asyncio.create_task(run_forever(made.sockets, SystemClock()))
         yield made
         running.cancel()
@@ -64,49 +64,49 @@ async def desk(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
         await made.notifier.close()
 
 
-async def test_a_command_is_received_and_acknowledged(desk: Desk) -> None:
-    await desk.there.sockets.deliver("slash_commands", COMMAND)
-    ((channels, _, payload),) = desk.received
+async def test_a_command_is_received_and_acknowledged(rig: Rig) -> None:
+    await rig.there.sockets.deliver("slash_commands", COMMAND)
+    ((channels, _, payload),) = rig.received
     assert payload == COMMAND
     assert [c.id for c in channels] == ["ch1"]
-    assert desk.there.count("apps.connections.open") == 1
+    assert rig.there.count("apps.connections.open") == 1
 
 
-async def test_an_unstored_envelope_is_not_acknowledged_and_repeated(desk: Desk) -> None:
-    desk.broken, desk.there.sockets.retry_s = 1, 0.3
-    await desk.there.sockets.deliver("interactive", COMMAND, tries=600)
-    assert len(desk.there.sockets.sent) >= 2, "the envelope was not repeated"
-    assert desk.received
+async def test_an_unstored_envelope_is_not_acknowledged_and_repeated(rig: Rig) -> None:
+    rig.broken, rig.there.sockets.retry_s = 1, 0.3
+    await rig.there.sockets.deliver("interactive", COMMAND, tries=600)
+    assert len(rig.there.sockets.sent) >= 2, "the envelope was not repeated"
+    assert rig.received
 
 
-async def test_slack_may_ask_for_a_new_connection(desk: Desk) -> None:
-    sockets = desk.there.sockets
+async def test_slack_may_ask_for_a_new_connection(rig: Rig) -> None:
+    sockets = rig.there.sockets
     await sockets.until(lambda: sockets.open)
     await sockets.refresh()
     await sockets.until(lambda: sockets.opened == 2)
     await sockets.until(lambda: len(sockets.open) == 1)
     await sockets.deliver("slash_commands", COMMAND)
-    assert len(desk.received) == 1
+    assert len(rig.received) == 1
 
 
-async def test_a_lost_connection_is_opened_again(desk: Desk) -> None:
-    sockets = desk.there.sockets
+async def test_a_lost_connection_is_opened_again(rig: Rig) -> None:
+    sockets = rig.there.sockets
     await sockets.until(lambda: sockets.open)
-    desk.there.refuse = {"apps.connections.open": "internal_error"}
+    rig.there.refuse = {"apps.connections.open": "internal_error"}
     await sockets.open[-1].close()
     await sockets.until(lambda: not sockets.open)
     async with asyncio.timeout(300):
-        while desk.there.count("apps.connections.open") < 3:  # noqa: ASYNC110
+        while rig.there.count("apps.connections.open") < 3:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    desk.there.refuse = {}
+    rig.there.refuse = {}
     await sockets.deliver("slash_commands", COMMAND)
-    assert len(desk.received) == 1
+    assert len(rig.received) == 1
 
 
-async def test_without_an_app_token_nothing_is_opened(desk: Desk) -> None:
-    sockets = desk.there.sockets
+async def test_without_an_app_token_nothing_is_opened(rig: Rig) -> None:
+    sockets = rig.there.sockets
     await sockets.until(lambda: sockets.open)
-    desk.channels[:] = [channel()]
+    rig.channels[:] = [channel()]
     await sockets.until(lambda: not sockets.open)
-    await desk.sockets.step()
+    await rig.sockets.step()
     assert sockets.opened == 1

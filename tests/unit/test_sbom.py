@@ -1,4 +1,4 @@
-"""Bills of materials: what they list, and an audit that could not ask is no success."""
+"""Bills of materials: what they list, and an audit that could not ask is not a success."""
 
 import json
 import sys

@@ -18,7 +18,7 @@ async def test_a_data_set_of_the_hub_fills_the_form() -> None:
             sent = await ada.send("/ui/new/import", source=" hf://datasets/ambrose/cynic/test.csv ")
             assert (sent.status, sent.location.startswith("/ui/new?upload=upload:")) == (303, True)
             assert "columns word, definition" in (await ada.get(sent.location)).text
-            for source, part in ((HOSTILE, "no address of data"), ("https://10.0.0.1/x.csv", "data_hosts"), ("", "")):
+            for source, part in ((HOSTILE, "not an address of"), ("https://10.0.0.1/x.csv", "data_hosts"), ("", "")):
                 refused = await ada.send("/ui/new/import", source=source)
                 assert (refused.status, 'aria-describedby="fault-source"' in refused.text) == (422, True)
                 assert part in refused.text

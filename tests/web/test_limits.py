@@ -13,7 +13,7 @@ from broker.web.pages import new_job
 from tests.api.harness import Running
 from tests.web.visitor import OWN, Visitor
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 @asynccontextmanager
@@ -30,20 +30,20 @@ async def slow_post(api: Running, path: str, *headers: str) -> AsyncIterator[asy
 
 
 async def until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while not is_true():  # noqa: ASYNC110 (the server counts and signals nothing)
             await asyncio.sleep(0)
 
 
 async def answer_of(reader: asyncio.StreamReader) -> str:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         return (await reader.readline()).decode()
 
 
 async def test_slow_forms_without_a_session_leave_slots_for_others(
     api: Running, ada: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(anonymous_forms, "FORM_S", 2 * PATIENCE_S)
+    monkeypatch.setattr(anonymous_forms, "FORM_S", 2 * TIMEOUT_S)
     forms = api.app[ANONYMOUS_FORMS]
     async with AsyncExitStack() as held:
         for _ in range(FORMS_AT_ONCE):

@@ -15,7 +15,7 @@ from tests.web.test_pages import trained
 from tests.web.visitor import Visitor
 from trainer.contract import object_keys
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 LOG = b"".join(b"step %d loss 0.5\n" % n for n in range(1, 5001))
 
 
@@ -123,13 +123,13 @@ async def test_a_log_waits_for_no_quote_of_its_team(api: Running, ada: Visitor) 
 
     def compute() -> None:
         entered.set()
-        release.wait(PATIENCE_S)
+        release.wait(TIMEOUT_S)
 
     quotes = api.service.quotes.threads
     (token,) = [token for token in await api.service.store.tokens() if token.owner == "ada"][:1]
     quoting = asyncio.create_task(quotes.of_team(token.team)(compute))
     try:
-        assert await asyncio.to_thread(entered.wait, PATIENCE_S)
+        assert await asyncio.to_thread(entered.wait, TIMEOUT_S)
         for query in ("", "?find=step", "?line=1"):
             assert (await ada.get(f"/ui/jobs/{job}/logs{query}")).status == 200
         assert not quoting.done()

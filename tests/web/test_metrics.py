@@ -19,7 +19,7 @@ from tests.web.visitor import Visitor
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import Manifest, ManifestFile
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 async def saved(api: Running, job: str, steps: int, *, fall: float = 0.07) -> None:
@@ -72,14 +72,14 @@ async def test_metrics_are_computed_in_a_thread_with_a_deadline(
 
     def compute(*_: Any) -> Any:
         entered.set()
-        release.wait(PATIENCE_S)
+        release.wait(TIMEOUT_S)
         return []
 
     monkeypatch.setattr(job_feed, place, compute)
     monkeypatch.setattr(api.app[JOB_METRICS], "threads", CpuThreads(deadline_s=0.2))
     try:
         await api.call("GET", f"/v1/jobs/{job}/metrics", me, 503)
-        assert entered.wait(PATIENCE_S)
+        assert entered.wait(TIMEOUT_S)
         await api.call("GET", "/v1/me", me, 200)
     finally:
         release.set()

@@ -19,7 +19,7 @@ from tests.web.test_security import HOSTILE, submitted
 from tests.web.test_team import hidden
 from tests.web.visitor import Visitor
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 SELECTED = "/ui/jobs/selected"
 
 
@@ -61,7 +61,7 @@ async def test_ticked_jobs_are_cancelled_although_the_tab_is_closed(
 
     monkeypatch.setattr(api.service, "cancel", held)
     tab = asyncio.create_task(ada.send(SELECTED, **fields))
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         await entered.wait()
         tab.cancel()
         await left.wait()
@@ -85,7 +85,7 @@ async def test_the_cap_of_ticked_jobs_is_raised_and_a_refusal_names_its_job(api:
     page = await ada.get(ask("cap", small, large))
     fields = shown(page.text)
     bad = await ada.send(SELECTED, **fields, cap_usd="much")
-    assert (bad.status, "is no amount" in bad.text, 'id="fault-cap_usd"' in bad.text) == (422, True, True)
+    assert (bad.status, "is not an amount" in bad.text, 'id="fault-cap_usd"' in bad.text) == (422, True, True)
     partly = await ada.send(SELECTED, **fields, cap_usd="7")
     assert partly.status == 409
     assert "is not above the cap of $8" in partly.text

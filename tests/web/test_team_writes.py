@@ -1,4 +1,4 @@
-"""Writes of the team's pages that mean exactly what the page showed: policies, approvals, secrets, tokens."""
+"""Writes of the team's pages change exactly what the page showed: policies, approvals, secrets, tokens."""
 
 import re
 import threading
@@ -65,7 +65,7 @@ async def test_a_policy_of_all_teams_is_opened_and_deleted_as_such(api: Running,
 
 
 async def test_an_editor_never_overwrites_a_newer_policy(api: Running, boss: Visitor, root: Visitor) -> None:
-    """Two editors hold version 1; the second to apply is refused next to its text, which is kept."""
+    """Two editors hold version 1. The second editor's apply is refused, and the page keeps the text."""
     made = await boss.send("/ui/team/policies", yaml=POLICY.format(usd=50), do="apply")
     opened = editor((await boss.get(made.location)).text)
     assert opened == {"edited_name": "monthly", "edited_team": "default", "edited_version": "1"}
@@ -123,7 +123,7 @@ async def test_an_approval_below_the_cap_is_refused_by_the_api_too(api: Running)
     assert row.state is JobState.AWAITING_APPROVAL
 
 
-async def test_a_refusal_says_what_was_spent_and_needs_a_waiting_job(api: Running, boss: Visitor) -> None:
+async def test_a_refusal_shows_the_spending_and_needs_a_waiting_job(api: Running, boss: Visitor) -> None:
     job = await waiting(api)
     assert "nothing was spent" in (await boss.get(f"/ui/team/approvals/{job}/refuse")).text
     await boss.send(f"/ui/team/approvals/{job}/approve", shown_cap="5.00")

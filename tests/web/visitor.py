@@ -1,4 +1,4 @@
-"""A browser without JavaScript: cookies, forms, and the headers that a browser sends with them."""
+"""Browser without JavaScript for tests: cookies, forms, and the headers that a browser sends."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class Visitor:
         return await self._send("POST", path, headers, fields)
 
     async def send(self, path: str, **fields: str) -> Answer:
-        """Send a form of these pages."""
+        """Send a form as a browser without JavaScript does."""
         return await self._send("POST", path, OWN, fields)
 
     async def htmx(self, path: str, **fields: str) -> Answer:
@@ -63,7 +63,7 @@ class Visitor:
         return await self._send("POST", path, OWN, data)
 
     async def raw(self, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
-        """Send a body that no form makes."""
+        """Send a body that no form produces."""
         return await self._send("POST", path, headers, body)
 
     async def _send(

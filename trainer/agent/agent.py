@@ -79,7 +79,7 @@ class Agent:
     async def _attempt(self) -> AttemptEnd:
         """Read the spec and run its job, while following `desired.json` and preemption notices."""
         lifecycle = self._lifecycle
-        await prepare.retry_while_unreachable(lifecycle.renew, prepare.PATIENCE_S)
+        await prepare.retry_while_unreachable(lifecycle.renew, prepare.RETRY_FOR_S)
         spec = await prepare.read_spec(lifecycle.objects, self._env.attempt)
         self._state.spec, self._state.limits = spec, spec.limits
         if await lifecycle.objects.read(object_keys.final(self._env.attempt)) is not None:

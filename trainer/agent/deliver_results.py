@@ -25,7 +25,7 @@ async def verified(objects: Objects, manifest: str) -> bool:
 
     Raises: ObjectStoreError.
     """
-    return await prepare.retry_while_unreachable(lambda: protocol.verified(objects, manifest), prepare.PATIENCE_S)
+    return await prepare.retry_while_unreachable(lambda: protocol.verified(objects, manifest), prepare.RETRY_FOR_S)
 
 
 async def deliver(

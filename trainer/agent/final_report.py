@@ -65,16 +65,16 @@ class FinalReport:
 
         `failed_by_peer`: this machine failed only because a process of another machine ended.
         """
-        patience_s = max(30.0, self._state.drain_left_s)
+        retry_for_s = max(30.0, self._state.drain_left_s)
         final = self._final(outcome, message, code)
         try:
-            await prepare.retry_while_unreachable(self._shipper.flush, patience_s)
+            await prepare.retry_while_unreachable(self._shipper.flush, retry_for_s)
             if await self._must_write(outcome, failed_by_peer):
                 sent, received = self._objects.sent_bytes, self._objects.received_bytes
                 final = final.model_copy(update={"sent_bytes": sent, "received_bytes": received})
                 data = final.model_dump_json().encode()
                 await prepare.retry_while_unreachable(
-                    lambda: self._objects.create(object_keys.final(self._env.attempt), data), patience_s
+                    lambda: self._objects.create(object_keys.final(self._env.attempt), data), retry_for_s
                 )
         except ObjectStoreError as e:
             print(f"final.json cannot be written: {e}", file=sys.stderr)

@@ -80,9 +80,9 @@ class AttemptLifecycle:
             self.objects.renew(self.env.blobs, {**self.env.store_options, **self._sealed.store_options})
 
     async def fetch(self, action: Awaitable[T]) -> T:
-        """Await `action`, without a limit until the attempt must end.
+        """Await `action`, without a time limit until the attempt must end.
 
-        After a drain request the drain budget is the limit; after a stop request there is no time left.
+        After a drain request the limit is the drain budget; after a stop request it is zero.
 
         Raises: UnusableInput when the time is over.
         """
@@ -92,7 +92,7 @@ class AttemptLifecycle:
         except TimeoutError:
             if (ending := self.state.ending) is None:
                 raise
-            raise UnusableInput(ending.outcome, f"{ending.reason}; it was still being prepared") from None
+            raise UnusableInput(ending.outcome, f"{ending.reason}; the attempt was still being prepared") from None
 
     async def restore(self, spec: AttemptSpec, origin: Origin, folder: Path, jumps: tuple[RowSkip, ...] = ()) -> bool:
         """Restore the newest usable checkpoint into `folder`; return False if there is none."""
@@ -111,7 +111,7 @@ class AttemptLifecycle:
         return restored is not None
 
     def save_interval(self, spec: AttemptSpec) -> SaveInterval:
-        """Return the interval between saves, which follows their cost."""
+        """Return the interval between saves, which adapts to the cost of a save."""
         config, losses = spec.checkpoint, spec.losses_per_hour
         return SaveInterval(self.state.run, config=config, losses_per_hour=losses, report=self.report)
 
@@ -153,7 +153,7 @@ class AttemptLifecycle:
     async def _end_child(
         self, child: Child, saver: Saver, ask: Callable[[], None], exited: asyncio.Future[int]
     ) -> None:
-        """Ask the child to end, wait for the rest of the drain budget, and kill it then."""
+        """Ask the child to end, and kill the child when the drain budget is used up."""
         if (ending := self.state.ending) is None:
             return
         self.state.choose_final_save(saver.save_s, saver.finish_s)

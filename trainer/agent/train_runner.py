@@ -107,6 +107,6 @@ class TrainRunner:
             await saver.once()
         objects = self._lifecycle.objects
         await prepare.retry_while_unreachable(
-            lambda: protocol.remove_after(objects, self._origin, step), prepare.PATIENCE_S
+            lambda: protocol.remove_after(objects, self._origin, step), prepare.RETRY_FOR_S
         )
         self._state.run.renew()

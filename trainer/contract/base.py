@@ -80,7 +80,7 @@ def duration_s(text: str) -> float:
     if match is None:
         raise ValueError(f"{text!r} is not a duration; write it as {DURATION_EXAMPLES}")
     counts = zip(match.groups(), UNITS_S.values(), strict=True)
-    return float(sum(Decimal(count) * unit_s for count, unit_s in counts if count))  # 1.1 * 3600 is no whole float
+    return float(sum(Decimal(count) * unit_s for count, unit_s in counts if count))  # 1.1 * 3600 is not a whole float
 
 
 def moment(text: str) -> datetime:

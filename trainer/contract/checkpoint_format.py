@@ -29,14 +29,14 @@ Window = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class BadFormat(Exception):
-    """The folder is not a complete checkpoint of a format that this trainer knows; the message says why."""
+    """Error of a folder that is not a complete checkpoint of a format that this trainer reads."""
 
 
 class RowSkip(Document):
-    """Jump of the data cursor over rows that made the training diverge."""
+    """Skip of the data cursor over rows that made the training diverge."""
 
     step: int
-    """Optimizer steps done when the jump is made; the next step reads from row `samples`."""
+    """Optimizer steps done at the skip; the next step reads from row `samples`."""
     samples: int
 
 
@@ -164,7 +164,7 @@ def read_plan(folder: Path) -> CheckpointPlan:
         data = json.loads((folder / PLAN).read_bytes())
         version = data["version"]
         if version > FORMAT:
-            raise BadFormat(f"its format is {version}, this trainer knows {FORMAT}; take a newer trainer")
+            raise BadFormat(f"its format is {version}, this trainer reads {FORMAT}; use a newer trainer")
         return CheckpointPlan.model_validate(data)
     except OSError:
         raise BadFormat(f"it has no {PLAN}") from None
@@ -191,7 +191,7 @@ def verify(folder: Path) -> None:
                 if piece.file not in headers:
                     headers[piece.file] = header(folder, piece.file)
                 if headers[piece.file].get(name) != (whole.dtype, piece.shape):
-                    raise BadFormat(f"{piece.file} does not hold the part of {name} that {PLAN} says")
+                    raise BadFormat(f"{piece.file} does not hold the part of {name} that {PLAN} lists")
             _check_cover(name, whole)
 
 
@@ -223,7 +223,7 @@ def header(folder: Path, file: str) -> Mapping[str, tuple[str, tuple[int, ...]]]
             raise ValueError
         return {name: (e["dtype"], tuple(e["shape"])) for name, e in entries.items()}
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError, struct.error):
-        raise BadFormat(f"{file} is absent or is no safetensors file") from None
+        raise BadFormat(f"{file} is absent or is not a safetensors file") from None
 
 
 def _check_cover(name: str, whole: TensorLayout) -> None:
@@ -233,7 +233,7 @@ def _check_cover(name: str, whole: TensorLayout) -> None:
     covered = sum(math.prod(shape) for _, shape in boxes) == math.prod(whole.shape)
     apart = all(overlap(a, b) is None for number, a in enumerate(boxes) for b in boxes[:number])
     if not (inside and covered and apart):
-        raise BadFormat(f"the parts of {name} do not make it up")
+        raise BadFormat(f"the parts of {name} overlap or leave a gap")
 
 
 def overlap(first: Window, second: Window) -> Window | None:

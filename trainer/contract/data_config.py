@@ -29,7 +29,7 @@ WHOLE = re.compile(r"([+-]?\d+)\.0+")
 
 
 def class_name(value: Any) -> Any:
-    """Return a class as text: `1`, `1.0` and `"1"` are one class. A value that is no class is returned as it is."""
+    """Return a class as text: `1`, `1.0` and `"1"` are one class. A value that is not a class is returned as it is."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return value
     if isinstance(value, float) and not math.isfinite(value):

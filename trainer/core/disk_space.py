@@ -41,6 +41,6 @@ def format_bytes(count: int) -> str:
     return f"{count} bytes"
 
 
-def of_tree(folder: Path) -> int:
+def tree_bytes(folder: Path) -> int:
     """Return the bytes of the files below a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -26,14 +26,14 @@ MAX_FILES = 1_000_000
 MAX_BYTES = 64 * 1024**2
 """Largest size of one file in bytes. A file that declares more is refused before it is unpacked."""
 MAX_RATIO, RATIO_FREE_BYTES = 200, 16 << 20
-"""Maximum ratio of the unpacked to the packed bytes of a file, and the bytes that any file may have."""
+"""Maximum ratio of the unpacked to the packed bytes of a file. A file of RATIO_FREE_BYTES may exceed the ratio."""
 _UNREADABLE = (
     tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError, ValueError,
     OverflowError, LookupError, struct.error, zlib.error, lzma.LZMAError,
 )  # fmt: skip
 """Errors that the libraries raise for a damaged archive: offsets, lengths and dates may have any value."""
 _READING = threading.Lock()
-"""Lock on the archive's single file position, since a second thread reads the rows of the next step."""
+"""Lock on the archive's single file position, because a second thread reads the rows of the next step."""
 
 
 class BadArchive(ValueError):
@@ -85,10 +85,10 @@ def files(data: bytes | Path, kind: str) -> dict[str, Picture]:
     try:
         for number, picture in enumerate((_tar if kind == "tar" else _zip)(source), 1):
             if number > MAX_FILES:
-                raise BadArchive(f"has more than {MAX_FILES} files; divide it")
+                raise BadArchive(f"has more than {MAX_FILES} files; split it")
             path = PurePosixPath(picture.name)
             if path.is_absolute() or ".." in path.parts or "\\" in picture.name or "\0" in picture.name:
-                raise BadArchive(f"names {picture.name!r}, which is no place within it; pack the folder again")
+                raise BadArchive(f"names {picture.name!r}, which is outside the archive; pack the folder again")
             if not any(part.startswith((".", "__MACOSX")) for part in path.parts):
                 pictures[str(path)] = picture
     except BadArchive:

@@ -6,7 +6,7 @@ Before planning or training the number replaces `auto` in the configuration.
 from dataclasses import dataclass
 
 from trainer.contract.train import TrainConfig
-from trainer.dataset.example_counts import ExampleCount, of_rows
+from trainer.dataset.example_counts import ExampleCount, count_rows
 
 MIN_SCALED_BATCH = 8
 """Smallest batch for small data, if the recipe's batch is at least as large."""
@@ -53,7 +53,7 @@ def resolve_global_batch(train: TrainConfig, rows: int | ExampleCount, machines:
     """
     if train.global_batch != "auto":
         return train, ""
-    rows = (of_rows(rows, train.data) if isinstance(rows, int) else rows).training
+    rows = (count_rows(rows, train.data) if isinstance(rows, int) else rows).training
     recipe, batch = _published(train, rows)
     reasons = [recipe.source]
     if batch < recipe.batch:

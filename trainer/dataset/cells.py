@@ -76,7 +76,7 @@ def turns(value: Any) -> list[dict[str, Any]] | None:
 
 
 def chat_problem(value: Any) -> str | None:
-    """Return why a cell is no chat to learn from, and the fix; None if it is one."""
+    """Return why a cell is not a chat to learn from, and the fix; None if it is one."""
     try:
         parsed = chats.parse(value)
     except BadChat as e:
@@ -217,7 +217,7 @@ def is_a(kind: str, value: Any) -> bool:
     return bool(value.strip()) if isinstance(value, str) else words(value) is not None
 
 
-def unlike_message(kind: str, column: str, *, chat_problem: str = "is no chat; mend the row") -> str:
+def unlike_message(kind: str, column: str, *, chat_problem: str = "is not a chat; mend the row") -> str:
     """Return what is wrong with a cell that is not of the kind, and the fix."""
     match kind:
         case "chat":
@@ -230,12 +230,12 @@ def unlike_message(kind: str, column: str, *, chat_problem: str = "is no chat; m
             return f"column {column!r} is not a finite number; mend the cell or drop the row"
         case "picture":
             return (
-                f"column {column!r} is no picture: a PNG, JPEG, WebP, BMP, GIF, TIFF or PPM file of the archive, one "
-                "in base64, or rows of pixels from 0 to 255; mend or remove it"
+                f"column {column!r} is not a picture: a PNG, JPEG, WebP, BMP, GIF, TIFF or PPM file in the archive, "
+                "one in base64, or rows of pixels from 0 to 255; mend or remove it"
             )
     if kind == "tags":
-        return f"column {column!r} is no list of tags; give a JSON list of names or of whole numbers"
-    return f"column {column!r} is no list of words; give a JSON list, or words with spaces between them"
+        return f"column {column!r} is not a list of tags; give a JSON list of names or of whole numbers"
+    return f"column {column!r} is not a list of words; give a JSON list, or words with spaces between them"
 
 
 def required(kind: str, row: dict[str, Any], column: str, where: str, number_of_row: int) -> Any:
@@ -272,7 +272,9 @@ def unknown_label_message(label: str, labels: Sequence[str]) -> str:
 
 def many_labels_warning(labels: int, rows: int, column: str) -> str:
     """Return a warning if there are too many labels for the number of rows; otherwise an empty text."""
-    return f"column {column!r} has another label in each of {rows} rows; is it classes?" if labels == rows > 2 else ""
+    if not labels == rows > 2:
+        return ""
+    return f"column {column!r} has a different label in each of {rows} rows; check that it holds classes"
 
 
 def label_set_problem(labels: Sequence[str], column: str) -> str | None:

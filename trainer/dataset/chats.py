@@ -29,11 +29,11 @@ RESERVED = frozenset({
     "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "kwargs",
     "strftime_now",
 })  # fmt: skip
-"""Arguments of transformers' `apply_chat_template`, which are no variables of a template."""
+"""Arguments of transformers' `apply_chat_template`, which are not variables of a template."""
 
 
 class BadChat(ValueError):
-    """Reason why a cell is no chat, with the number of the message and its key."""
+    """Reason why a cell is not a chat, with the number of the message and its key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,7 +247,7 @@ def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
     """Return tool calls with arguments as mappings, which chat templates expect. Raises BadChat."""
     calls = [calls] if isinstance(calls, Mapping) else calls
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
-        raise BadChat(f"{where} has tool_calls that are no list of mappings; give [{{function: {{name, arguments}}}}]")
+        raise BadChat(f"{where} has tool_calls that are not a list; give [{{function: {{name, arguments}}}}]")
     parsed = []
     for call in calls:
         function = call.get("function", call)
@@ -258,7 +258,7 @@ def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
             try:
                 arguments = json.loads(arguments)
             except (ValueError, RecursionError):
-                raise BadChat(f"{where} has a tool call whose arguments are no JSON; mend them") from None
+                raise BadChat(f"{where} has a tool call whose arguments are not JSON; mend them") from None
         inner = {key: value for key, value in function.items() if value is not None}
         inner["arguments"] = {} if arguments is None else arguments
         outer = {key: value for key, value in call.items() if value is not None} if "function" in call else {}
@@ -286,11 +286,11 @@ def _row_list(row: Mapping[str, Any], key: str) -> list[dict[str, Any]] | None:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            raise BadChat(f"has a column {key!r} in its row that is no JSON; give a list of mappings") from None
+            raise BadChat(f"has a column {key!r} in its row that is not JSON; give a list of mappings") from None
     if value is None or value == "" or value == []:
         return None
     if not isinstance(value, list) or not all(isinstance(entry, Mapping) for entry in value):
-        raise BadChat(f"has a column {key!r} in its row that is no list of mappings; mend it, or rename the column")
+        raise BadChat(f"has a column {key!r} in its row that is not a list of mappings; mend it, or rename the column")
     return [dict(entry) for entry in value]
 
 
@@ -304,7 +304,7 @@ def _options(row: Mapping[str, Any]) -> dict[str, Any]:
     if value is None or value == "":
         return {}
     if not isinstance(value, Mapping):
-        raise BadChat(f"has a column {ROW_KEYS[2]!r} in its row that is no mapping; mend it, or rename the column")
+        raise BadChat(f"has a column {ROW_KEYS[2]!r} in its row that is not a mapping; mend it, or rename the column")
     if reserved := sorted(RESERVED & set(map(str, value))):
         raise BadChat(
             f"has a column {ROW_KEYS[2]!r} in its row with the key {reserved[0]!r}, which a row may not set; remove it"

@@ -93,7 +93,7 @@ def find_delimiter(lines: list[str], *, is_tsv: bool = False) -> str:
 
 
 def _widths(lines: list[str], delimiter: str, count: int) -> list[int]:
-    """Return the number of cells of the first `count` rows without blank ones; empty if one is no CSV.
+    """Return the number of cells of the first `count` rows without blank ones; empty if one is not CSV.
 
     A row that continues after the lines is left out, if it follows two whole rows.
     """

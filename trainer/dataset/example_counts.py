@@ -1,7 +1,7 @@
-"""Numbers of examples of a data set: the same before a purchase and in training.
+"""Counts the examples of a data set: the same rules before a purchase and in training.
 
-A row is one example, but a chat by `data.learn: split` has one for each answer with loss. Chats are held out as a
-whole, so that no held-out answer shares its chat with a trained one.
+A row is one example. With `data.learn: split`, a chat has one example for each answer with loss. Chats are held out as
+a whole, so that no held-out answer shares its chat with a trained answer.
 """
 
 from collections import Counter
@@ -48,8 +48,8 @@ class AnswerCounts(Document):
         """Return the number of examples with a target, if `max_length` cuts none of them."""
         chats = dict(self.chats)
         if data.learn == "split":
-            return of_chats(chats, data.eval_share)
-        return of_rows(sum(chats.values()) - (self.muted_last if data.learn == "last" else chats.get(0, 0)), data)
+            return count_chats(chats, data.eval_share)
+        return count_rows(sum(chats.values()) - (self.muted_last if data.learn == "last" else chats.get(0, 0)), data)
 
 
 class AnswerCounter:
@@ -69,8 +69,8 @@ class AnswerCounter:
         return AnswerCounts(chats=tuple(sorted(self._chats.items())), muted_last=self._muted_last)
 
 
-def of_file(path: Path, data_format: DataFormat, data: DataConfig) -> ExampleCount:
-    """Return the numbers of a file; unreadable rows count as one example. Raises: DataError."""
+def count_file(path: Path, data_format: DataFormat, data: DataConfig) -> ExampleCount:
+    """Return the counts of a file; an unreadable row counts as one example. Raises: DataError."""
     counter, others = AnswerCounter(), 0
     for row in each_row(path, data_format, data.path):
         try:
@@ -80,32 +80,32 @@ def of_file(path: Path, data_format: DataFormat, data: DataConfig) -> ExampleCou
         except BadChat:
             others += 1
     counts = counter.counts()
-    return counts.examples(data) if counts.chats else of_rows(others, data)
+    return counts.examples(data) if counts.chats else count_rows(others, data)
 
 
-def of_summary(summary: Mapping[str, Any], data: DataConfig) -> ExampleCount:
-    """Return the numbers of an upload. `summary`: JSON of a `broker.preflight.dataset.DataSummary`."""
+def count_summary(summary: Mapping[str, Any], data: DataConfig) -> ExampleCount:
+    """Return the counts of an upload. `summary`: JSON of a `broker.preflight.dataset.DataSummary`."""
     answers = summary.get("columns", {}).get(data.messages, {}).get("answers")
-    return of_rows(summary["rows"], data) if answers is None else AnswerCounts(**answers).examples(data)
+    return count_rows(summary["rows"], data) if answers is None else AnswerCounts(**answers).examples(data)
 
 
-def of_rows(rows: int, data: DataConfig) -> ExampleCount:
-    """Return the numbers of a data set with one example a row."""
+def count_rows(rows: int, data: DataConfig) -> ExampleCount:
+    """Return the counts of a data set with one example per row."""
     held = held_out(rows, data.eval_share)
     return ExampleCount(training=rows - held, held_out=held)
 
 
-def of_chats(chats: Mapping[int, int], share: float) -> ExampleCount:
-    """Return the numbers of a data set with several examples a chat. `chats`: see `held_out_chats`."""
+def count_chats(chats: Mapping[int, int], share: float) -> ExampleCount:
+    """Return the counts of a data set with several examples per chat. `chats`: see `held_out_chats`."""
     held = sum(size * count for size, count in held_out_chats(chats, share).items())
     return ExampleCount(training=sum(size * count for size, count in chats.items()) - held, held_out=held)
 
 
 def held_out_chats(chats: Mapping[int, int], share: float) -> dict[int, int]:
-    """Return how many chats are held out, by their number of examples. `chats`: all of them by that number.
+    """Return the number of held-out chats by size. A chat's size is its number of examples; `chats`: all chats by size.
 
     Chats of each size are held out in proportion. So the number of held-out examples does not depend on the seed, and
-    the daemon knows it without the order of the rows.
+    the daemon computes this number without the order of the rows.
     """
     total = sum(count for size, count in chats.items() if size)
     held, below, result = held_out(total, share), 0, {}

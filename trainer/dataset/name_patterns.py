@@ -10,13 +10,13 @@ from functools import partial
 from operator import eq, ne
 
 ALTERNATIVES = 64
-"""Most patterns without braces to which one pattern expands."""
+"""Maximum number of patterns without braces to which one pattern expands."""
 LENGTH = 1024
-"""Most characters of a pattern."""
+"""Maximum characters of a pattern."""
 WORK = 5_000_000
-"""Most positions of a pattern that are tried while names are matched; a few seconds."""
+"""Maximum number of positions of a pattern that are tried while names are matched; a few seconds."""
 CACHED = 1 << 18
-"""Most positions in the cache of the automaton."""
+"""Maximum number of positions in the cache of the automaton."""
 BRACES = re.compile(r"\{([^{}]*)\}")
 TOKEN = re.compile(r"\*\*/|\*\*|\*|\?|\[[^\]/]+\]|.", re.DOTALL)
 HIDDEN = re.compile(r"(^|/)\.")

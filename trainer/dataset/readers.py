@@ -178,7 +178,7 @@ def _is_deep(row: Any) -> bool:
 def _parquet_rows(stream: BinaryIO, where: str) -> Rows:
     from arro3.io import read_parquet
 
-    broken = f"{where}: is no Parquet file that can be read; write it again"
+    broken = f"{where}: is not a Parquet file that can be read; write it again"
     stream.seek(0, io.SEEK_END)
     size = stream.tell()
     stream.seek(max(0, size - len(PARQUET)))

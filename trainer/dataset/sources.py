@@ -188,7 +188,7 @@ def _connected(url: str, data: DataConfig, env: Mapping[str, str]) -> Any:
             options = None
         if not isinstance(options, dict):
             fix = 'set the variable to one such as {"aws_access_key_id": "..."}'
-            raise DataError(f"data.secret: {data.secret} is no JSON object of the store's options here; {fix}")
+            raise DataError(f"data.secret: {data.secret} is not a JSON object of the store's options here; {fix}")
     try:
         return connect(url, {str(k): str(v) for k, v in options.items()})
     except ObjectStoreError as e:
@@ -233,7 +233,7 @@ def _from_hub(data: DataConfig, env: Mapping[str, str]) -> dict[str, Path]:
     parts = DATASET.fullmatch(data.path.removeprefix(DATASETS))
     if parts is None:
         raise DataError(
-            f"data.path: {data.path!r} is no dataset; write {DATASETS}owner/name, with @revision or /pattern"
+            f"data.path: {data.path!r} is not a dataset; write {DATASETS}owner/name, with @revision or /pattern"
         )
     repo, pattern = parts["repo"], parts["pattern"]
     wanted = _parsed(pattern) if pattern else None

@@ -160,7 +160,7 @@ class DeviceEmulation(TorchFunctionMode):
 def _aligned(bias: Any) -> Any:
     """Return the bias in the alignment that the memory-efficient kernel requires (torch's `preprocess_mask`).
 
-    The kernel copies a bias if its rows are not contiguous, or if a stride is no multiple of 8 elements.
+    The kernel copies a bias if its rows are not contiguous, or if a stride is not a multiple of 8 elements.
     """
     *rows, last = bias.stride()
     if last == 1 and not any(step % 8 for step in rows):

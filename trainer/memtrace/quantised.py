@@ -1,4 +1,4 @@
-"""4-bit base for the tracer: transformers' and bitsandbytes' own modules and autograd, on the meta device.
+"""4-bit base model for the tracer: the modules and autograd of transformers and bitsandbytes on the meta device.
 
 On the meta device, bitsandbytes returns results of the right sizes, but allocates no temporary memory of its kernels.
 This module adds that memory by running each kernel as its single operations.
@@ -62,7 +62,8 @@ def scales(model: Any) -> Iterator[torch.Tensor]:
 def decomposed_gemm(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Run a product with a 4-bit matrix as single operations; return None for any other operation.
 
-    These unpack the scales and the matrix first, as bitsandbytes does for many rows. Its kernel for few rows does not.
+    The operations unpack the scales and the matrix first, as bitsandbytes does for many rows. The kernel for few rows
+    does not unpack them.
     """
     if str(func) != "bitsandbytes.gemm_4bit.default":
         return None

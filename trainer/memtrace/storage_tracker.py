@@ -30,7 +30,7 @@ def in_backward() -> bool:
 def _adds_in_place(func: Any, args: Sequence[Any]) -> bool:
     """Return True if autograd, without this dispatch mode, would add a tensor's second gradient to the first in place.
 
-    It does so if the first gradient is no view and has no other holder. Under a dispatch mode torch always allocates
+    It does so if the first gradient is not a view and has no other holder. Under a dispatch mode torch always allocates
     the sum (input_buffer.cpp, `can_accumulate_inplace`).
     """
     if func is not aten.add.Tensor or not in_backward() or torch.is_grad_enabled():

@@ -213,7 +213,7 @@ class Objects:
         return sizes
 
     async def delete(self, key: str) -> None:
-        """Delete an object; an absent object is no error. Raises: ObjectStoreError."""
+        """Delete an object; an absent object is not an error. Raises: ObjectStoreError."""
         try:
             writer, _ = self._usable()
             async with asyncio.timeout(SMALL_TIMEOUT_S):

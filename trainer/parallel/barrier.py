@@ -20,7 +20,7 @@ BEAT_S = 2.0
 LOOK_S = 0.2
 SILENT_S = ddp.TIMEOUT.total_seconds()
 """Seconds without a heartbeat after which a process counts as lost."""
-PATIENCE_S = 12 * 3600.0
+TIMEOUT_S = 12 * 3600.0
 """Longest wait for a process that still sends heartbeats, because it may hang. Seconds."""
 _numbers = itertools.count()
 """Numbers of barriers. All processes enter each barrier, so a barrier has the same number in each process."""
@@ -72,7 +72,7 @@ def _await(store: Any, place: str, purpose: str, rank: int) -> None:
             beats, last_beat_at = count, now
         if store.check([f"{place}/failed/{rank}"]):
             raise distributed.DistStoreError(f"process {rank} failed while preparing its {purpose}")
-        if now - last_beat_at > SILENT_S or now - began > PATIENCE_S:
+        if now - last_beat_at > SILENT_S or now - began > TIMEOUT_S:
             message = (
                 f"process {rank}, which prepares its {purpose}, sent its last heartbeat {now - last_beat_at:.0f} s ago"
             )

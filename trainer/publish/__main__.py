@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer.publish", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("folder", type=Path, help="a job's results")
     parser.add_argument("--config", type=Path, required=True, help="a job's spec or a TrainConfig with output")
-    parser.add_argument("--name", help="folder below output.copy_to.url, default that of FOLDER")
+    parser.add_argument("--name", help="folder below output.copy_to.url; default: the name of FOLDER")
     arguments = parser.parse_args(argv)
     try:
         output = read_config(arguments.config).output

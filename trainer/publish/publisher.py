@@ -80,7 +80,8 @@ async def copy(folder: Path, config: CopyConfig, job: str, credentials: str) -> 
         if not isinstance(options, dict):
             raise ValueError
     except ValueError:
-        raise NotPublished(f"output.copy_to: secret {config.secret} is no JSON object of the store's options") from None
+        problem = f"secret {config.secret} is not a JSON object of the store's options"
+        raise NotPublished(f"output.copy_to: {problem}") from None
     names = _results(folder)
     try:
         store = connect(config.url, {str(k): str(v) for k, v in options.items()})
@@ -88,7 +89,9 @@ async def copy(folder: Path, config: CopyConfig, job: str, credentials: str) -> 
             await obstore.put_async(store, f"{job}/{name}", folder / name)
     except (ObjectStoreError, BaseError, OSError) as e:
         if disk_space.is_full(e) and config.url.startswith("file://"):
-            there = disk_space.disk_full_message(Path(unquote(urlsplit(config.url).path)), disk_space.of_tree(folder))
+            there = disk_space.disk_full_message(
+                Path(unquote(urlsplit(config.url).path)), disk_space.tree_bytes(folder)
+            )
             raise NotPublished(f"output.copy_to: {config.url} is full: {there}") from None
         raise NotPublished(f"output.copy_to: {config.url} ({_line(e)}); check the secret {config.secret}") from None
     return f"{config.url.rstrip('/')}/{job}/"

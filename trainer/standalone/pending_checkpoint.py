@@ -53,5 +53,5 @@ def clean_up(work: Path, run: RunFolder, store: Path) -> str:
     for path in work.iterdir():
         if path != run.root:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    why = disk_space.disk_full_message(store, disk_space.of_tree(snapshot))
+    why = disk_space.disk_full_message(store, disk_space.tree_bytes(snapshot))
     return f"{named(snapshot)} could not be stored: {why}; start again then, and the run resumes from there"

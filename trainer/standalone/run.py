@@ -158,7 +158,7 @@ async def _commit_pending(objects: Objects, before: Sequence[str], work: Path, s
     """Commit the previous run's checkpoint that its store could not hold. Raises: OutputDiskFull, ObjectStoreError."""
     if before and (snapshot := pending_checkpoint.pending_snapshot(RunFolder(root=work / "run"))) is not None:
         origin = Origin(job=STANDALONE, attempt=before[-1].split("/")[1], kind="train")
-        with _checking_disk(pending_checkpoint.named(snapshot), store, disk_space.of_tree(snapshot)):
+        with _checking_disk(pending_checkpoint.named(snapshot), store, disk_space.tree_bytes(snapshot)):
             await pending_checkpoint.commit_pending(objects, origin, snapshot)
 
 
@@ -183,7 +183,7 @@ async def _batched(began: AttemptSpec | None, train: TrainConfig, path: Path, da
     if began is not None and began.train is not None and began.data is not None and began.data.sha256 == data.sha256:
         print(f"global_batch auto: {began.train.global_batch}, as before")
         return train.model_copy(update={"global_batch": began.train.global_batch})
-    rows = await asyncio.to_thread(example_counts.of_file, path, data.format, train.data)
+    rows = await asyncio.to_thread(example_counts.count_file, path, data.format, train.data)
     batch, message = batch_defaults.resolve_global_batch(train, rows)
     print(message)
     return batch
@@ -256,7 +256,7 @@ def _publish(store: Path, manifest: str, output: Path) -> None:
     """Copy the results out of the complete checkpoint, which stays. Raises: OutputDiskFull."""
     folder = store / object_keys.files_prefix(manifest)
     paths = [folder / name for name in RESULTS if (folder / name).exists()]
-    wanted = sum(disk_space.of_tree(p) if p.is_dir() else p.stat().st_size for p in paths)
+    wanted = sum(disk_space.tree_bytes(p) if p.is_dir() else p.stat().st_size for p in paths)
     with _checking_disk("the results", output, wanted):
         for source in paths:
             if source.is_dir():

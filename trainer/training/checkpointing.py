@@ -190,7 +190,7 @@ class CheckpointManager:
         """Return this process's bytes of a checkpoint with the results."""
         tensors = (*self._trained.parameters.values(), *self._moments().values())
         state: int = sum(t.numel() * t.element_size() for t in tensors)
-        return disk_space.of_tree(artifacts) + state
+        return disk_space.tree_bytes(artifacts) + state
 
     def restore(self, *, micro_rows: int) -> Progress:
         """Restore everything that the next step depends on, and return the progress; all processes enter.

@@ -62,7 +62,8 @@ def check_step(config: GuardConfig, progress: Progress, loss: float, norm: float
     if math.isfinite(loss) and math.isfinite(norm):
         after, message = _good_step(config, before, step, loss, norm)
         return StepDecision("go", after, message)
-    what = f"step {step}: {'the loss' if not math.isfinite(loss) else 'the norm of the gradients'} is no finite number"
+    measure = "the loss" if not math.isfinite(loss) else "the norm of the gradients"
+    what = f"step {step}: {measure} is not a finite number"
     bad_steps = before.bad_steps + 1
     after = before.model_copy(update={"bad_steps": bad_steps, "skipped": before.skipped + 1})
     if bad_steps <= config.skip:
@@ -80,7 +81,7 @@ def check_step(config: GuardConfig, progress: Progress, loss: float, norm: float
 def check_scaled_step(config: GuardConfig, progress: Progress, loss: float, norm: float, scaler: Any) -> StepDecision:
     """Return the decision on a step of fp16 with its gradient scaler; None: no scaler.
 
-    An overflow of the gradients alone is no bad step: the scaler skips the step and halves the scale.
+    An overflow of the gradients alone is not a bad step: the scaler skips the step and halves the scale.
     """
     overflowed = scaler is not None and math.isfinite(loss) and not math.isfinite(norm)
     if overflowed and scaler.get_scale() >= LEAST_SCALE:

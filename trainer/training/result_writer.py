@@ -13,7 +13,7 @@ PAUSES_S = (0.5, 1.0, 2.0)
 """Seconds before each repeated attempt. Attempts do not count while other checkpoints are uploaded, because each
 upload frees disk space.
 """
-PATIENCE_S = 3 * 3600.0
+TIMEOUT_S = 3 * 3600.0
 """Longest wait, in seconds, for uploads that free a full disk. An upload that needs another machine's part may never
 end.
 """
@@ -48,7 +48,7 @@ def write_with_retries(
             return
         if why:
             report("save_failed", f"the results could not be written: {why}")
-        if not agree(bool(why) and waiting() and time.monotonic() - began < PATIENCE_S):
+        if not agree(bool(why) and waiting() and time.monotonic() - began < TIMEOUT_S):
             tries += 1
         if tries > len(PAUSES_S):
             last = why or "by another process"

@@ -1,4 +1,4 @@
-"""TensorBoard event files built from the journal: after a resume they hold each step once."""
+"""TensorBoard event files, rebuilt from the journal after a resume so that each step occurs once."""
 
 import json
 import math
@@ -10,14 +10,14 @@ from typing import Any
 
 FOLDER = "tensorboard"
 FLUSH_S = 10.0
-"""Seconds between writes to the disk; each blocks until written."""
+"""Seconds between writes to the disk; each write blocks the training."""
 TAGS = {"loss": "train/loss", "lr": "train/lr", "grad_norm": "train/grad_norm"}
 Heldout = Iterable[tuple[int, float]]
 """Pairs (step, loss)."""
 
 
 class Board:
-    """Event file. A write error closes it and is reported; training is not affected."""
+    """TensorBoard event file. A write error is reported and closes the file; the training continues."""
 
     def __init__(self, folder: Path, report: Callable[[str, str], None]) -> None:
         self._folder, self._report = folder, report
@@ -27,7 +27,7 @@ class Board:
         """Unix seconds of the latest row."""
 
     def begin(self, metrics: Path, heldout: Heldout) -> None:
-        """Replace the existing files by the rows of a journal and the held-out losses so far."""
+        """Replace the existing files with the rows of a journal and the held-out losses so far."""
         losses = dict(heldout)
         try:
             from tensorboardX.record_writer import RecordWriter
@@ -90,7 +90,7 @@ class Board:
     def _end(self, error: Exception) -> None:
         self._writer = None
         line = f"{type(error).__name__}: {error}"
-        self._report("tracker_failed", f"tensorboard: {line}; training continues, and metrics.jsonl has the same")
+        self._report("tracker_failed", f"tensorboard: {line}; training continues, and metrics.jsonl has the same data")
 
 
 def write(folder: Path, metrics: Path, heldout: Heldout, report: Callable[[str, str], None]) -> None:

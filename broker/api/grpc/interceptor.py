@@ -28,7 +28,7 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 MARK = "__gpubroker_scope__"
 MALFORMED, TOO_LARGE = object(), object()
 SINGLE_BYTES = 1536 * 1024
-"""Most bytes of the message of a call with one message. Parsing as many holds the interpreter's lock for 0.1 s."""
+"""Maximum bytes of the message of a call with one message. Parsing as many holds the interpreter's lock for 0.1 s."""
 MESSAGE_S = 30.0
 """Seconds that a call may be open without its first message."""
 OUTAGE_S = 5.0

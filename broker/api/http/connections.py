@@ -98,7 +98,7 @@ class _Connection(web.RequestHandler):
         """Answer malformed requests. Neither the answer nor the log repeats the input."""
         if not isinstance(exc, http_exceptions.HttpProcessingError):
             return super().handle_error(request, status, exc, message)
-        log.info("what %s sent is no request: %s", request.remote, type(exc).__name__)
+        log.info("what %s sent is not a request: %s", request.remote, type(exc).__name__)
         response = problem(400, f"this is not a valid HTTP request: {_fault(exc)}")
         response.force_close()
         return response

@@ -32,10 +32,10 @@ CONNECT_S = 10.0
 STALLED_S = 30.0
 """Seconds without data after which a source is given up."""
 LISTING_BYTES = 16 << 20
-"""Most bytes of a listing of the Hub."""
+"""Maximum bytes of a listing of the Hub."""
 PIECE_BYTES = 1 << 16
 FILES = 1000
-"""Most files of one data set."""
+"""Maximum number of files of one data set."""
 REDIRECTED = frozenset({301, 302, 303, 307, 308})
 FOUND = 200
 HIDDEN = frozenset({401, 403, 404})
@@ -76,7 +76,7 @@ class DataFetcher:
             return [RemoteFile(name=name[-255:], url=url)]
         parts = DATASET.fullmatch(source.removeprefix(DATASETS))
         if parts is None or {".", ".."} & set(parts["repo"].split("/")):
-            raise refused(f"is no data set of the Hub; write {DATASETS}owner/name, with @revision or /pattern")
+            raise refused(f"is not a data set of the Hub; write {DATASETS}owner/name, with @revision or /pattern")
         try:
             pattern = await asyncio.to_thread(NamePattern, parts["pattern"]) if parts["pattern"] else None
             names, commit = await self._listing(parts["repo"], parts["revision"] or "main")
@@ -114,7 +114,7 @@ class DataFetcher:
         except ValueError:
             origin = None
         if origin is None or url.user is not None or url.password is not None:
-            raise refused(f"is no address of data; write https://host/file, or {DATASETS}owner/name")
+            raise refused(f"is not an address of data; write https://host/file, or {DATASETS}owner/name")
         if origin in self._own:
             return url
         host = (url.host or "").lower()

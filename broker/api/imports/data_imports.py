@@ -20,7 +20,7 @@ from broker.runtime.private_files import private_folder
 from trainer.dataset import archives
 
 TOTAL_S = 900.0
-"""Most seconds of one import."""
+"""Maximum seconds of one import."""
 PIECE_BYTES = 1 << 20
 
 

@@ -1,4 +1,4 @@
-"""Metrics of a run on the wire: columns of equal length, one entry a step."""
+"""Metrics of a job in API responses: columns of equal length with one entry per step."""
 
 from typing import Annotated
 

@@ -40,7 +40,7 @@ UploadFormat = Literal["csv", "json", "jsonl", "parquet", "tar", "zip"]
 def at_time(text: str, now: datetime | None) -> datetime:
     """Return a date, an ISO 8601 time with a zone, or a time such as `2h` before now. Raises ValueError.
 
-    `now` None: durations are no times.
+    `now` None: durations are not times.
     """
     if now is not None:
         return moment_from(text, now, -1)

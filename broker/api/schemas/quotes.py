@@ -76,7 +76,7 @@ class ProspectView(Wire):
     """Expected end. For a wait: the end if spot does not return before the wait is over; null: it has no limit."""
     finish_p90: datetime | None
     deadline_chance: float | None
-    """Least chance of meeting the deadline, 0 to 1; null: no deadline."""
+    """Minimum chance of meeting the deadline, 0 to 1; null: no deadline."""
 
 
 class QuoteView(Wire):
@@ -93,7 +93,7 @@ class QuoteView(Wire):
     proposed_cap_usd: Decimal | None
     """P90 of the best line x 1.25; null if no offer is kept."""
     cheapest_usd: Decimal | None
-    """Least expected dollars to finish on any offer that fits, even if the cap does not suffice."""
+    """Minimum expected dollars to finish on any offer that fits, even if the cap does not suffice."""
     chosen: ProspectView | None = None
     """The policy that a job submitted now would follow; null: nothing would be bought, or its time is unknown."""
     on_demand: ProspectView | None = None

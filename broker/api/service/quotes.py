@@ -44,7 +44,7 @@ class MarketOutlook:
     """Judgement of the market on a job, regardless of its cap."""
 
     cheapest_usd: Decimal | None
-    """Least expected dollars to finish; None: not known, or no offer fits now."""
+    """Minimum expected dollars to finish; None: not known, or no offer fits now."""
     unserved: Problem | None
     """Set if no provider can ever serve the job."""
 

@@ -16,7 +16,7 @@ from trainer.dataset import batch_defaults, example_counts
 
 REFERENCE = re.compile(r"upload:([0-9a-f]{64})")
 CACHED, CACHED_BYTES = 1024, 64 << 20
-"""Most uploads whose summaries are kept, and about how much memory these take."""
+"""Maximum number of uploads whose summaries are kept, and about how much memory these take."""
 UPLOAD_FIRST = "upload the file first, as `gpubroker submit` does"
 
 
@@ -114,7 +114,7 @@ def batched(spec: JobSpec, upload: Upload) -> tuple[JobSpec, str]:
     """Return (the spec with a number for `global_batch: auto`, by the rows of the upload; a message about it)."""
     if spec.train is None or upload.summary is None:
         return spec, ""
-    rows = example_counts.of_summary(upload.summary, spec.train.data)
+    rows = example_counts.count_summary(upload.summary, spec.train.data)
     train, message = batch_defaults.resolve_global_batch(spec.train, rows, spec.resources.nodes)
     return spec.model_copy(update={"train": train}), message
 

@@ -53,7 +53,7 @@ async def convert(
 
 
 def converted(file: Path) -> Conversion:
-    """Return the conversion of a file. Raises BadInput for another kind of file, and if the result is no valid spec."""
+    """Return the conversion of a file. Raises BadInput for another kind of file or an invalid result."""
     document = parsed(file)
     conversion = Conversion(document)
     try:

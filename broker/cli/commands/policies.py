@@ -221,9 +221,9 @@ def _usd(text: str | None) -> Decimal | None:
     try:
         value = None if text is None else Decimal(text)
     except InvalidOperation:
-        raise BadInput(f"--up-to {text} is no amount in dollars; write it as 25 or 12.50") from None
+        raise BadInput(f"--up-to {text} is not an amount in dollars; write it as 25 or 12.50") from None
     if value is not None and not (value.is_finite() and value > 0):
-        raise BadInput(f"--up-to {text} is no amount in dollars; write it as 25 or 12.50")
+        raise BadInput(f"--up-to {text} is not an amount in dollars; write it as 25 or 12.50")
     return value
 
 

@@ -133,7 +133,7 @@ def _least(conversion: Conversion, count: Any) -> int:
     number = int(least) if least.isdecimal() else 1
     if str(number) != most:
         conversion.lose(
-            *("resources", "gpu", "count"), why=f"{count} is no number, which the broker needs; {number} is asked for"
+            *("resources", "gpu", "count"), why=f"{count} is a range, and the broker needs a number; {number} is used"
         )
     return number
 

@@ -92,14 +92,14 @@ def confirm(out: Output, question: str, *, yes: bool, to: str, else_: str) -> No
         raise Refused(else_)
 
 
-def client(*, patience_s: float = 0.0) -> "AsyncClient":
+def client(*, retry_for_s: float = 0.0) -> "AsyncClient":
     """Return a client of the configured daemon. Commands that work offline do not import it.
 
     Raises DaemonUnreachable when no daemon was ever started or logged in to, and Misconfigured.
     """
     from broker.client.async_client import AsyncClient
 
-    return AsyncClient.found(patience_s=patience_s)
+    return AsyncClient.found(retry_for_s=retry_for_s)
 
 
 def cli_error(error: CliError | errors.ClientError | ModuleNotFoundError) -> CliError:

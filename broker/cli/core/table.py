@@ -29,7 +29,7 @@ class Column:
     name: str
     right: bool = False
     min_width: int | None = None
-    """Least width in terminal cells, to which the column may shrink by wrapping its text between words; None: it never
+    """Minimum width in terminal cells, to which the column may shrink by wrapping between words; None: the column never
     wraps.
     """
     prose: bool = False

@@ -15,7 +15,7 @@ from broker.cli.core.exit_codes import BadInput, NotFoundExit
 from broker.cli.core.job_lookup import job_id
 from broker.cli.core.output import Output
 from broker.cli.jobs import artifacts as results
-from broker.cli.jobs.watch import PATIENCE_S, raise_for_state, watch
+from broker.cli.jobs.watch import RETRY_FOR_S, raise_for_state, watch
 from broker.cli.views import jobs
 from broker.cli.views import summary as summary_view
 from broker.cli.views.offers import show_decision
@@ -37,7 +37,7 @@ Follow = Annotated[bool, typer.Option("--follow", "-f", help="Stream new output 
 async def get(job: JobArgument, wait: Wait = False, form: Form = None, as_json: Json = False) -> None:
     """Show a job: state, progress, attempts and cost."""
     out = Output(as_json=as_json, form=form)
-    async with client(patience_s=PATIENCE_S if wait else 0) as c:
+    async with client(retry_for_s=RETRY_FOR_S if wait else 0) as c:
         full_id = await job_id(c, job)
         if wait:
             return await follow(c, full_id, out)
@@ -89,7 +89,7 @@ async def _decisions(c: AsyncClient, job: str) -> list[str]:
 @command
 async def watch_job(job: JobArgument, as_json: Json = False) -> None:
     """Follow a job until it ends: events, progress, then a summary. Ctrl-C leaves the job running."""
-    async with client(patience_s=PATIENCE_S) as c:
+    async with client(retry_for_s=RETRY_FOR_S) as c:
         await follow(c, await job_id(c, job), Output(as_json=as_json))
 
 
@@ -120,7 +120,7 @@ async def summary_of(c: AsyncClient, detail: JobDetail) -> Summary:
 async def events(job: JobArgument, follow_to_end: Follow = False, as_json: Json = False) -> None:
     """Show the events of a job; --follow --json writes one document per line."""
     out = Output(as_json=as_json)
-    async with client(patience_s=PATIENCE_S if follow_to_end else 0) as c:
+    async with client(retry_for_s=RETRY_FOR_S if follow_to_end else 0) as c:
         full_id = await job_id(c, job)
         if not follow_to_end:
             page = await all_events(c, full_id)
@@ -172,7 +172,7 @@ async def retry(
 ) -> None:
     """Run an ended job again, as a new job that is linked to the old one."""
     out = Output(as_json=as_json)
-    async with client(patience_s=PATIENCE_S if wait else 0) as c:
+    async with client(retry_for_s=RETRY_FOR_S if wait else 0) as c:
         view = await c.retry(await job_id(c, job, writes=True), resume=resume, key=secrets.token_hex(16))
         out.say(f"job {view.id} submitted, a retry of {view.retry_of}")
         if wait:

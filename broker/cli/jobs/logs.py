@@ -11,7 +11,7 @@ from broker.cli.core.exit_codes import BadInput
 from broker.cli.core.job_lookup import job_id
 from broker.cli.core.output import Output
 from broker.cli.jobs.jobs import Follow
-from broker.cli.jobs.watch import PATIENCE_S
+from broker.cli.jobs.watch import RETRY_FOR_S
 from broker.client.async_client import AsyncClient
 from broker.domain.formatting import visible
 
@@ -34,7 +34,7 @@ async def logs(
     out, start = Output(as_json=as_json), past("--since", since)
     if follow_to_end and (tail or since or timestamps):
         raise BadInput("--follow takes no --tail, --since or --timestamps; leave them or --follow out")
-    async with client(patience_s=PATIENCE_S if follow_to_end else 0) as c:
+    async with client(retry_for_s=RETRY_FOR_S if follow_to_end else 0) as c:
         full_id = await job_id(c, job)
         if follow_to_end:
             return await _follow(c, full_id, attempt, out)

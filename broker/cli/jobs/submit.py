@@ -12,7 +12,7 @@ from broker.cli.core.exit_codes import BadInput
 from broker.cli.core.output import Output
 from broker.cli.jobs import submission
 from broker.cli.jobs.jobs import follow
-from broker.cli.jobs.watch import PATIENCE_S
+from broker.cli.jobs.watch import RETRY_FOR_S
 from broker.cli.spec.spec_file import SpecFile, load
 from broker.cli.views import quote as quote_view
 from broker.cli.views import what_if as what_if_view
@@ -26,7 +26,7 @@ Settings = Annotated[
         "--set", metavar="PATH=VALUE", help="Override a setting of the spec: --set train.epochs=2. Repeatable."
     ),
 ]
-UPLOAD_PATIENCE_S = 30.0
+UPLOAD_RETRY_FOR_S = 30.0
 
 
 @command
@@ -51,7 +51,7 @@ async def quote(
     async with client() as c:
         prepared = await submission.prepare(c, file, limit=1000 if every or explain or what_if else 100)
     if what_if is not None:
-        return what_if_view.of_quote(out, prepared, what_if, gpu, plot)
+        return what_if_view.show_what_if_of_quote(out, prepared, what_if, gpu, plot)
     out.document(prepared.quote)
     submission.show(out, prepared, every=every)
     if explain:
@@ -83,19 +83,19 @@ async def submit(
     keep_s = None if keep_on_failure is None else round(seconds("--keep-on-failure", keep_on_failure))
     file = load(spec, tuple(settings or ()), keep_on_failure=keep_s)
     _check_key(file, key)
-    async with client(patience_s=0) as c:
+    async with client(retry_for_s=0) as c:
         prepared = await submission.prepare(c, file)
         submission.show(out, prepared)
         prepared = submission.with_cap(out, prepared, yes=yes)
         submission.confirm_submission(out, prepared, yes=yes)
-    async with client(patience_s=UPLOAD_PATIENCE_S) as c:
+    async with client(retry_for_s=UPLOAD_RETRY_FOR_S) as c:
         job = await submission.send(c, prepared, key=key)
     out.say(f"job {job.id} submitted: {job.name}, cap {formatting.money(job.cap_usd)}")
     if detach:
         out.document(job)
         out.say(f"follow it with `gpubroker watch {job.id}`")
         return
-    async with client(patience_s=PATIENCE_S) as c:
+    async with client(retry_for_s=RETRY_FOR_S) as c:
         await follow(c, job.id, out)
 
 

@@ -10,7 +10,7 @@ from broker.client.async_client import AsyncClient
 from broker.client.transport.errors import DaemonUnreachable
 from broker.domain.job import JobState
 
-PATIENCE_S = 900.0
+RETRY_FOR_S = 900.0
 """Seconds for which a watcher waits for a stopped daemon."""
 POLL_S = 1.0
 
@@ -18,7 +18,7 @@ POLL_S = 1.0
 async def watch(client: AsyncClient, job: str, out: Output) -> JobDetail:
     """Follow the job and return it once it has ended or is capped.
 
-    Raises DaemonUnreachable when the daemon does not answer within the client's `patience_s`.
+    Raises DaemonUnreachable when the daemon does not answer within the client's `retry_for_s`.
     """
     with display(out) as shown:
         polling = asyncio.create_task(_poll(client, job, shown))

@@ -16,7 +16,7 @@ from broker.estimator.speed.hardware import TABLE
 from broker.estimator.workload import steps_of
 from broker.notify.plot import scaling_png
 from broker.sizing.estimate import EstimateError, hardware_of
-from broker.sizing.what_if import of_spec
+from broker.sizing.what_if import what_if_of_spec
 
 if TYPE_CHECKING:
     from broker.cli.spec.spec_file import Prepared
@@ -65,7 +65,7 @@ def _draw(scaling: dict[str, Any], plot: Path) -> None:
         raise BadInput(f"--plot {plot}: {e.strerror}") from None
 
 
-def of_quote(out: Output, prepared: "Prepared", what_if: str, gpu: str | None, plot: Path | None) -> None:
+def show_what_if_of_quote(out: Output, prepared: "Prepared", what_if: str, gpu: str | None, plot: Path | None) -> None:
     """Print the table for a spec's job, at the lowest price per GPU of the offers. Raises BadInput."""
     from broker.preflight.dataset import DataReport
 
@@ -87,7 +87,7 @@ def of_quote(out: Output, prepared: "Prepared", what_if: str, gpu: str | None, p
             for line in quote.lines
             if line.offer.accelerator == hardware.name and line.offer.gpus and line.drop is not DropReason.PRICE
         ]
-        scaled = of_spec(
+        scaled = what_if_of_spec(
             what_if, train, shape, hardware, mean=report.tokens_mean - report.tokens_written,
             written=report.tokens_written, steps=steps_of(prepared.file.spec, report.train_rows),
             usd_per_gpu_hour=min(prices, default=None),

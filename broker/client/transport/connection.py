@@ -54,7 +54,7 @@ def address(url: str, where: str) -> str:
     except ValueError:  # a port that is not a number, or an unclosed bracket
         usable = False
     if not usable:
-        raise Misconfigured(f"{where}: {url!r} is no address; write http://host:port or https://host")
+        raise Misconfigured(f"{where}: {url!r} is not an address; write http://host:port or https://host")
     return url.rstrip("/")
 
 

@@ -22,14 +22,14 @@ CONNECTION_ERRORS = (aiohttp.ClientError, TimeoutError)
 
 
 class Transport:
-    """Sends requests to one daemon, again for `patience_s` seconds after a transient failure (`is_transient`).
+    """Sender of requests to one daemon; retries for `retry_for_s` seconds after a transient failure (`is_transient`).
 
     `locate` returns the current address before every retry, because a restarted daemon may have another port.
     """
 
-    def __init__(self, at: Connection, patience_s: float, locate: Callable[[], Connection | None]) -> None:
+    def __init__(self, at: Connection, retry_for_s: float, locate: Callable[[], Connection | None]) -> None:
         self._at = at
-        self._patience_s = patience_s
+        self._retry_for_s = retry_for_s
         self._locate = locate
         self._session: aiohttp.ClientSession | None = None
 
@@ -107,7 +107,7 @@ class Transport:
         """
         return AsyncRetrying(
             retry=retry_if_exception(is_transient),
-            stop=stop_after_delay(self._patience_s),
+            stop=stop_after_delay(self._retry_for_s),
             wait=wait_exponential(multiplier=0.25, max=3),
             before_sleep=self._follow,
             reraise=True,

@@ -60,7 +60,7 @@ class OfferHistory:
     def _is_new(self, name: str, answered_at: datetime) -> bool:
         is_new = self._answered_at.get(name) != answered_at
         self._answered_at[name] = answered_at
-        return is_new and not self._context.providers[name].caps.runs_on_host  # the daemon's own host is no market
+        return is_new and not self._context.providers[name].caps.runs_on_host  # the daemon's own host is not a market
 
     async def _add(self, name: str, at: datetime, offers: Sequence[Offer]) -> None:
         bucket, tally = bucket_of(at), self._tallies.get(name)

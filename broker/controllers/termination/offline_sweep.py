@@ -26,7 +26,7 @@ ABSENT_S = 180.0
 
 @dataclass(frozen=True, kw_only=True)
 class FoundMachine:
-    """One machine of the installation. `orphan`: why it is an orphan; empty: it is no orphan, or that is unknown."""
+    """Machine of the installation. `orphan`: why the machine is an orphan; empty: it is not one, or this is unknown."""
 
     provider: str
     observed: Observed

@@ -36,7 +36,7 @@ class OrphanNews:
             await self._post(key, handle, "orphan.destroy_failed", message, str(times))
 
     def keep(self, cloud: str, orphans: Set[str]) -> None:
-        """Forget the machines of one cloud that are no orphans any more.
+        """Forget the machines of one cloud that are not orphans any more.
 
         `cloud`: prefix of their keys. `orphans`: keys of all orphans of the cloud.
         """

@@ -1,7 +1,7 @@
 """Host memory that a machine needs during training: processes, weights while loading, copies of the state.
 
-Weights in their published type are memory-mapped, so only weights that are cast take memory. This was measured with
-transformers 5 (docs/design/estimator.md). A checkpoint is written from its host copy without another copy.
+Weights in their published type are memory-mapped, so only weights that are cast take memory, as measured with
+transformers 5 (docs/design/estimator.md). A checkpoint is written directly from the copy of the state in host memory.
 """
 
 from broker.domain.offer import GIB
@@ -11,13 +11,13 @@ PROCESS = 3 * GIB
 """Bytes of one GPU's process: Python with torch and the libraries of CUDA and NCCL [assumed]."""
 AGENT = GIB // 2
 MASTER_BYTES, PUBLISHED_BYTES = 4, 2
-"""Bytes of a weight that is trained in full, and of a base weight as it is published."""
+"""Bytes of a weight in full training, and of a base weight in its published type."""
 CAST = {"fp32": 4, "fp16": 2}
 """Bytes of a base weight that is cast from its published type, by precision. Other weights are memory-mapped."""
 
 
 def host_bytes(work: Workload, plan: Plan, *, states: int, nodes: int = 1) -> int:
-    """Return the host memory, in bytes, of the machine that needs most; `states`: bytes of a checkpoint.
+    """Return the host memory, in bytes, of the machine that needs the most; `states`: bytes of a checkpoint.
 
     At start every process reads all weights; for a sharded model only the first process does. Then each machine holds a
     copy of the state to save; with `fsdp`, each machine holds its part of this copy. With `keeps_best`, the machine

@@ -35,7 +35,7 @@ Estimates of FSDP were compared only with the tracer, those of hybrid sharding w
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """The best plan, or with `fits` False the plan that needs least memory."""
+    """The best plan, or with `fits` False the plan that needs the least memory."""
 
     plan: Plan
     fits: bool

@@ -226,7 +226,7 @@ class EmbeddedPostgres:
         self._watcher: asyncio.Task[None] | None = None
         self._lock: int | None = None
         self.dsn = self._dsn(DATABASE, USER)
-        """URL for the daemon, whose role owns the database and is no superuser."""
+        """URL for the daemon, whose role owns the database and is not a superuser."""
         self.admin_dsn = self._dsn(DATABASE, ADMINISTRATOR)
         """URL for the superuser: backups, and tests that create databases."""
 

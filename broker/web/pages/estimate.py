@@ -53,7 +53,7 @@ async def estimate(visit: Visit) -> web.Response:
 
 
 def _value(name: str, text: str) -> Any:
-    """Return the text of a field as a value; a text that is no number stays a text, which the rules refuse."""
+    """Return the text of a field as a value; a text that is not a number stays a text, which the rules refuse."""
     if name == "gpus":
         return tuple(_whole(part.strip()) for part in text.split(",") if part.strip())
     return _whole(text) if name in WHOLE else text

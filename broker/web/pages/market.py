@@ -32,7 +32,7 @@ class GpuGroup:
     offers: int
     clouds: tuple[str, ...]
     spot: Decimal | None
-    """Least dollars an hour of one GPU on spot; None: none is for sale."""
+    """Minimum dollars an hour of one GPU on spot; None: none is for sale."""
     on_demand: Decimal | None
 
 

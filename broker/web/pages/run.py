@@ -42,7 +42,7 @@ STREAM_HEADERS = {
 
 
 async def found(visit: Visit, job_id: str) -> Job:
-    """Return a job of the caller's team. Raises NotFound, also for a text that is no id."""
+    """Return a job of the caller's team. Raises NotFound, also for a text that is not an id."""
     try:
         wanted = JOB.validate_python(job_id)
     except ValidationError:

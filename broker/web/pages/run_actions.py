@@ -50,7 +50,7 @@ def cap_of(text: str) -> Decimal:
     try:
         amount = Decimal(text.strip().removeprefix("$"))
     except InvalidOperation:
-        raise InvalidInput(Problem(field="cap_usd", message=f"{text[:40]!r} is no amount; write 12.50")) from None
+        raise InvalidInput(Problem(field="cap_usd", message=f"{text[:40]!r} is not an amount; write 12.50")) from None
     try:
         return CapChange.model_validate({"cap_usd": amount}).cap_usd
     except ValidationError as error:

@@ -20,7 +20,7 @@ from broker.web.routes import Routes
 routes = Routes()
 PATH = "/ui/jobs/selected"
 MOST = 100
-"""Most jobs of one action."""
+"""Maximum number of jobs of one action."""
 NO_EFFECT = "nothing to do"
 
 

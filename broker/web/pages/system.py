@@ -25,7 +25,7 @@ routes = Routes()
 T = TypeVar("T")
 PACKAGES = ("gpubroker", "aiohttp", "asyncpg")
 SHOWN = 200
-"""Most orphans and launchers on the page."""
+"""Maximum number of orphans and launchers on the page."""
 NOT_CHECKED: Mapping[str, CredentialCheck] = {}
 
 

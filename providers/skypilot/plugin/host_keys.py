@@ -1,4 +1,4 @@
-"""SSH host keys that machines get with their user data, where the cloud passes it on: AWS.
+"""SSH host keys that machines get with their user data. Only AWS's machines get user data from SkyPilot.
 
 cloud-init installs the key before sshd starts, and generates no other. The public key is pinned for all machines of the
 attempt, so that even the first contact is checked.
@@ -18,7 +18,7 @@ CLOUD_CONFIG = "#cloud-config"
 def user_data_with_host_key(user_data: str, state: Path, cluster: str) -> str:
     """Return the user data with a fresh host key, which is pinned for the cluster.
 
-    User data that is no cloud-config, or that has keys, is returned as it is. The private key is written to no file.
+    User data that is not a cloud-config, or that has keys, is returned unchanged. No file gets the private key.
     """
     lines = user_data.splitlines()
     if lines[:1] != [CLOUD_CONFIG] or any(line.startswith("ssh_keys:") for line in lines):
@@ -33,7 +33,7 @@ def user_data_with_host_key(user_data: str, state: Path, cluster: str) -> str:
 
 
 def _pin(path: Path, public: str) -> None:
-    """Pin a key for every address. An earlier key of the name is replaced: its machine was not created."""
+    """Pin a key for every address. Replaces an earlier key of the name, because its machine was not created."""
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
     with os.fdopen(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
         file.write(f"{ANY_HOST}{public}\n")

@@ -180,7 +180,7 @@ class VastAI:
 def parse_query(query: str) -> dict[str, dict[str, Any]]:
     """Return the API's filters for a query: terms `field operator value`, with quotation marks around spaces.
 
-    `chunked` and `georegion` are no filters. With `georegion=true` a region as geolocation means its countries.
+    `chunked` and `georegion` are not filters. With `georegion=true` a region as geolocation means its countries.
     """
     filters: dict[str, dict[str, Any]] = {}
     for name, operator, text in _TERM.findall(query):

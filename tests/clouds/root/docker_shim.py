@@ -6,7 +6,7 @@ other users and /tmp are hidden), a process namespace, only the given environmen
 are refused as by docker: exit code 125 and a line.
 
 Images are pulled by digest. `sha256:deaddead…` is in no registry. A registry whose host begins with `private.` wants a
-login first, and `wrong-password` is no login.
+login first, and `wrong-password` is not a login.
 """
 
 import ctypes

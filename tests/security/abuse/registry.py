@@ -8,7 +8,7 @@ from tests.security.abuse.target import Target
 MODULES = ("bodies", "fairness", "host", "messages", "quotes", "uploads")
 """Modules of this package that hold attacks."""
 Attack = Callable[[Target, float], Awaitable[None]]
-"""(target, seconds) -> None. Errors of the attacker's own connections are no faults; the attack ignores them."""
+"""(target, seconds) -> None. Errors of the attacker's own connections are not faults; the attack ignores them."""
 _attacks: dict[str, Attack] = {}
 
 

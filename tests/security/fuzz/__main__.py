@@ -1,6 +1,6 @@
 """Feeds changed files to every parser of untrusted data: `python -m tests.security.fuzz --cases 100000`.
 
-Each case is one valid file after random changes. A crash is an exception that is no refusal, or the end of the
+Each case is one valid file after random changes. A crash is an exception that is not a refusal, or the end of the
 process by a signal. A stall is a case of more than 250 ms of CPU time in a parser that the daemon calls on its
 event loop. A case that reaches the daemon's own limit of CPU time counts as slow: the daemon ends such a parser and
 refuses the file. The last line is JSON. `--replay FILE --target NAME` runs one kept case. Batches run in processes

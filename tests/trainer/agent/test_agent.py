@@ -182,7 +182,7 @@ def test_a_fetch_is_aborted_when_the_attempt_must_end(bench: Bench, want: Any) -
     agent.desire(want)
     final = agent.wait()
     assert final.outcome is Outcome.DRAINED
-    assert final.message == f"test wants {want}; it was still being prepared"
+    assert final.message == f"test wants {want}; the attempt was still being prepared"
     assert "saved" not in agent.log
 
 

@@ -46,5 +46,5 @@ def test_a_message_that_a_worker_repeats_is_reported_once(state: AgentState) -> 
 
 def test_the_first_messages_of_a_kind_are_all_reported(state: AgentState) -> None:
     for step in range(9):
-        state.add_message("skipped", f"step {step}: the loss is no finite number")
+        state.add_message("skipped", f"step {step}: the loss is not a finite number")
     assert [one.message[:6] for one in state.messages()] == [f"step {step}" for step in range(5)]

@@ -30,7 +30,7 @@ SomeLooks = Callable[["asyncio.Task[None]"], Awaitable[None]]
 
 @pytest.fixture
 def token_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TokenStore:
-    for name, value in {"PIECE": 1024, "AT_ONCE": 2, "LOOK_S": 0.001, "RETRY_S": 0.001, "PATIENCE_S": 0.0}.items():
+    for name, value in {"PIECE": 1024, "AT_ONCE": 2, "LOOK_S": 0.001, "RETRY_S": 0.001, "RETRY_FOR_S": 0.0}.items():
         monkeypatch.setattr(rows, name, value)
     return TokenStore(tmp_path)
 
@@ -307,7 +307,7 @@ async def test_a_store_that_is_away_for_a_moment_is_asked_again(
             raise ObjectStoreError("timed out")
         return await real(*what, **more)
 
-    monkeypatch.setattr(rows, "PATIENCE_S", 3600.0)
+    monkeypatch.setattr(rows, "RETRY_FOR_S", 3600.0)
     monkeypatch.setattr(asyncio, "sleep", lambda seconds: sleep(0))
     monkeypatch.setattr(token_store.objects, call, down_twice)
     assert (await token_store.fetched(2))[0] == IDENTITY

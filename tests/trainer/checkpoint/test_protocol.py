@@ -216,7 +216,7 @@ async def test_prune_keeps_the_newest_and_removes_torn_ones(objects: Objects, st
 
 
 async def test_prune_keeps_the_job_s_milestones(objects: Objects, store: Path, tmp_path: Path) -> None:
-    """The milestone at 10 belongs to an earlier attempt, so this attempt's first one after 10 is no milestone."""
+    """The milestone at 10 belongs to an earlier attempt, so this attempt's first one after 10 is not a milestone."""
     earlier = Origin(job="j", attempt="0", kind="script")
     (tmp_path / "file").mkdir()
     before, _ = await checkpoint.commit(objects, earlier, tmp_path / "file", step=11, complete=False, taken_s=0.0)

@@ -92,8 +92,8 @@ def test_the_daemon_counts_what_the_trainer_trains(model: Path, tmp_path: Path, 
         {"name": "split", "cap_usd": "1", "train": json.loads((tmp_path / "train.json").read_text())}
     )
     assert workload(spec, None, rows).steps == steps == math.ceil(3 * len(training) / 4)
-    assert example_counts.of_summary(json.loads(summary.model_dump_json()), train.data).training == len(training)
-    assert example_counts.of_file(tmp_path / "chats.jsonl", "jsonl", train.data).training == len(training)
+    assert example_counts.count_summary(json.loads(summary.model_dump_json()), train.data).training == len(training)
+    assert example_counts.count_file(tmp_path / "chats.jsonl", "jsonl", train.data).training == len(training)
 
 
 def test_the_daemons_tokens_grow_with_split_as_the_trainers(model: Path, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_the_daemons_tokens_grow_with_split_as_the_trainers(model: Path, tmp_pat
 def test_a_batch_of_auto_is_one_of_daemon_and_preflight(model: Path, tmp_path: Path) -> None:
     train = config(model, tmp_path, "split", global_batch="auto")
     summary = json.loads(daemon.summarise(tmp_path / "chats.jsonl", "jsonl").model_dump_json())
-    rows = example_counts.of_summary(summary, train.data)
+    rows = example_counts.count_summary(summary, train.data)
     _, message = batch_defaults.resolve_global_batch(train, rows)
     assert preflight.check(tmp_path / "train.json").settled == message
 
@@ -135,7 +135,7 @@ def test_whole_chats_are_held_out(sizes: list[int], share: float, seed: int) -> 
     assert sorted([*training, *held]) == list(range(len(chats)))
     assert not {chats[n] for n in training} & {chats[n] for n in held}
     by_size = {size: sizes.count(size) for size in sizes}
-    expected = example_counts.of_chats(by_size, share)
+    expected = example_counts.count_chats(by_size, share)
     assert (len(training), len(held)) == (expected.training, expected.held_out)
     assert bool(held) == (share > 0 and len(sizes) > 1)
     assert training

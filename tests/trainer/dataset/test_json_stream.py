@@ -31,7 +31,7 @@ def read(text: str, piece: int) -> list[Any]:
 
 
 def read_at_once(text: str) -> list[Any] | int | None:
-    """Return the items, or the line of the first error; None if the text is no array."""
+    """Return the items, or the line of the first error; None if the text is not an array."""
     if text.lstrip(" \t\n\r")[:1] != "[":
         return None
     try:

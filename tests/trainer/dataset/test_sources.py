@@ -148,7 +148,7 @@ def test_parquet_has_cells_as_json_would(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cut", [0, 4, 50, -9])
 def test_a_parquet_file_that_is_torn_is_refused_by_name(cut: int) -> None:
-    with pytest.raises(DataError, match="is no Parquet file that can be read; write it again"):
+    with pytest.raises(DataError, match="is not a Parquet file that can be read; write it again"):
         list(read_rows(parquet(a=["1", "2"])[:cut], "parquet"))
 
 
@@ -194,7 +194,7 @@ def test_a_buckets_refusal_is_one_line_with_the_fix(shelves: Shelves, tmp_path: 
     env = {"BAD": shelves.options("AKIANOBODY"), "TORN": "{", "GOOD": shelves.options()}
     with pytest.raises(DataError, match="may not be read with the credentials in BAD"):
         rows(f"s3://{BUCKET}/2026/one.csv", tmp_path, env, secret="BAD")
-    with pytest.raises(DataError, match=r"data.secret: TORN is no JSON object of the store's options here"):
+    with pytest.raises(DataError, match=r"data.secret: TORN is not a JSON object of the store's options here"):
         rows(f"s3://{BUCKET}/2026/one.csv", tmp_path, env, secret="TORN")
     with pytest.raises(DataError, match=f"there is no 's3://{BUCKET}/gone.csv'; check bucket and key"):
         rows(f"s3://{BUCKET}/gone.csv", tmp_path, env, secret="GOOD")
@@ -218,7 +218,7 @@ def test_a_dataset_of_the_hub_is_its_part_for_training(shelves: Shelves, tmp_pat
         (f"hf://datasets/{GATED}", "is gated; accept its terms at http://127.0.0.1:.*/datasets/corp/gated, and set MY"),
         ("hf://datasets/corp/none", "the Hub has no 'hf://datasets/corp/none' for this token; check http"),
         (f"hf://datasets/{DATASET}@gone", "the Hub has no"),
-        ("hf://datasets/words", "is no dataset; write hf://datasets/owner/name"),
+        ("hf://datasets/words", "is not a dataset; write hf://datasets/owner/name"),
     ],
 )
 def test_a_refusal_of_the_hub_is_one_line_with_the_fix(path: str, words: str, shelves: Shelves, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Bytes that the simulation saves for each activation of transformers, against the tracer."""
+"""Bytes that the simulator keeps for each activation function of transformers, compared with the tracer."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -30,7 +30,7 @@ def fresh_accelerator() -> Iterator[None]:
     AcceleratorState._reset_state(True)
 
 
-def test_all_of_transformers_are_known() -> None:
+def test_every_activation_of_transformers_is_known() -> None:
     assert set(ACT2FN) == ACTIVATIONS
 
 
@@ -39,10 +39,10 @@ def test_all_of_transformers_are_known() -> None:
     [("starcoder2", "fp32", kind) for kind in sorted(ACTIVATIONS)]
     + [("llama", "bf16-autocast", kind) for kind in ("relu", *sorted(WRITTEN))],
 )
-def test_each_keeps_what_its_derivative_needs(family: str, precision: str, kind: str) -> None:
+def test_bytes_kept_for_each_activation_equal_the_tracers(family: str, precision: str, kind: str) -> None:
     ask = {**ASK, "method": "full", "precision": precision, "gradient_checkpointing": False}
     config = {"model_type": family, **SIZES, "hidden_act": kind}
-    written_out = kind == "mish"  # by the meta device, where a GPU has a kernel, as of silu
+    written_out = kind == "mish"  # the meta device runs several operations, a GPU one kernel as for silu
     traced = compared(config | ({"hidden_act": "silu"} if written_out else {}), ask)[0]
     estimated = estimate(config=config, **ask)["peak_allocated_bytes"] - CUBLAS_WORKSPACE
     assert estimated == pytest.approx(traced, rel=0.03 if kind == "xielu" else 0.02)

@@ -34,4 +34,4 @@ def test_a_family_learns_and_is_resumed_bit_by_bit(family: str, method: str, tmp
     assert found[0][-1][1] < found[0][0][1], "it learns"
     adapted = [name for name in tensors(last.last) if "lora_" in name]
     assert bool(adapted) is (method == "lora")
-    assert not any("experts" in name for name in adapted), "they are no linear modules, and the estimate knows"
+    assert not any("experts" in name for name in adapted), "they are not linear modules, and the estimate knows"

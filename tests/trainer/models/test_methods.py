@@ -22,7 +22,7 @@ from trainer.optim import optimizers
 STEPS = 6
 FIRST_SCALE = 2.0**17
 OVERFLOWS = 3
-"""Step, from 1, whose loss is no finite number."""
+"""Step, from 1, whose loss is not a finite number."""
 NF4 = QloraConfig(r=4, dropout=0.2)
 DORA = QloraConfig(r=4, dropout=0.2, dora=True, rslora=True, targets=("q_proj", "down_proj"))
 INT8 = QloraConfig(r=4, dropout=0.2, bits=8)
@@ -316,7 +316,7 @@ def test_gradients_that_no_scale_makes_finite_are_the_guards_business(model: Pat
     crew = Crew(tmp_path / "run", train, data, each=1, harm=fp16_hopeless).start()
     (ended,) = crew.ends()
     assert ended.code == ExitCode.USER_ERROR
-    assert f"step {halvings + 3}: the norm of the gradients is no finite number, 3 in a row" in ended.message
+    assert f"step {halvings + 3}: the norm of the gradients is not a finite number, 3 in a row" in ended.message
     kinds = [json.loads(line)[0] for line in (crew.runs[0].root / "messages.jsonl").read_text().splitlines()]
     assert [kind for kind in kinds if kind in ("skipped", "diverged")] == ["skipped"] * 2 + ["diverged"]
 

@@ -139,7 +139,7 @@ def test_a_folder_of_pictures_is_checked_as_it_will_be_trained(
     code, found, err = told(path, capsys)
     assert (code, err) == (0, "")
     assert (found["rows"], found["bad_rows"], found["duplicates"]) == (14, 1, 1)
-    assert found["bad"][0].startswith("digits row 8 (3/broken.png): does not decode (it is no picture")
+    assert found["bad"][0].startswith("digits row 8 (3/broken.png): does not decode (it is not a picture")
     assert found["labels"] == {**dict.fromkeys(map(str, range(10)), 1), "0": 2, "1": 2, "3": 2}
     assert found["rendered"][0] == {"row": 1, "text": "0/0000.png: 8 x 8 pixels, as 8 x 8", "learned": "0"}
     assert found["lengths"] == {}
@@ -299,7 +299,7 @@ def test_equal_pairs_and_labels_without_classes_are_reported(
     code, found, _ = told(spec(tmp_path, rows, model=str(model), task="reward_model", data=PAIRS), capsys)
     assert (code, found["equal_pairs"]) == (0, 2)
     assert "2 rows have equal answers, chosen and rejected: nothing is learned from them" in found["warnings"]
-    strange = "column 'meaning' has another label in each of 4 rows; is it classes?"
+    strange = "column 'meaning' has a different label in each of 4 rows; check that it holds classes"
     train: dict[str, Any] = {"model": str(model), "task": "text_classification", "data": CLASSES}
     rows = rows.replace("w6,w6", "w6,w7")
     assert strange in told(spec(tmp_path, rows, **train), capsys)[1]["warnings"]
@@ -314,7 +314,7 @@ def test_equal_pairs_and_labels_without_classes_are_reported(
         (
             "rows.parquet",
             b"PAR1" + b"torn" * 40 + b"\x10\0\0\0PAR1",
-            "is no Parquet file that can be read; write it again",
+            "is not a Parquet file that can be read; write it again",
         ),
     ],
 )

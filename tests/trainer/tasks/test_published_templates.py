@@ -137,7 +137,7 @@ def test_tool_calls_are_learned_or_refused_by_message(template: Any) -> None:
     assert "tide" in texts[0], texts
     assert "Lund" in texts[0], texts
     assert "It is 1.2 m." in texts[-1], texts
-    assert not any("Height of the tide" in text for text in texts), "the tools are no answer"
+    assert not any("Height of the tide" in text for text in texts), "the tools are not an answer"
 
 
 def test_a_muted_answer_is_shown_and_not_learned(template: Any) -> None:

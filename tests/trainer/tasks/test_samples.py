@@ -120,7 +120,7 @@ def test_only_tokens_used_by_the_rows_need_embeddings(
     task = tasks.build_task(TrainConfig.model_validate({**train, "data": {"path": "rows.csv", **PLAIN}}))
     (tmp_path / "rows.csv").write_text(ROWS)
     task.examples(tmp_path / "rows.csv", "csv")
-    assert task.data.pad == tokenizer.eos_token_id, "the padding is no token that the model lacks"
+    assert task.data.pad == tokenizer.eos_token_id, "the padding is not a token that the model lacks"
 
 
 def test_contradicting_settings_for_generation_are_left_as_published(

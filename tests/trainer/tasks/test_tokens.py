@@ -79,7 +79,7 @@ def test_the_tag_lies_on_the_first_token_of_a_word(model: Path, data: Path) -> N
     [
         ({"words": ["a", "b"], "tags": ["O"]}, "names.jsonl row 1: 2 words and 1 tags; give each word one"),
         ({"words": ["a"], "tags": ["X"]}, "names.jsonl row 1: label 'X' is not among data.labels (O, B-NAME)"),
-        ({"words": 3, "tags": ["O"]}, "names.jsonl row 1: column 'words' is no list of words"),
+        ({"words": 3, "tags": ["O"]}, "names.jsonl row 1: column 'words' is not a list of words"),
     ],
 )
 def test_a_bad_row_is_named(row: dict[str, Any], message: str, model: Path, data: Path) -> None:

@@ -49,7 +49,7 @@ def test_bad_steps_are_skipped_then_rolled_back_then_fail_the_job() -> None:
     assert verdicts(config, [NAN, NAN, 1.0, NAN, NAN, NAN]) == ["skip", "skip", "go", "skip", "skip", "back"]
     assert verdicts(GuardConfig(skip=1, rollbacks=0), [NAN, NAN]) == ["skip", "stop"]
     words = step_verdicts(GuardConfig(skip=0, rollbacks=0), [NAN])[0][1]
-    assert "step 1: the loss is no finite number" in words
+    assert "step 1: the loss is not a finite number" in words
     assert "lower train.optim.lr" in words
 
 
@@ -169,7 +169,7 @@ def test_a_job_that_cannot_be_saved_from_its_data_fails_by_its_own_fault(tmp_pat
     strict = train(tmp_path, guard={"skip": 0, "rollbacks": 0})
     ended = workers.Worker(tmp_path / "run", strict, data(tmp_path)).start().end()
     assert ended.code == ExitCode.USER_ERROR
-    assert f"step {poisoned_steps()[0]}: the loss is no finite number" in ended.message
+    assert f"step {poisoned_steps()[0]}: the loss is not a finite number" in ended.message
 
 
 def restart_until_done(folder: Path, train: TrainConfig, data: Path, *, stored: bool) -> tuple[list[int], Path]:

@@ -146,7 +146,7 @@ async def test_invalid_credentials_are_reported(tmp_path: Path) -> None:
     output = OutputConfig.model_validate({"copy_to": {"url": "s3://bucket/x", "secret": "MY_S3"}})
     done, failed = await publish.publish(tmp_path, output, job="j", secrets={"MY_S3": "[secret"}, endpoint=None)
     assert done == []
-    assert failed == ["output.copy_to: secret MY_S3 is no JSON object of the store's options"]
+    assert failed == ["output.copy_to: secret MY_S3 is not a JSON object of the store's options"]
 
 
 def test_a_configuration_without_output_publishes_nothing_and_says_so(

@@ -49,7 +49,7 @@ def test_retries_are_limited_when_no_upload_can_free_space(monkeypatch: pytest.M
 
 def test_a_disk_that_others_fill_is_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     assert insist(monkeypatch, why="full", waiting=True) == 50 + TRIES - 1, "until they are gone"
-    monkeypatch.setattr(results, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(results, "TIMEOUT_S", 0.0)
     assert insist(monkeypatch, why="full", waiting=True) == TRIES
 
 
@@ -93,7 +93,7 @@ def fails_once(rank: int) -> None:
 
 
 def fails_always(rank: int) -> None:
-    results.PATIENCE_S = 0.0  # no agent takes away what was saved before the results
+    results.TIMEOUT_S = 0.0  # no agent takes away what was saved before the results
     failing(1000 * rank)
 
 

@@ -44,7 +44,7 @@ def test_the_summary_has_figures_of_all_tables_and_counts_only_the_product() -> 
 
 
 def test_a_window_knows_its_past_only() -> None:
-    """The windows are spread over the trace; what follows a window is no history of it."""
+    """The windows are spread over the trace; what follows a window is not a history of it."""
     job, zones = TableJob(work_s=3600, changeover_s=360), market_of("gpu_1")
     made = cells([zones], 1.5, job, 2)
     assert [len(cell.zones[0].available) for cell in made] == [9, 9]

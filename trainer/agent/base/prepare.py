@@ -22,7 +22,7 @@ from trainer.contract.checkpoint_format import RowSkip
 from trainer.contract.documents import CONTRACT_VERSION, AttemptSpec, DataFile, Grant, Manifest, Outcome, Sealed
 from trainer.objectstore.objects import SMALL_TIMEOUT_S, BadContent, Objects, ObjectStoreError
 
-PATIENCE_S = 300.0
+RETRY_FOR_S = 300.0
 """Seconds that an attempt waits for the store before it begins; its machine costs money meanwhile."""
 
 LOOKS = 10
@@ -41,12 +41,12 @@ class UnusableInput(Exception):
         self.outcome = outcome
 
 
-async def retry_while_unreachable(action: Callable[[], Awaitable[T]], patience_s: float) -> T:
+async def retry_while_unreachable(action: Callable[[], Awaitable[T]], retry_for_s: float) -> T:
     """Repeat `action` with growing pauses while the store is unreachable.
 
-    Raises: ObjectStoreError, the last one, after `patience_s` seconds.
+    Raises: ObjectStoreError, the last one, after `retry_for_s` seconds.
     """
-    deadline, pause = time.monotonic() + patience_s, 0.5
+    deadline, pause = time.monotonic() + retry_for_s, 0.5
     while True:
         try:
             return await action()
@@ -59,7 +59,7 @@ async def retry_while_unreachable(action: Callable[[], Awaitable[T]], patience_s
 
 async def read_spec(objects: Objects, attempt: str) -> AttemptSpec:
     """Return the attempt's spec. Raises: UnusableInput if it is absent or not for this trainer."""
-    data = await retry_while_unreachable(lambda: objects.read(object_keys.spec(attempt)), PATIENCE_S)
+    data = await retry_while_unreachable(lambda: objects.read(object_keys.spec(attempt)), RETRY_FOR_S)
     if data is None:
         raise UnusableInput(
             Outcome.INFRASTRUCTURE, f"{object_keys.spec(attempt)} is absent; is GPUBROKER_ATTEMPT right?"
@@ -118,7 +118,7 @@ async def fetch(objects: Objects, file: DataFile, path: Path) -> Path:
     """Fetch one input object and check its hash. Raises: UnusableInput (data)."""
     try:
         await retry_while_unreachable(
-            lambda: objects.download(file.key, path, size=file.bytes, sha256=file.sha256), PATIENCE_S
+            lambda: objects.download(file.key, path, size=file.bytes, sha256=file.sha256), RETRY_FOR_S
         )
     except BadContent as e:
         raise UnusableInput(Outcome.DATA, f"data: {e}; submit the job again") from None
@@ -152,7 +152,7 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
     elif not (member.isreg() or member.isdir()):
         inside = False
     if not inside:
-        raise tarfile.TarError(f"{member.name!r} is no file or folder within the archive")
+        raise tarfile.TarError(f"{member.name!r} is not a file or folder within the archive")
     member.mode = 0o755 if member.isdir() else (member.mode & 0o755) | 0o600
     return member
 
@@ -172,7 +172,7 @@ async def restore(
     Raises: ObjectStoreError.
     """
     load = partial(protocol.restore, objects, folder=folder, kind=origin.kind, log=log, jumps=jumps)
-    return await retry_while_unreachable(lambda: furthest(objects, spec, origin, load), PATIENCE_S)
+    return await retry_while_unreachable(lambda: furthest(objects, spec, origin, load), RETRY_FOR_S)
 
 
 async def furthest(objects: Objects, spec: AttemptSpec, origin: Origin, load: Load) -> tuple[str, Manifest] | None:

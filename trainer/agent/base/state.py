@@ -40,7 +40,7 @@ PAUSE_S = 60.0
 LOOK_S = 0.1
 """Seconds between two checks whether the attempt must end."""
 FINAL_REPORT_S = 5.0
-"""Most seconds of a notice reserved for `final.json` after the last checkpoint."""
+"""Maximum seconds of a notice reserved for `final.json` after the last checkpoint."""
 FINAL_REPORT_SHARE = 0.2
 """Share of a short notice reserved for `final.json`."""
 

@@ -21,12 +21,12 @@ REAP_S = 1.0
 """Longest wait in seconds for the end of a killed nvidia-smi, because a hung driver can keep the process for ever."""
 XID = re.compile(r"NVRM: Xid \((?P<where>[^)]*)\): (?P<number>\d+)")
 FATAL = {
-    48: "a memory error of two bits",
-    64: "a row of its memory could not be replaced",
-    74: "an error of NVLink",
+    48: "a double-bit memory error",
+    64: "a faulty memory row could not be remapped",
+    74: "an NVLink error",
     79: "it has fallen off the bus",
-    92: "too many memory errors of one bit",
-    95: "a memory error that was not contained",
+    92: "too many single-bit memory errors",
+    95: "an uncontained memory error",
     119: "its firmware does not answer",
 }
 """NVIDIA Xid errors (docs.nvidia.com/deploy/xid-errors) after which a GPU cannot be trusted."""

@@ -31,7 +31,7 @@ PIECE = 4 << 20
 AT_ONCE = 8
 """Pieces fetched concurrently."""
 LOOK_S = 0.5
-PATIENCE_S = 60.0
+RETRY_FOR_S = 60.0
 """Seconds that a fetch waits for the store; tokenising again takes minutes too."""
 RETRY_S = 30.0
 TRIES = 5
@@ -43,7 +43,7 @@ Log = Callable[[str], None]
 async def fetch(objects: Objects, spec: AttemptSpec, folder: Path, log: Log) -> str:
     """Fetch a token cache of this job into the folder, and return its identity; empty: none."""
     try:
-        for key, manifest in await retry_while_unreachable(lambda: _candidates(objects, spec, log), PATIENCE_S):
+        for key, manifest in await retry_while_unreachable(lambda: _candidates(objects, spec, log), RETRY_FOR_S):
             try:
                 await _fetch_pieces(objects, key, manifest, folder)
             except BadContent as e:
@@ -98,7 +98,7 @@ async def _join(objects: Objects, source: str, pieces: list[ManifestFile], path:
 async def _download(objects: Objects, key: str, path: Path, piece: ManifestFile) -> None:
     """Fetch one piece. Raises: BadContent, ObjectStoreError."""
     await retry_while_unreachable(
-        lambda: objects.download(key, path, size=piece.bytes, sha256=piece.sha256), PATIENCE_S
+        lambda: objects.download(key, path, size=piece.bytes, sha256=piece.sha256), RETRY_FOR_S
     )
 
 

@@ -44,7 +44,7 @@ def image_of(row: dict[str, Any], column: str, where: str, number: int) -> Image
             raise
         file = f" ({cell.name})" if isinstance(cell, Picture) else ""
         unknown = isinstance(e, UnidentifiedImageError)  # Its message contains a memory address.
-        reason = "it is no picture that is known" if unknown else (str(e).strip().splitlines() or [type(e).__name__])[0]
+        reason = "not a known picture format" if unknown else (str(e).strip().splitlines() or [type(e).__name__])[0]
         raise DataError(f"{where} row {number}{file}: does not decode ({reason}); mend or remove it") from None
 
 

@@ -158,7 +158,7 @@ class TextToImageModel(TaskModel[TextToImageData]):
     needs_weights = True
 
     def check_kind(self) -> None:
-        """Raise UserFault for a pipeline that is no Stable Diffusion for text to image. Reads no weights."""
+        """Raise UserFault for a pipeline that is not a Stable Diffusion for text to image. Reads no weights."""
         _ = self._data.diffusion.kind
 
     def build(self, precision: str, *, hollow: bool = False) -> Any:

@@ -15,7 +15,7 @@ from broker.estimator.memory.simulator.types import Step, StepPeak
 def simulate(shape: ModelShape, step: Step) -> StepPeak:
     """Return the peak of every segment on one device.
 
-    Takes about 2 ms; a market needs the same for thousands of offers.
+    Takes about 2 ms. The result is cached, because thousands of offers share it.
     """
     headed = EncoderSimulator if family_spec(shape).encoder else ClassifierSimulator
     kind = Seq2SeqSimulator if shape.decoder_layers else headed if shape.labels else DecoderSimulator

@@ -89,7 +89,7 @@ class Seq2SeqSimulator(DecoderSimulator):
 
     def _allocate_states(self) -> None:
         super()._allocate_states()
-        if not self.shape.buckets:  # BART's bias of the logits, which is no parameter
+        if not self.shape.buckets:  # BART's bias of the logits, which is not a parameter
             self.tape.adjust("weights", self.shape.vocabulary * self.step.numerics.weight)
 
     def _enter(self, stack: _Stack) -> None:

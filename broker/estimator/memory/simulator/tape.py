@@ -2,7 +2,7 @@
 
 A tensor lives while Python or the autograd graph holds it. The backward pass runs the tape in reverse. A node's input
 gradients are made while its own gradient and saved tensors still live. As in autograd's input buffer, a tensor's second
-gradient is added in place if the first has no other holder and is no view.
+gradient is added in place if the first has no other holder and is not a view.
 """
 
 from collections.abc import Mapping, Sequence

@@ -17,7 +17,7 @@ from broker.web.routes import Routes
 routes = Routes()
 SHOWN = 200
 UP_TO_CHARACTERS = 40
-"""Most characters of the field "up to" that are read."""
+"""Maximum characters of the field "up to" that are read."""
 
 
 class ApprovalForm(Approval):

@@ -76,7 +76,7 @@ async def _create(visit: Visit, form: Mapping[str, str]) -> tuple[Channel, str |
 
 
 async def _found(visit: Visit, channel_id: str) -> ChannelStatus:
-    """Return a channel of the team. Raises NotFound, also for a text that is no id."""
+    """Return a channel of the team. Raises NotFound, also for a text that is not an id."""
     try:
         wanted = REF.validate_python(channel_id)
     except ValidationError:

@@ -40,7 +40,7 @@ approval_above_usd: 100
 """Policy that the empty editor shows."""
 DAYS = "30"
 SHOWN_EFFECTS = 100
-"""Most lines of each effect of a dry run."""
+"""Maximum number of lines of each effect of a dry run."""
 
 
 def _named(visit: Visit) -> tuple[str, str | None]:

@@ -51,7 +51,7 @@ async def put(visit: Visit) -> web.Response:
 
 
 def _name(text: str) -> str:
-    """Return the name of a secret. Raises NotFound for a text that is no name."""
+    """Return the name of a secret. Raises NotFound for a text that is not a name."""
     try:
         return NAME.validate_python(text)
     except ValidationError:

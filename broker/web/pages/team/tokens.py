@@ -101,7 +101,7 @@ def _end(days: str, now: datetime) -> datetime | None:
 
 
 async def _token(visit: Visit, token_id: str) -> Token:
-    """Return a token of the team. Raises NotFound, also for a text that is no id."""
+    """Return a token of the team. Raises NotFound, also for a text that is not an id."""
     try:
         wanted = ID.validate_python(token_id)
     except ValidationError:

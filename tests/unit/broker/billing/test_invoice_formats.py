@@ -1,4 +1,4 @@
-"""Invoices of clouds, as their documentation shows them, and files that are no invoices."""
+"""Invoices of clouds, as their documentation shows them, and files that are not invoices."""
 
 import gzip
 import json

@@ -108,7 +108,8 @@ def test_a_broken_trace_is_named_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "pool.csv").write_text(f"{HEAD}0,1,0.5,2\n600,1,,2\n")
     code, text, error = simulate("--trace", str(tmp_path))
     assert (code, text) == (Exit.BAD_INPUT, "")
-    assert error == f"error: {tmp_path}/pool.csv:3: spot_usd '' is no number of at least 0; correct or remove the row\n"
+    problem = "spot_usd '' is not a number of at least 0; correct or remove the row"
+    assert error == f"error: {tmp_path}/pool.csv:3: {problem}\n"
 
 
 @pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("a.SVG", b"<?xml")])

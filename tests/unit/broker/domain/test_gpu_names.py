@@ -1,4 +1,4 @@
-"""GPUs are known by the names that nvidia-smi, shops and people write."""
+"""GPUs are known by the names that nvidia-smi, sellers and users write."""
 
 import json
 

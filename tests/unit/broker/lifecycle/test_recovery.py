@@ -282,7 +282,7 @@ def test_checkpointing_stays_free_to_plan_after_memory_ran_out(recomputes: bool)
 
 
 def test_a_model_too_large_for_one_gpu_is_sharded_after_memory_ran_out() -> None:
-    """The model is divided between more GPUs. Larger GPUs alone are no answer, because none exceeds the largest."""
+    """The model is divided between more GPUs. Larger GPUs alone do not help, because none exceeds the largest."""
     work = replace(WORK, method="full", lora_r=0, micro_batch=1, global_batch=8)
     h200 = offer_of("h200-sxm")
     job = train_job(work)
@@ -290,7 +290,7 @@ def test_a_model_too_large_for_one_gpu_is_sharded_after_memory_ran_out() -> None
     changed = adjust_plan(job, alone, host=False)
     assert (changed.oom_device_bytes, changed.oom_shards) == (h200.gpu_memory_bytes, 1)
     assert adjustment_message(job, alone, changed).endswith(
-        "a device, or the model divided between more than 1; global batch 8 as before"
+        "a device, or the model divided between more than 1 devices; global batch 8 as before"
     )
     left = adjusted_workload(replace(job, remedy=changed))
     assert fit(left, h200).drop is DropReason.MEMORY

@@ -1,5 +1,6 @@
-"""Parameters of configs that no catalogue has, against transformers' classes on the meta device: biases, norms, and
-fields that a class does not look at."""
+"""Parameter counts of configs that are not in the catalogue, compared with transformers' classes on the meta device.
+
+The cases vary biases, norms, and fields that a class ignores."""
 
 from typing import Any
 

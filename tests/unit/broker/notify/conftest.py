@@ -1,4 +1,4 @@
-"""The desk of the webhooks' tests."""
+"""The rig of the webhooks' tests."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -8,12 +8,12 @@ import pytest
 
 from broker.notify.webhook.notifier import WebhookNotifier
 from tests.conformance.samples import ManualClock
-from tests.unit.broker.notify.harness import BOX, Desk
+from tests.unit.broker.notify.harness import BOX, Rig
 
 
 @pytest.fixture
-async def desk() -> AsyncIterator[Desk]:
-    """Yield a desk whose notifier may reach 127.0.0.1 by plain HTTP."""
+async def rig() -> AsyncIterator[Rig]:
+    """Yield a rig whose notifier may reach 127.0.0.1 by plain HTTP."""
     clock = ManualClock()
     async with AsyncExitStack() as stack:
 
@@ -22,4 +22,4 @@ async def desk() -> AsyncIterator[Desk]:
             stack.push_async_callback(notifier.close)
             return notifier
 
-        yield Desk(clock=clock, make=make, notifier=make(insecure_hosts=["127.0.0.1"], total_s=300.0))
+        yield Rig(clock=clock, make=make, notifier=make(insecure_hosts=["127.0.0.1"], total_s=300.0))

@@ -86,7 +86,7 @@ async def receiving(
 
 
 @dataclass
-class Desk:
+class Rig:
     clock: ManualClock
     make: Callable[..., WebhookNotifier]
     notifier: WebhookNotifier

@@ -243,7 +243,7 @@ def test_the_labels_are_found_before_anything_is_bought() -> None:
 
 
 def test_a_column_of_another_label_in_each_row_is_doubtful() -> None:
-    strange = "column 'mood' has another label in each of 3 rows; is it classes?"
+    strange = "column 'mood' has a different label in each of 3 rows; check that it holds classes"
     moods = [("a", "good"), ("b", "bad"), ("c", "none")]
     assert strange in check(classes(), rows(*({"t": t, "mood": mood} for t, mood in moods))).warnings
     assert strange not in check(classes(), rows(*({"t": t, "mood": mood} for t, mood in [*moods, moods[0]]))).warnings
@@ -288,7 +288,7 @@ def test_tags_are_found_in_lists_and_in_texts() -> None:
         "column 't' has the one label 'O'; two at least are needed to tell apart",
     )
     bad = rows({"w": ["a"], "t": ["O"]}, {"w": 7, "t": ["B-X"]})
-    assert refusal(check, config, bad)[1].startswith("row 2: column 'w' is no list of words")
+    assert refusal(check, config, bad)[1].startswith("row 2: column 'w' is not a list of words")
 
 
 def test_a_class_of_pictures_is_that_of_their_folders() -> None:
@@ -304,7 +304,7 @@ def test_a_class_of_pictures_is_that_of_their_folders() -> None:
     assert summary.duplicates == 0, "the same picture in two classes is another row"
     assert rows_of(config, summary).count == 3
     broken = summarise(tar(files | {"dog/0.png": b"<html>"}), "tar")
-    assert refusal(check, config, broken)[1].startswith("row 3: column 'image' is no picture")
+    assert refusal(check, config, broken)[1].startswith("row 3: column 'image' is not a picture")
     assert "'label' is null or missing in row 1" in refusal(check, config, summarise(tar({"0.png": good}), "tar"))[1]
 
 
@@ -316,7 +316,7 @@ def test_a_picture_and_its_caption() -> None:
     report = check(config, summarise(tar({"cat/1.png": good, "dog/1.png": good + b"1"}), "tar"))
     assert (report.example_prompt, report.example_completion) == ("a drawing of a cat", "cat/1.png")
     broken = summarise(tar({"cat/1.png": good, "dog/1.png": b"GIF9"}), "tar")
-    assert refusal(check, config, broken)[1].startswith("row 2: column 'image' is no picture")
+    assert refusal(check, config, broken)[1].startswith("row 2: column 'image' is not a picture")
 
 
 @pytest.mark.parametrize("task", ["dpo", "reward_model"])

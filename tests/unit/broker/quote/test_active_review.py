@@ -307,7 +307,7 @@ def test_fruitless_moves_between_spot_offers_double_the_stay() -> None:
     moved, lost = ended(True, Reason.MOVED, HOUR_S / 2), ended(True, Reason.PREEMPTED, HOUR_S / 2)
     assert required_stay_s((), 0.0) == HOUR_S
     assert [required_stay_s((moved,) * n, HOUR_S / 2) for n in range(4)] == [HOUR_S * 2**n for n in range(4)]
-    assert required_stay_s((moved, moved), HOUR_S) == HOUR_S, "a full hour after the last move is no fruitless one"
+    assert required_stay_s((moved, moved), HOUR_S) == HOUR_S, "a full hour after the last move is not a fruitless one"
     assert required_stay_s((moved, lost), HOUR_S / 2) == HOUR_S
     assert required_stay_s((ended(False, Reason.MOVED, MIN_STAY_S), moved)) == 2 * MIN_STAY_S
 

@@ -147,7 +147,7 @@ def test_unknown_markets_never_refuse() -> None:
     never = spec(resources={"accelerators": ["b200"]})
     assert refusal(never, market({"mine": MINE}, [HERE])) is not None
     assert refusal(never, market({"mine": MINE}, [HERE], unanswered=["mine"])) is None
-    assert refusal(never, market({"mine": MINE}, [])) is None, "a list of everything that is empty is no answer"
+    assert refusal(never, market({"mine": MINE}, [])) is None, "a list of everything that is empty is not an answer"
     assert refusal(never, market({"mine": MINE, "a": RENTED}, [HERE], unanswered=["a"])) is None
     only_mine = spec(resources={"accelerators": ["b200"], "providers": ["mine"]})
     assert refusal(only_mine, market({"mine": MINE, "a": RENTED}, [HERE], unanswered=["a"])) is not None

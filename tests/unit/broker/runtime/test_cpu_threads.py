@@ -9,7 +9,7 @@ import pytest
 from broker.domain.errors import Busy
 from broker.runtime.cpu_threads import ComputationStopped, CpuThreads
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 async def test_a_computation_past_the_deadline_is_answered_and_keeps_its_place() -> None:
@@ -17,13 +17,13 @@ async def test_a_computation_past_the_deadline_is_answered_and_keeps_its_place()
     threads, release = CpuThreads(deadline_s=0.05), threading.Event()
     try:
         with pytest.raises(Busy, match="try again"):
-            await threads.of_team("slow")(lambda: release.wait(PATIENCE_S))
+            await threads.of_team("slow")(lambda: release.wait(TIMEOUT_S))
         assert await threads.of_team("quick")(lambda: 4) == 4
         with pytest.raises(Busy):
             await threads.of_team("slow")(lambda: 4)
     finally:
         release.set()
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while True:
             try:
                 assert await threads.of_team("slow")(lambda: 5) == 5
@@ -56,7 +56,7 @@ async def test_an_error_of_the_computation_reaches_the_caller() -> None:
 @pytest.mark.parametrize("is_left", [False, True])
 async def test_a_computation_without_a_caller_stops_itself(is_left: bool) -> None:
     """The caller leaves, or its deadline is over; then the only thread is free for another team."""
-    threads, entered, stopped = CpuThreads(threads=1, deadline_s=PATIENCE_S), threading.Event(), threading.Event()
+    threads, entered, stopped = CpuThreads(threads=1, deadline_s=TIMEOUT_S), threading.Event(), threading.Event()
     if not is_left:
         threads = CpuThreads(threads=1, deadline_s=0.5)
 
@@ -70,10 +70,10 @@ async def test_a_computation_without_a_caller_stops_itself(is_left: bool) -> Non
             raise
 
     caller = asyncio.create_task(threads.stoppable("slow", compute))
-    assert await asyncio.to_thread(entered.wait, PATIENCE_S)
+    assert await asyncio.to_thread(entered.wait, TIMEOUT_S)
     if is_left:
         caller.cancel()
     with pytest.raises(asyncio.CancelledError if is_left else Busy):
         await caller
-    assert await asyncio.to_thread(stopped.wait, PATIENCE_S)
+    assert await asyncio.to_thread(stopped.wait, TIMEOUT_S)
     assert await threads.stoppable("other", lambda _: 4) == 4

@@ -98,7 +98,7 @@ def test_the_estimate_is_shown_as_a_table_with_its_evidence() -> None:
         (["--config", "/no/such/config.json"], "/no/such/config.json: No such file"),
         (["--config", "{"], "--config: is not JSON"),
         (["--config", '{"model_type": "own"}'], "no positive num_hidden_layers, and 'own' is not an architecture that"),
-        (["--config", '{"peft_type": "LORA"}'], "no model_type and no positive num_hidden_layers, so it is no model's"),
+        (["--config", '{"peft_type": "LORA"}'], "no positive num_hidden_layers, so it is not a model's"),
         (["--config", json.dumps(TINY | {"hidden_size": -256})], "no positive hidden_size"),
         (["--config", json.dumps(TINY | {"vocab_size": 0})], "no positive vocab_size"),
         (["--config", json.dumps(TINY | {"num_experts": 8})], "mixture of experts"),

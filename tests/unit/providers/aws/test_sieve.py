@@ -1,4 +1,4 @@
-"""AWS's raw prices: a price of 0 is no price, even after the disk's price; real spot prices remain."""
+"""AWS's raw prices: a price of 0 is not a price, even after the disk's price; real spot prices remain."""
 
 from decimal import Decimal
 

@@ -129,7 +129,7 @@ async def test_a_listing_that_fails_after_the_launch_gives_no_machine_back(error
 
 async def test_a_cloud_that_lists_no_more_after_the_launch_has_refused_nothing() -> None:
     paper = Paper(listings=[None, *[Throttled("429 too many requests")] * 1000])
-    with pytest.raises(OutcomeUnknown, match="0 of 1 machines are seen: 429 too many requests"):
+    with pytest.raises(OutcomeUnknown, match="0 of 1 machines are listed: 429 too many requests"):
         await opened(paper).create(NAME, OFFER, BOOT)
 
 

@@ -22,7 +22,7 @@ from tests.unit.providers.vast.test_provider import World, ask
         ({"duration": 1800}, {"contract of the host ends within 24 h": 1}),
         ({"end_date": 1}, {"contract of the host ends within 24 h": 1}),
         ({"dph_base": -0.1, "min_bid": None}, {"price 0 or less": 1}),
-        ({"dph_base": float("nan"), "min_bid": None}, {"price that is no number": 1}),
+        ({"dph_base": float("nan"), "min_bid": None}, {"price that is not a number": 1}),
     ],
 )
 async def test_unsuitable_rows_are_dropped_and_counted(

@@ -34,7 +34,7 @@ class TokenService:
 
 @asynccontextmanager
 async def serving(answer: Callable[[TokenRequest], tuple[int, Any]]) -> AsyncIterator[TokenService]:
-    """Yield a token service. `answer`: status and body of its answers; a body that is no text becomes JSON."""
+    """Yield a token service. `answer`: status and body of its answers; a body that is not text becomes JSON."""
     service = TokenService()
 
     async def handle(request: web.Request) -> web.Response:

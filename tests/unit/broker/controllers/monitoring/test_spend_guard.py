@@ -27,7 +27,7 @@ class Cloud:
     caps = Caps(spot=True, teardown_s=0)
 
 
-class Desk:
+class Rig:
     """A store with one training attempt at $3.6 an hour, and as many brokers as a test asks for."""
 
     def __init__(self) -> None:
@@ -66,17 +66,17 @@ async def test_own_preemption_history_enters_the_forecast() -> None:
     """The cloud says nothing; a market that took away a machine every ten minutes takes this one too."""
     finish = []
     for preemptions in (0, 60_000):
-        desk = Desk()
-        job = await desk.start(resources={"spot": "allowed"})
-        (leased,) = await desk.store.live_attempts()
+        rig = Rig()
+        job = await rig.start(resources={"spot": "allowed"})
+        (leased,) = await rig.store.live_attempts()
         own = SpotHours(
             **dict(zip(WHERE, place(leased.attempt.line.offer), strict=True)), hours=10_000, preemptions=preemptions
         )
-        guard = desk.guard(Corrections(spots={place(leased.attempt.line.offer): own}))
+        guard = rig.guard(Corrections(spots={place(leased.attempt.line.offer): own}))
         for step in range(0, 40, 2):
-            await desk.beat(20, step=step)
+            await rig.beat(20, step=step)
             await guard.step()
-        now = await desk.store.job(job.id)
+        now = await rig.store.job(job.id)
         assert now is not None
         assert now.forecast is not None
         finish.append(now.forecast.finish_at)
@@ -84,83 +84,83 @@ async def test_own_preemption_history_enters_the_forecast() -> None:
 
 
 async def test_an_overrun_is_reported_once_with_a_sufficient_cap() -> None:
-    desk = Desk()
-    job = await desk.start(cap_usd="0.1")
-    brokers = [desk.guard(), desk.guard()]
+    rig = Rig()
+    job = await rig.start(cap_usd="0.1")
+    brokers = [rig.guard(), rig.guard()]
     for step in range(0, 40, 2):
-        await desk.beat(20, step=step)
+        await rig.beat(20, step=step)
         for broker in brokers:
             await broker.step()
-    (told,) = [e for e in await desk.told(job) if e.kind == "job.overrun_forecast"]
+    (told,) = [e for e in await rig.told(job) if e.kind == "job.overrun_forecast"]
     assert "above its cap of $0.1000" in told.message
     assert Decimal(told.data["would_do_usd"]) > Decimal(told.data["usd"]) > Decimal("0.1")
-    now = await desk.store.job(job.id)
+    now = await rig.store.job(job.id)
     assert now is not None
     assert now.forecast is not None
     assert (now.forecast.over_cap, now.forecast.step_s) == (True, 10)
-    await desk.store.raise_cap(job.id, Decimal(99), Event(job_id=job.id, kind="job.cap_raised", message=""))
-    await desk.beat(20, step=42)
+    await rig.store.raise_cap(job.id, Decimal(99), Event(job_id=job.id, kind="job.cap_raised", message=""))
+    await rig.beat(20, step=42)
     await brokers[0].step()
-    now = await desk.store.job(job.id)
+    now = await rig.store.job(job.id)
     assert now is not None
     assert now.forecast is not None
     assert not now.forecast.over_cap
 
 
 async def test_a_deadline_that_will_be_missed_is_reported() -> None:
-    desk = Desk()
-    job = await desk.start(deadline=(desk.clock.now() + timedelta(hours=1)).isoformat())
-    guard = desk.guard()
+    rig = Rig()
+    job = await rig.start(deadline=(rig.clock.now() + timedelta(hours=1)).isoformat())
+    guard = rig.guard()
     for step in range(0, 20, 2):
-        await desk.beat(20, step=step)
+        await rig.beat(20, step=step)
         await guard.step()
-    assert [e.kind for e in await desk.told(job)] == ["job.late_forecast"]
+    assert [e.kind for e in await rig.told(job)] == ["job.late_forecast"]
 
 
 async def test_an_idle_machine_is_reported_once_and_drained_if_requested() -> None:
-    desk = Desk()
-    job = await desk.start(idle={"action": "notify", "window_s": 60})
-    guard = desk.guard()
+    rig = Rig()
+    job = await rig.start(idle={"action": "notify", "window_s": 60})
+    guard = rig.guard()
     for _ in range(20):
-        await desk.beat(10, gpu_utilisation=0.0)
+        await rig.beat(10, gpu_utilisation=0.0)
         await guard.step()
-    (told,) = await desk.told(job)
+    (told,) = await rig.told(job)
     assert told.kind == "job.idle"
     assert told.message.endswith(f"it bills on; end it with `gpubroker cancel {job.id}`")
-    (attempt,) = await desk.store.attempts(job.id)
+    (attempt,) = await rig.store.attempts(job.id)
     assert (attempt.idle, attempt.signal) == ("gpu", None)
-    await desk.beat(10, gpu_utilisation=1.0)
+    await rig.beat(10, gpu_utilisation=1.0)
     await guard.step()
-    (attempt,) = await desk.store.attempts(job.id)
+    (attempt,) = await rig.store.attempts(job.id)
     assert attempt.idle is None
 
 
 async def test_a_team_s_policy_ends_what_is_idle_and_the_narrowest_counts() -> None:
-    desk = Desk()
+    rig = Rig()
     everywhere = {"name": "all", "idle": {"action": "notify", "window_s": 60}}
-    await desk.store.put_policy(Policy.model_validate(everywhere))
+    await rig.store.put_policy(Policy.model_validate(everywhere))
     own = {"name": "own", "team": "default", "idle": {"action": "drain", "window_s": 60}}
-    await desk.store.put_policy(Policy.model_validate(own))
-    job = await desk.start()
-    guard = desk.guard()
+    await rig.store.put_policy(Policy.model_validate(own))
+    job = await rig.start()
+    guard = rig.guard()
     for _ in range(7):
-        await desk.beat(10, gpu_utilisation=0.0)
+        await rig.beat(10, gpu_utilisation=0.0)
         await guard.step()
-    (attempt,) = await desk.store.attempts(job.id)
+    (attempt,) = await rig.store.attempts(job.id)
     assert attempt.signal is Signal.IDLE
-    (one,) = await desk.store.claim_attempts(Lane.INTERRUPTION, owner="i", lease_s=1, limit=1)
+    (one,) = await rig.store.claim_attempts(Lane.INTERRUPTION, owner="i", lease_s=1, limit=1)
     assert one.attempt.id == attempt.id, "its lane is left at once"
     await guard.step()
-    assert len(await desk.told(job)) == 1
+    assert len(await rig.told(job)) == 1
 
 
 async def test_a_hung_download_ends_so_that_the_job_continues_elsewhere() -> None:
-    desk = Desk()
-    job = await desk.start(idle={"download_s": 60})
-    guard = desk.guard()
+    rig = Rig()
+    job = await rig.start(idle={"download_s": 60})
+    guard = rig.guard()
     for _ in range(7):
-        await desk.beat(10, phase="loading", network_bytes=5)
+        await rig.beat(10, phase="loading", network_bytes=5)
         await guard.step()
-    (attempt,) = await desk.store.attempts(job.id)
+    (attempt,) = await rig.store.attempts(job.id)
     assert attempt.signal is Signal.HUNG
     assert attempt.state is AttemptState.TRAINING

@@ -58,7 +58,7 @@ class Scripted:
 
 
 @dataclass
-class Desk:
+class Rig:
     """One broker's outbox, one webhook channel `hook`, and a manual clock."""
 
     notifier: Scripted
@@ -106,8 +106,8 @@ class Desk:
 
 
 @pytest.fixture
-async def desk() -> AsyncIterator[Desk]:
-    made = Desk(notifier=Scripted())
+async def rig() -> AsyncIterator[Rig]:
+    made = Rig(notifier=Scripted())
     await made.add()
     yield made
     await made.outbox.close()
@@ -124,233 +124,233 @@ def up(channel: Channel, delivery: Delivery, state: State | None) -> State | Non
     return state
 
 
-async def test_every_jobs_events_are_delivered_in_order(desk: Desk) -> None:
+async def test_every_jobs_events_are_delivered_in_order(rig: Rig) -> None:
     kinds = [f"e{n}" for n in range(80)]
-    jobs = [await desk.job(*kinds) for _ in range(5)]
-    await desk.run()
-    assert [desk.notifier.heard(job) for job in jobs] == [kinds] * 5
-    assert len(desk.notifier.calls) == 400
-    assert (await desk.status()).waiting == 0
+    jobs = [await rig.job(*kinds) for _ in range(5)]
+    await rig.run()
+    assert [rig.notifier.heard(job) for job in jobs] == [kinds] * 5
+    assert len(rig.notifier.calls) == 400
+    assert (await rig.status()).waiting == 0
 
 
-async def test_two_brokers_deliver_everything_once(desk: Desk) -> None:
-    jobs = [await desk.job("a", "b", "c") for _ in range(30)]
-    other = desk.another("two")
-    while any(await asyncio.gather(desk.outbox.step(), other.step())):
+async def test_two_brokers_deliver_everything_once(rig: Rig) -> None:
+    jobs = [await rig.job("a", "b", "c") for _ in range(30)]
+    other = rig.another("two")
+    while any(await asyncio.gather(rig.outbox.step(), other.step())):
         pass
-    assert [desk.notifier.heard(job) for job in jobs] == [["a", "b", "c"]] * 30
+    assert [rig.notifier.heard(job) for job in jobs] == [["a", "b", "c"]] * 30
 
 
-async def test_a_slow_stream_holds_up_no_other(desk: Desk) -> None:
-    slow, quick = await desk.job("a"), await desk.job("a")
-    gate = desk.notifier.gates[slow.id] = asyncio.Event()
-    await desk.outbox.step()
-    assert desk.notifier.heard(quick) == ["a"]
+async def test_a_slow_stream_holds_up_no_other(rig: Rig) -> None:
+    slow, quick = await rig.job("a"), await rig.job("a")
+    gate = rig.notifier.gates[slow.id] = asyncio.Event()
+    await rig.outbox.step()
+    assert rig.notifier.heard(quick) == ["a"]
     gate.set()
-    await desk.run()
-    assert desk.notifier.heard(slow) == ["a"]
+    await rig.run()
+    assert rig.notifier.heard(slow) == ["a"]
 
 
-async def test_a_hanging_channel_holds_up_no_other(desk: Desk) -> None:
-    await desk.add(id="c2", name="slow")
-    gate = desk.notifier.gates["c2"] = asyncio.Event()
+async def test_a_hanging_channel_holds_up_no_other(rig: Rig) -> None:
+    await rig.add(id="c2", name="slow")
+    gate = rig.notifier.gates["c2"] = asyncio.Event()
     for _ in range(3):
-        job = await desk.job("a")
-        await desk.run()
-        assert desk.notifier.heard(job) == ["a"]
+        job = await rig.job("a")
+        await rig.run()
+        assert rig.notifier.heard(job) == ["a"]
     gate.set()
-    await desk.run()
-    await desk.run()
-    assert len(desk.notifier.told) == 6
+    await rig.run()
+    await rig.run()
+    assert len(rig.notifier.told) == 6
 
 
-async def test_a_channel_down_for_an_hour_loses_nothing_and_floods_nothing(desk: Desk) -> None:
-    desk.notifier.act = down()
-    jobs = [await desk.job("job.submitted") for _ in range(5)]
+async def test_a_channel_down_for_an_hour_loses_nothing_and_floods_nothing(rig: Rig) -> None:
+    rig.notifier.act = down()
+    jobs = [await rig.job("job.submitted") for _ in range(5)]
     for _ in range(36):
         for job in jobs:
-            await desk.say(job, "job.waiting")
-        await desk.live(100)
-    assert len(desk.notifier.calls) < 40
+            await rig.say(job, "job.waiting")
+        await rig.live(100)
+    assert len(rig.notifier.calls) < 40
     for job in jobs:
-        await desk.say(job, "job.succeeded")
-    desk.notifier.act = up
-    await desk.live(600)
+        await rig.say(job, "job.succeeded")
+    rig.notifier.act = up
+    await rig.live(600)
     for job in jobs:
-        assert desk.notifier.heard(job)[0] == "job.submitted"
-        assert desk.notifier.heard(job)[-1] == "job.succeeded"
-    waits = [one for one in desk.notifier.told if one.kind == "job.waiting"]
+        assert rig.notifier.heard(job)[0] == "job.submitted"
+        assert rig.notifier.heard(job)[-1] == "job.succeeded"
+    waits = [one for one in rig.notifier.told if one.kind == "job.waiting"]
     assert len(waits) <= 10
     assert len(waits) + sum(one.folded for one in waits) == 36 * 5
-    after = await desk.status()
+    after = await rig.status()
     assert (after.waiting, after.channel.enabled, after.channel.failures) == (0, True, 0)
     assert after.dropped == {"folded": sum(one.folded for one in waits)}
 
 
-async def test_a_pause_is_obeyed_by_the_whole_channel_and_no_failure(desk: Desk) -> None:
+async def test_a_pause_is_obeyed_by_the_whole_channel_and_no_failure(rig: Rig) -> None:
     def busy(channel: Channel, delivery: Delivery, state: State | None) -> State | None:
         raise RetryAfter("429", 30)
 
-    first, *others = [await desk.job("a", "b") for _ in range(3 * AT_ONCE)]
-    desk.notifier.act = busy
-    await desk.run()
-    asked = len(desk.notifier.calls)
+    first, *others = [await rig.job("a", "b") for _ in range(3 * AT_ONCE)]
+    rig.notifier.act = busy
+    await rig.run()
+    asked = len(rig.notifier.calls)
     assert asked <= AT_ONCE
-    desk.notifier.act = up
-    await desk.live(29)
-    assert len(desk.notifier.calls) == asked
-    await desk.live(3)
-    assert [desk.notifier.heard(job) for job in (first, *others)] == [["a", "b"]] * (3 * AT_ONCE)
-    assert (await desk.status()).channel.failures == 0
+    rig.notifier.act = up
+    await rig.live(29)
+    assert len(rig.notifier.calls) == asked
+    await rig.live(3)
+    assert [rig.notifier.heard(job) for job in (first, *others)] == [["a", "b"]] * (3 * AT_ONCE)
+    assert (await rig.status()).channel.failures == 0
 
 
-async def test_a_round_ends_before_its_lease_however_slow_the_channel(desk: Desk) -> None:
+async def test_a_round_ends_before_its_lease_however_slow_the_channel(rig: Rig) -> None:
     def slow(channel: Channel, delivery: Delivery, state: State | None) -> State | None:
-        desk.clock.time += timedelta(seconds=10)
+        rig.clock.time += timedelta(seconds=10)
         return state
 
-    desk.notifier.act = slow
-    job = await desk.job(*(f"e{n}" for n in range(20)))
-    began = desk.clock.time
-    await desk.outbox.step()
-    assert (desk.clock.time - began).total_seconds() < LEASE_S
-    await desk.run()
-    assert desk.notifier.heard(job) == [f"e{n}" for n in range(20)]
+    rig.notifier.act = slow
+    job = await rig.job(*(f"e{n}" for n in range(20)))
+    began = rig.clock.time
+    await rig.outbox.step()
+    assert (rig.clock.time - began).total_seconds() < LEASE_S
+    await rig.run()
+    assert rig.notifier.heard(job) == [f"e{n}" for n in range(20)]
 
 
-async def test_an_undeliverable_message_is_dropped_and_counted(desk: Desk) -> None:
+async def test_an_undeliverable_message_is_dropped_and_counted(rig: Rig) -> None:
     def picky(channel: Channel, delivery: Delivery, state: State | None) -> State | None:
         if delivery.kind == "bad":
             raise Undeliverable("too long", "too long for it")
         return state
 
-    desk.notifier.act = picky
-    job = await desk.job("a", "bad", "b")
-    await desk.run()
-    assert desk.notifier.heard(job) == ["a", "b"]
-    assert (await desk.status()).dropped == {"too long for it": 1}
+    rig.notifier.act = picky
+    job = await rig.job("a", "bad", "b")
+    await rig.run()
+    assert rig.notifier.heard(job) == ["a", "b"]
+    assert (await rig.status()).dropped == {"too long for it": 1}
 
 
-async def test_one_poisonous_delivery_is_given_up_and_its_job_continues(desk: Desk) -> None:
+async def test_one_poisonous_delivery_is_given_up_and_its_job_continues(rig: Rig) -> None:
     def poisoned(channel: Channel, delivery: Delivery, state: State | None) -> State | None:
         if delivery.kind == "bad":
             raise NotDelivered("500")
         return state
 
-    desk.notifier.act = poisoned
-    job = await desk.job("bad", "b")
-    while "b" not in desk.notifier.heard(job):
-        other = await desk.job("a")
-        await desk.live(60)
-        assert desk.notifier.heard(other) == ["a"]
-        assert len(desk.notifier.calls) < 1000
-    tries = [one.attempts for one in desk.notifier.calls if one.kind == "bad"]
+    rig.notifier.act = poisoned
+    job = await rig.job("bad", "b")
+    while "b" not in rig.notifier.heard(job):
+        other = await rig.job("a")
+        await rig.live(60)
+        assert rig.notifier.heard(other) == ["a"]
+        assert len(rig.notifier.calls) < 1000
+    tries = [one.attempts for one in rig.notifier.calls if one.kind == "bad"]
     assert tries == list(range(GIVE_UP_AFTER))
-    assert (await desk.status()).dropped == {"never taken": 1}
+    assert (await rig.status()).dropped == {"never taken": 1}
 
 
-async def test_a_refusing_channel_is_disabled_and_users_notified_elsewhere(desk: Desk) -> None:
+async def test_a_refusing_channel_is_disabled_and_users_notified_elsewhere(rig: Rig) -> None:
     def gone(channel: Channel, delivery: Delivery, state: State | None) -> State | None:
         if channel.name == "hook":
             raise ChannelRefused("410: wants no more")
         return state
 
-    await desk.add(id="c2", name="other")
-    desk.notifier.act = gone
-    job = await desk.job("a")
-    await desk.live(3)
-    hook = await desk.status()
+    await rig.add(id="c2", name="other")
+    rig.notifier.act = gone
+    job = await rig.job("a")
+    await rig.live(3)
+    hook = await rig.status()
     assert (hook.channel.enabled, hook.channel.reason, hook.waiting) == (False, "410: wants no more", 1)
-    (notice,) = [one.notice for one in desk.notifier.told if one.notice]
+    (notice,) = [one.notice for one in rig.notifier.told if one.notice]
     assert (notice.kind, notice.team, notice.data["name"]) == ("channel.disabled", "default", "hook")
-    desk.notifier.act = up
-    await desk.store.write_channel(replace(hook.channel, enabled=True))
-    await desk.run()
-    assert desk.notifier.heard(job) == ["a", "a"]
+    rig.notifier.act = up
+    await rig.store.write_channel(replace(hook.channel, enabled=True))
+    await rig.run()
+    assert rig.notifier.heard(job) == ["a", "a"]
 
 
-async def test_a_channel_that_fails_for_about_a_day_is_disabled(desk: Desk) -> None:
-    desk.notifier.act = down("503")
-    await desk.job("a")
+async def test_a_channel_that_fails_for_about_a_day_is_disabled(rig: Rig) -> None:
+    rig.notifier.act = down("503")
+    await rig.job("a")
     hours = 0
-    while (await desk.status()).channel.enabled:
+    while (await rig.status()).channel.enabled:
         for _ in range(12):
-            await desk.run()
-            desk.clock.time += timedelta(seconds=300)
+            await rig.run()
+            rig.clock.time += timedelta(seconds=300)
         hours += 1
         assert hours < 48
     assert hours > 12
-    assert f"{DISABLE_AFTER} failures in a row, the last: 503" in (await desk.status()).channel.reason
+    assert f"{DISABLE_AFTER} failures in a row, the last: 503" in (await rig.status()).channel.reason
 
 
-async def test_an_error_of_our_own_is_reported_again(desk: Desk) -> None:
+async def test_an_error_of_our_own_is_reported_again(rig: Rig) -> None:
     def broken(channel: Channel, delivery: Delivery, state: State | None) -> State | None:
         raise KeyError("oops")
 
-    desk.notifier.act = broken
-    job = await desk.job("a")
-    await desk.run()
-    assert (await desk.status()).channel.reason == "'oops'"
-    desk.notifier.act = up
-    await desk.live(3)
-    assert desk.notifier.heard(job) == ["a"]
+    rig.notifier.act = broken
+    job = await rig.job("a")
+    await rig.run()
+    assert (await rig.status()).channel.reason == "'oops'"
+    rig.notifier.act = up
+    await rig.live(3)
+    assert rig.notifier.heard(job) == ["a"]
 
 
-async def test_the_state_before_a_failed_delivery_is_stored(desk: Desk) -> None:
+async def test_the_state_before_a_failed_delivery_is_stored(rig: Rig) -> None:
     def half(channel: Channel, delivery: Delivery, state: State | None) -> State | None:
         if state is None:
             raise NotDelivered("the reply failed", state={"ts": "1"})
         return {**state, "replied": True}
 
-    desk.notifier.act = half
-    await desk.job("a")
-    await desk.live(3)
-    assert len(desk.notifier.told) == 1
-    (row,) = [row for (own, _), row in desk.store._state.outbox.streams.items() if own == "c1"]
+    rig.notifier.act = half
+    await rig.job("a")
+    await rig.live(3)
+    assert len(rig.notifier.told) == 1
+    (row,) = [row for (own, _), row in rig.store._state.outbox.streams.items() if own == "c1"]
     assert row.state == {"ts": "1", "replied": True}
 
 
-async def test_a_live_job_is_refreshed_until_it_is_terminal(desk: Desk) -> None:
-    desk.notifier.refresh_s = 10
-    job = await desk.job("a")
-    await desk.live(35)
-    refreshes = [one for one in desk.notifier.told if one.refresh]
+async def test_a_live_job_is_refreshed_until_it_is_terminal(rig: Rig) -> None:
+    rig.notifier.refresh_s = 10
+    job = await rig.job("a")
+    await rig.live(35)
+    refreshes = [one for one in rig.notifier.told if one.refresh]
     assert len(refreshes) == 3
     assert {one.stream for one in refreshes} == {job.id}
-    held = await claimed_job(desk.store)
+    held = await claimed_job(rig.store)
     ended = replace(held, state=JobState.FAILED, finished_at=START)
-    assert await desk.store.apply([Change(job=(held, ended), events=(make_event(job, "job.failed"),))]) == [True]
-    await desk.live(60)
-    assert desk.notifier.heard(job)[-1] == "job.failed"
-    assert len(desk.notifier.told) == 5
+    assert await rig.store.apply([Change(job=(held, ended), events=(make_event(job, "job.failed"),))]) == [True]
+    await rig.live(60)
+    assert rig.notifier.heard(job)[-1] == "job.failed"
+    assert len(rig.notifier.told) == 5
 
 
-async def test_a_failed_refresh_is_no_failure(desk: Desk) -> None:
-    desk.notifier.refresh_s = 10
-    await desk.job("a")
-    await desk.run()
-    desk.notifier.act = down()
-    await desk.live(35)
-    assert (await desk.status()).channel.failures == 0
-    assert len(desk.notifier.calls) == 4
+async def test_a_failed_refresh_is_no_failure(rig: Rig) -> None:
+    rig.notifier.refresh_s = 10
+    await rig.job("a")
+    await rig.run()
+    rig.notifier.act = down()
+    await rig.live(35)
+    assert (await rig.status()).channel.failures == 0
+    assert len(rig.notifier.calls) == 4
 
 
-async def test_notices_are_reported_in_their_own_order(desk: Desk) -> None:
+async def test_notices_are_reported_in_their_own_order(rig: Rig) -> None:
     for n in range(5):
-        await desk.store.post(Notice(id=f"n{n}", kind="budget.threshold", message="m", team="default"))
-    await desk.run()
-    assert [one.id for one in desk.notifier.told] == [f"ntc_n{n}" for n in range(5)]
+        await rig.store.post(Notice(id=f"n{n}", kind="budget.threshold", message="m", team="default"))
+    await rig.run()
+    assert [one.id for one in rig.notifier.told] == [f"ntc_n{n}" for n in range(5)]
 
 
 async def test_undelivered_messages_are_dropped_after_their_limit() -> None:
-    desk = Desk(notifier=Scripted(act=down()), keep=OutboxRetention(age_s=300, rows=3))
-    await desk.add()
-    job = await desk.job("a", "b", "c", "d")
-    await desk.live(int(TRIM_S) + 1)
-    assert (await desk.status()).dropped == {"too many": 1}
-    await desk.live(400)
-    assert (await desk.status()).dropped == {"too many": 1, "too old": 3}
-    desk.notifier.act = up
-    await desk.say(job, "e")
-    await desk.live(400)
-    assert desk.notifier.heard(job) == ["e"]
+    rig = Rig(notifier=Scripted(act=down()), keep=OutboxRetention(age_s=300, rows=3))
+    await rig.add()
+    job = await rig.job("a", "b", "c", "d")
+    await rig.live(int(TRIM_S) + 1)
+    assert (await rig.status()).dropped == {"too many": 1}
+    await rig.live(400)
+    assert (await rig.status()).dropped == {"too many": 1, "too old": 3}
+    rig.notifier.act = up
+    await rig.say(job, "e")
+    await rig.live(400)
+    assert rig.notifier.heard(job) == ["e"]

@@ -1,4 +1,4 @@
-"""Jobs that are no next-token training of a dense decoder: what of them is counted, and how little of it is known."""
+"""Jobs that are not next-token training of a dense decoder: what of them is counted, and how little of it is known."""
 
 import json
 from dataclasses import replace

@@ -17,7 +17,7 @@ from broker.domain.notifications import NOTICES, Delivery, Notice
 from broker.notify.webhook.notifier import ROTATION_S
 from broker.runtime.secret_box import SecretBox
 from tests.conformance.samples import START
-from tests.unit.broker.notify.harness import DELIVERY, SNAPSHOT, Desk, always, receiving
+from tests.unit.broker.notify.harness import DELIVERY, SNAPSHOT, Rig, always, receiving
 
 
 def verify(secret: str, headers: dict[str, str], body: bytes) -> bool:
@@ -31,9 +31,9 @@ def verify(secret: str, headers: dict[str, str], body: bytes) -> bool:
 # ------------------------------------------------------------------------------------------------------------ content
 
 
-async def test_an_event_is_one_signed_post_with_the_job(desk: Desk) -> None:
+async def test_an_event_is_one_signed_post_with_the_job(rig: Rig) -> None:
     async with receiving(always(204)) as receiver:
-        await desk.send(f"http://127.0.0.1:{receiver.port}/in?token=t")
+        await rig.send(f"http://127.0.0.1:{receiver.port}/in?token=t")
     ((headers, body),) = receiver.got
     told = json.loads(body)
     assert (told["type"], told["timestamp"]) == ("attempt.preempted", START.isoformat())
@@ -52,26 +52,26 @@ async def test_an_event_is_one_signed_post_with_the_job(desk: Desk) -> None:
     assert not verify(secret, headers | {"webhook-id": "evt_x"}, body)
 
 
-async def test_a_notice_has_no_job(desk: Desk) -> None:
+async def test_a_notice_has_no_job(rig: Rig) -> None:
     notice = Notice(id="n-1", kind="budget.threshold", message="80 %", team="nlp", data={"at": 0.8}, at=START)
     async with receiving(always(200)) as receiver:
-        await desk.send(f"http://127.0.0.1:{receiver.port}/", delivery=Delivery(stream=NOTICES, notice=notice))
+        await rig.send(f"http://127.0.0.1:{receiver.port}/", delivery=Delivery(stream=NOTICES, notice=notice))
     told = json.loads(receiver.got[0][1])
     assert (told["type"], told["data"]["team"], told["data"]["detail"]) == ("budget.threshold", "nlp", {"at": 0.8})
     assert "job" not in told["data"]
 
 
-async def test_a_rotated_secret_and_the_one_before_both_sign_for_a_day(desk: Desk) -> None:
-    first, shown_first = desk.notifier.fresh({"url": "u"})
-    second, shown = desk.notifier.fresh(first)
+async def test_a_rotated_secret_and_the_one_before_both_sign_for_a_day(rig: Rig) -> None:
+    first, shown_first = rig.notifier.fresh({"url": "u"})
+    second, shown = rig.notifier.fresh(first)
     assert (shown_first, shown) == (first["signing"], second["signing"])
     assert len(base64.b64decode(second["signing"].removeprefix("whsec_"))) == 32
     signing = {name: text for name, text in second.items() if name != "url"}
     async with receiving(always(200)) as receiver:
         url = f"http://127.0.0.1:{receiver.port}/"
-        await desk.send(url, secrets=signing)
-        desk.clock.time += timedelta(seconds=ROTATION_S + 1)
-        await desk.send(url, secrets=signing)
+        await rig.send(url, secrets=signing)
+        rig.clock.time += timedelta(seconds=ROTATION_S + 1)
+        await rig.send(url, secrets=signing)
     (early, body), (late, _) = [({k.lower(): v for k, v in h.items()}, b) for h, b in receiver.got]
     assert verify(first["signing"], early, body)
     assert verify(second["signing"], early, body)
@@ -83,23 +83,23 @@ async def test_a_rotated_secret_and_the_one_before_both_sign_for_a_day(desk: Des
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
-async def test_any_2xx_is_a_success(desk: Desk, status: int) -> None:
+async def test_any_2xx_is_a_success(rig: Rig, status: int) -> None:
     async with receiving(always(status)) as receiver:
-        await desk.send(f"http://127.0.0.1:{receiver.port}/")
+        await rig.send(f"http://127.0.0.1:{receiver.port}/")
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 413, 429, 500, 502, 503])
-async def test_other_answers_are_failures(desk: Desk, status: int) -> None:
+async def test_other_answers_are_failures(rig: Rig, status: int) -> None:
     async with receiving(always(status)) as receiver:
         with pytest.raises(NotDelivered, match=f"127.0.0.1:{receiver.port} answered {status}") as caught:
-            await desk.send(f"http://127.0.0.1:{receiver.port}/hush?token=hush")
+            await rig.send(f"http://127.0.0.1:{receiver.port}/hush?token=hush")
     assert "hush" not in str(caught.value)
 
 
-async def test_a_receiver_that_is_gone_ends_the_channel(desk: Desk) -> None:
+async def test_a_receiver_that_is_gone_ends_the_channel(rig: Rig) -> None:
     async with receiving(always(410)) as receiver:
         with pytest.raises(ChannelRefused, match="410"):
-            await desk.send(f"http://127.0.0.1:{receiver.port}/")
+            await rig.send(f"http://127.0.0.1:{receiver.port}/")
 
 
 @pytest.mark.parametrize(
@@ -107,31 +107,31 @@ async def test_a_receiver_that_is_gone_ends_the_channel(desk: Desk) -> None:
     [("30", 30), ("0", 0), ("999999999999999999999", 86_400), ("Sun, 01 Mar 2026 12:02:00 GMT", 120),
      ("Sun, 01 Mar 2026 11:00:00 GMT", 0)],
 )  # fmt: skip
-async def test_retry_after_is_obeyed(desk: Desk, header: str, pause_s: float) -> None:
+async def test_retry_after_is_obeyed(rig: Rig, header: str, pause_s: float) -> None:
     for status in (429, 503):
         async with receiving(always(status, Retry_After=header)) as receiver:
             with pytest.raises(RetryAfter) as caught:
-                await desk.send(f"http://127.0.0.1:{receiver.port}/")
+                await rig.send(f"http://127.0.0.1:{receiver.port}/")
         assert caught.value.after_s == pause_s
 
 
-async def test_a_malformed_retry_after_is_a_failure(desk: Desk) -> None:
+async def test_a_malformed_retry_after_is_a_failure(rig: Rig) -> None:
     async with receiving(always(429, Retry_After="soon")) as receiver:
         with pytest.raises(NotDelivered):
-            await desk.send(f"http://127.0.0.1:{receiver.port}/")
+            await rig.send(f"http://127.0.0.1:{receiver.port}/")
 
 
-async def test_no_redirect_is_followed(desk: Desk) -> None:
+async def test_no_redirect_is_followed(rig: Rig) -> None:
     async with receiving(always(200)) as inner:
         async with receiving(always(307, Location=f"http://127.0.0.1:{inner.port}/")) as receiver:
             with pytest.raises(NotDelivered, match="307; redirects are not followed"):
-                await desk.send(f"http://127.0.0.1:{receiver.port}/")
+                await rig.send(f"http://127.0.0.1:{receiver.port}/")
         assert inner.got == []
 
 
-async def test_a_receiver_that_drips_is_cut_off(desk: Desk) -> None:
+async def test_a_receiver_that_drips_is_cut_off(rig: Rig) -> None:
     """The receiver is never silent for long and never done, so only the limit on the total time ends the call."""
-    notifier = desk.make(insecure_hosts=["127.0.0.1"], total_s=0.3)
+    notifier = rig.make(insecure_hosts=["127.0.0.1"], total_s=0.3)
 
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -148,10 +148,10 @@ async def test_a_receiver_that_drips_is_cut_off(desk: Desk) -> None:
     async with server:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(NotDelivered, match=r"did not answer within 0.3 s"):
-            await notifier.deliver(desk.channel(f"http://127.0.0.1:{port}/"), DELIVERY, SNAPSHOT, None)
+            await notifier.deliver(rig.channel(f"http://127.0.0.1:{port}/"), DELIVERY, SNAPSHOT, None)
 
 
-async def test_an_endless_answer_is_not_read(desk: Desk) -> None:
+async def test_an_endless_answer_is_not_read(rig: Rig) -> None:
     sent = 0
 
     async def endless(request: web.Request) -> web.StreamResponse:
@@ -163,25 +163,25 @@ async def test_an_endless_answer_is_not_read(desk: Desk) -> None:
             sent += 65_536
 
     async with receiving(endless) as receiver:
-        await desk.send(f"http://127.0.0.1:{receiver.port}/")
+        await rig.send(f"http://127.0.0.1:{receiver.port}/")
     assert sent < 64 * 1024**2
 
 
 @pytest.mark.parametrize("pause", ["²", "Mon, 01 Jan 2024 00:00:00 +24000000000000000000", "soon"])
-async def test_a_non_finite_retry_after_is_a_failure(desk: Desk, pause: str) -> None:
+async def test_a_non_finite_retry_after_is_a_failure(rig: Rig, pause: str) -> None:
     async def busy(request: web.Request) -> web.Response:
         return web.Response(status=429, headers={"Retry-After": pause})
 
     async with receiving(busy) as receiver:
         with pytest.raises(NotDelivered, match="answered 429"):
-            await desk.send(f"http://127.0.0.1:{receiver.port}/")
+            await rig.send(f"http://127.0.0.1:{receiver.port}/")
 
 
-async def test_a_refused_connection_is_a_failure_without_the_url(desk: Desk) -> None:
+async def test_a_refused_connection_is_a_failure_without_the_url(rig: Rig) -> None:
     with socket.socket() as free:  # bound, so that no other process listens there meanwhile
         free.bind(("127.0.0.1", 0))
         with pytest.raises(NotDelivered, match="onnect") as caught:
-            await desk.send(f"http://127.0.0.1:{free.getsockname()[1]}/hush")
+            await rig.send(f"http://127.0.0.1:{free.getsockname()[1]}/hush")
     assert "hush" not in str(caught.value)
 
 
@@ -208,34 +208,34 @@ async def test_a_refused_connection_is_a_failure_without_the_url(desk: Desk) -> 
         ("https://[::1", "is not a URL"),
     ],
 )
-def test_a_bad_url_is_refused_with_the_fix(desk: Desk, url: str, message: str) -> None:
+def test_a_bad_url_is_refused_with_the_fix(rig: Rig, url: str, message: str) -> None:
     with pytest.raises(InvalidInput, match=message) as caught:
-        desk.notifier.check({}, {"url": url})
+        rig.notifier.check({}, {"url": url})
     assert caught.value.problems[0].field == "secrets.url"
     assert "secret@" not in str(caught.value)
 
 
-def test_the_url_is_a_secret_and_its_host_is_shown(desk: Desk) -> None:
-    config, secrets = desk.notifier.check({}, {"url": "https://Hooks.Example.com:8443/in/token"})
+def test_the_url_is_a_secret_and_its_host_is_shown(rig: Rig) -> None:
+    config, secrets = rig.notifier.check({}, {"url": "https://Hooks.Example.com:8443/in/token"})
     assert (config, secrets) == (
         {"host": "hooks.example.com:8443"},
         {"url": "https://Hooks.Example.com:8443/in/token"},
     )
 
 
-def test_unknown_settings_are_refused(desk: Desk) -> None:
+def test_unknown_settings_are_refused(rig: Rig) -> None:
     with pytest.raises(InvalidInput, match=r"config\.retries.*secrets\.key"):
-        desk.notifier.check({"retries": 1}, {"url": "https://h.example/", "key": "x"})
+        rig.notifier.check({"retries": 1}, {"url": "https://h.example/", "key": "x"})
 
 
-async def test_a_host_that_is_no_longer_allowed_is_not_reached(desk: Desk) -> None:
+async def test_a_host_that_is_no_longer_allowed_is_not_reached(rig: Rig) -> None:
     async with receiving(always(200)) as receiver:
         with pytest.raises(NotDelivered, match="is not https"):
-            await desk.make().deliver(desk.channel(f"http://127.0.0.1:{receiver.port}/"), DELIVERY, SNAPSHOT, None)
+            await rig.make().deliver(rig.channel(f"http://127.0.0.1:{receiver.port}/"), DELIVERY, SNAPSHOT, None)
         assert receiver.got == []
 
 
-async def test_a_secret_is_opened_by_its_own_key_only(desk: Desk) -> None:
-    foreign = replace(desk.channel("https://h.example/"), sealed=SecretBox(bytes(32)).seal("{}"))
+async def test_a_secret_is_opened_by_its_own_key_only(rig: Rig) -> None:
+    foreign = replace(rig.channel("https://h.example/"), sealed=SecretBox(bytes(32)).seal("{}"))
     with pytest.raises(Exception, match="does not open"):
-        await desk.notifier.deliver(foreign, DELIVERY, SNAPSHOT, None)
+        await rig.notifier.deliver(foreign, DELIVERY, SNAPSHOT, None)

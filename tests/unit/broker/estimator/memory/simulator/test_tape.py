@@ -195,7 +195,7 @@ def test_tied_gradients_add_in_place_unless_the_first_is_a_view(computed: int, t
     assert tape.peaks["all"][0] // (4 * COUNT) == tensors
     tape.begin_segment("encoder", "temporary")
     tape.backward()
-    assert tape.peaks["encoder"][0] // (4 * COUNT) == 2, "the sum of two is no view"
+    assert tape.peaks["encoder"][0] // (4 * COUNT) == 2, "the sum of two is not a view"
 
 
 def test_each_segment_has_its_own_peak_also_when_entered_again() -> None:

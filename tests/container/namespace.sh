@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs its arguments where they can reach no process, device or mount of this machine's:
-#   tests/container/room.sh COMMAND...
-# A build in chroot isolation runs the image's package scripts as root over the host's own /dev and processes otherwise.
-# That nothing of those can be seen is checked before the command starts. The files stay the host's.
+# Runs COMMAND in new namespaces, in which no process, disk or mount of the host is reachable:
+#   tests/container/namespace.sh COMMAND...
+# Without namespaces, a build in chroot isolation runs the image's package scripts as root on the host's /dev and processes.
+# The script checks the separation before the command starts. The host's files remain visible.
 set -euo pipefail
 
 exec unshare --mount --pid --fork --kill-child --mount-proc --uts --ipc --propagation private bash -euc '
@@ -20,6 +20,6 @@ ln -s /proc/self/fd/0 /mnt/stdin
 ln -s /proc/self/fd/1 /mnt/stdout
 ln -s /proc/self/fd/2 /mnt/stderr
 mount --move /mnt /dev
-[ $$ = 1 ] || { echo "room.sh: the processes of this machine can be seen" >&2; exit 1; }
-[ -z "$(find /dev -type b)" ] || { echo "room.sh: the disks of this machine can be seen" >&2; exit 1; }
-exec "$@"' room "$@"
+[ $$ = 1 ] || { echo "namespace.sh: the processes of the host are visible" >&2; exit 1; }
+[ -z "$(find /dev -type b)" ] || { echo "namespace.sh: the disks of the host are visible" >&2; exit 1; }
+exec "$@"' namespace "$@"
