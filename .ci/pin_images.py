@@ -39,14 +39,14 @@ KINDS = ", ".join(
 )
 REGISTRIES = {"docker.io": "registry-1.docker.io"}
 TIMEOUT_S = 30
-MOST_BYTES = 4 << 20
+MAX_BYTES = 4 << 20
 
 
 def _get(url: str, token: str | None) -> tuple[bytes, str]:
     """Return (body, digest header)."""
     headers = {"Accept": KINDS} | ({"Authorization": f"Bearer {token}"} if token else {})
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S) as answer:
-        return answer.read(MOST_BYTES), answer.headers.get("Docker-Content-Digest", "")
+        return answer.read(MAX_BYTES), answer.headers.get("Docker-Content-Digest", "")
 
 
 def _token(challenge: str) -> str:

@@ -1,7 +1,7 @@
 """Groups payments, and compares them with the cost of the same work elsewhere.
 
-"On demand" is one figure everywhere: the useful hours of an attempt at the same cloud's on-demand price. Work that was
-lost is left out of it, because an on-demand machine loses none, and stays in what was paid.
+"On demand" has one meaning everywhere: the useful hours of an attempt at the same cloud's on-demand price. Lost work is
+part of the payments only, because an on-demand machine loses no work.
 """
 
 from collections import defaultdict
@@ -63,7 +63,7 @@ def _seconds(start: datetime | None, end: datetime | None) -> Decimal:
 
 
 def on_demand_usd(attempt: Attempt) -> Decimal | None:
-    """Return the exact cost of the attempt's useful hours on demand; None: that price is unknown."""
+    """Return the exact cost of the attempt's useful hours on demand; None: the on-demand price is unknown."""
     offer = attempt.line.offer
     price = offer.on_demand_usd_per_hour if offer.spot else offer.usd_per_hour
     return None if price is None else price * billed_hours(attempt) * attempt.line.nodes * (1 - lost_share(attempt))

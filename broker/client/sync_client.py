@@ -56,7 +56,8 @@ async def _next(source: AsyncGenerator[R, None]) -> tuple[R] | None:
 class Client:
     """Client of one daemon, usable from any thread, and inside a running event loop, as in a notebook.
 
-    `url` None: the daemon that the command line uses. It connects at its first call; `with` or `close` disconnects it.
+    `url` None: the daemon that the command line uses. The client connects at its first call, and `with` or `close`
+    disconnects it.
     Calls raise the errors of AsyncClient: ApiError for refusals, DaemonUnreachable without an answer.
     """
 

@@ -16,9 +16,9 @@ BUCKET_MIN: Final = BUCKET_S / 60
 """Minutes of a bucket, and those for which a preemption or a refused create shows that there was no capacity."""
 CURRENT_MIN: Final = 30.0
 """Age up to which the latest observation counts as the current state: evidence is read every ten minutes."""
-MOST_CHANGES: Final = 400
+MAX_CHANGES: Final = 400
 """Maximum number of changes of a timeline, the latest ones."""
-MOST_MARKETS: Final = 4000
+MAX_MARKETS: Final = 4000
 """Maximum number of timelines, those with the most changes."""
 MOSTLY: Final = 50
 """Minimum percentage of polls with an offer for sale at which a bucket counts as available."""
@@ -54,10 +54,10 @@ def timelines(evidence: SpotEvidence, now_min: float) -> Iterator[tuple[Market, 
 
 
 def bounded(lines: Mapping[Market, Timeline]) -> Mapping[Market, Timeline]:
-    """Return at most `MOST_MARKETS` timelines."""
-    if len(lines) <= MOST_MARKETS:
+    """Return at most `MAX_MARKETS` timelines."""
+    if len(lines) <= MAX_MARKETS:
         return lines
-    kept = sorted(lines, key=lambda market: len(lines[market]), reverse=True)[:MOST_MARKETS]
+    kept = sorted(lines, key=lambda market: len(lines[market]), reverse=True)[:MAX_MARKETS]
     return {market: lines[market] for market in kept}
 
 
@@ -105,4 +105,4 @@ def _timeline(spans: Sequence[_Span], now_min: float) -> Timeline:
             changes.append((at, state))
     if len(changes) > 1 and now_min - changes[-1][0] <= CURRENT_MIN and changes[-1][1] is None:
         changes.pop()
-    return tuple(changes[-MOST_CHANGES:])
+    return tuple(changes[-MAX_CHANGES:])

@@ -173,15 +173,15 @@ def month_usd(stored_bytes: int, usd_per_gib_month: Decimal) -> Decimal:
     return usd(usd_per_gib_month * stored_bytes / GIB)
 
 
-def live_check_s(attempts: Sequence[Attempt], now: datetime, *, most_s: float) -> float:
+def live_check_s(attempts: Sequence[Attempt], now: datetime, *, max_s: float) -> float:
     """Return seconds between two checks of a job that has not ended: a quarter of its latest attempt's age.
 
-    A young attempt adds data fast compared with the recorded size. `most_s`: longest interval.
+    A young attempt adds data fast compared with the recorded size. `max_s`: longest interval.
     """
     if not attempts:
-        return min(most_s, QUEUED_CHECK_S)
+        return min(max_s, QUEUED_CHECK_S)
     age_s = (now - attempts[-1].created_at).total_seconds()
-    return min(most_s, max(LEAST_CHECK_S, age_s / 4))
+    return min(max_s, max(LEAST_CHECK_S, age_s / 4))
 
 
 def next_check_s(job: Job, left_bytes: int, defaults: Retention, now: datetime, *, live_s: float) -> float | None:

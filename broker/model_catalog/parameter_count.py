@@ -37,7 +37,7 @@ def number(c: Config, *keys: str, default: int | None = None) -> int:
     raise ValueError(f"no positive {keys[0]}")
 
 
-MOST_STRETCHED = 10_000
+MAX_STRETCHED = 10_000
 
 
 def positions(c: Config) -> int | None:
@@ -52,8 +52,8 @@ def positions(c: Config) -> int | None:
     if rope.get("rope_type", rope.get("type")) not in SCALED_ROTARY:
         return declared
     factor = rope.get("factor", 1.0)
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= MOST_STRETCHED:
-        raise ValueError(f"rope_scaling with a factor that is not a number from 0 to {MOST_STRETCHED}: {repr(factor)}")
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= MAX_STRETCHED:
+        raise ValueError(f"rope_scaling with a factor that is not a number from 0 to {MAX_STRETCHED}: {repr(factor)}")
     return max(declared, int(number(rope, "original_max_position_embeddings", default=declared) * factor))
 
 

@@ -65,7 +65,7 @@ COLOURS = {"spot": "tab:green", "on-demand": "tab:red", "none": "tab:grey"}
 
 
 def timeline_picture(zones: Mapping[str, Hours], machines: Mapping[str, Hours], title: str, kind: str) -> bytes | None:
-    """Return when each zone had spot on sale, and when the job had which machine.
+    """Return a picture of the times at which each zone sold spot, and of the job's machines over time.
 
     `kind`: png or svg. Return None if matplotlib is not installed.
     """

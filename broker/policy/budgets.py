@@ -26,7 +26,7 @@ class BudgetRequest:
     cap_usd: Decimal
     """The job's cap, for the approval rule."""
     approved_usd: Decimal | None = None
-    """The highest cap that was approved; None: none."""
+    """The highest cap that was approved; None: no cap was approved."""
     gpus: int = 0
     jobs: int = 0
 
@@ -97,7 +97,7 @@ class Hold(StrEnum):
     """Effect of a policy on a job that may not start."""
 
     APPROVAL = "approval"
-    """A user with the scope `manage` must approve it."""
+    """A user with the scope `manage` must approve the job."""
     WAIT = "wait"
     """The job waits in the queue."""
 

@@ -16,7 +16,7 @@ from broker.estimator.preemption_rate import History, preemptions_per_s
 from broker.quote.machine_cost import line_key
 
 IMPLAUSIBLE = -1.0
-"""Marks in `OfferGroup.prices` an offer whose spot price is above its on-demand price."""
+"""Entry of `OfferGroup.prices` for an offer whose spot price is above its on-demand price."""
 _OPTIONAL_PARTS = attrgetter("emulated_on", "emulated_vcpus", "vcpus", "reaches_local_files")
 
 
@@ -109,7 +109,7 @@ def _key(offer: Offer) -> object:
 
 
 def rank(numbers: list[int], keys: Sequence[float], offers: Sequence[Offer]) -> list[int]:
-    """Return `numbers` sorted by key, then by offer id. It is fastest to sort by key first, then the few ties by id."""
+    """Return `numbers` sorted by key, then by offer id. Sorts ties separately, because this is faster than two keys."""
     ranked = sorted(numbers, key=keys.__getitem__)
     costs = list(map(keys.__getitem__, ranked))
     ties = compress(range(len(costs)), map(eq, costs, islice(costs, 1, None)))

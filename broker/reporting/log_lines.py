@@ -6,7 +6,7 @@ from datetime import datetime
 
 UNKNOWN_TIME = "-" * len("2026-01-31T12:00:00Z")
 BLOCK_BYTES = 64 << 10
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 """About the most bytes of a log with times. A log of empty lines becomes 22 times as long by its times."""
 
 
@@ -53,7 +53,7 @@ def last_lines(log: bytes, count: int) -> bytes:
 def with_times(chunks: Sequence[tuple[datetime | None, bytes]]) -> bytes:
     """Return the chunks as one log. Each line begins with the time of the chunk in which it begins.
 
-    Returns the last part of a log that would have more than MOST_BYTES.
+    Returns the last part of a log that would have more than MAX_BYTES.
     """
     texts: list[bytes] = []
     size = 0
@@ -65,7 +65,7 @@ def with_times(chunks: Sequence[tuple[datetime | None, bytes]]) -> bytes:
         text = body.replace(b"\n", b"\n" + prefix) + end
         texts.append(prefix + text if chunk and before.endswith(b"\n") else text)
         size += len(texts[-1])
-        if size > MOST_BYTES and place:
+        if size > MAX_BYTES and place:
             texts.append(f"(only the last {size} bytes of this log are shown)\n".encode())
             break
     return b"".join(reversed(texts))

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-MOST_LINES = 100_000
+MAX_LINES = 100_000
 """Lines of a journal that are read, about a second of CPU. A line of the trainer has over 80 bytes."""
 
 
@@ -30,10 +30,10 @@ class MetricPoint(NamedTuple):
 def metric_points(raw: bytes, after: int = 0) -> list[MetricPoint]:
     """Return the steps after `after` by step; a later line of a step replaces an earlier one.
 
-    Only the last MOST_LINES lines are read.
+    Only the last MAX_LINES lines are read.
     """
     by_step: dict[int, MetricPoint] = {}
-    for line in raw.decode("utf-8", "replace").splitlines()[-MOST_LINES:]:
+    for line in raw.decode("utf-8", "replace").splitlines()[-MAX_LINES:]:
         try:
             row = json.loads(line)
             step = int(row["step"])

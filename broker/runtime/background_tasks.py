@@ -1,4 +1,4 @@
-"""Concurrent coroutines, background tasks whose errors are logged, and actions that end although a caller leaves."""
+"""Concurrent coroutines, background tasks whose errors are logged, and actions that outlive a cancelled caller."""
 
 import asyncio
 import logging
@@ -52,20 +52,20 @@ class Tasks:
 
 
 class UninterruptedActions:
-    """Runs each action to its end, also if its caller is cancelled. It references each action until the end.
+    """Runs each action to its end, even if its caller is cancelled, and references each action until its end.
 
     An HTTP request is cancelled when its client disconnects, which may be between two steps of an action.
     """
 
-    def __init__(self, most: int = ACTIONS_AT_ONCE, close_s: float = CLOSE_S) -> None:
+    def __init__(self, max_running: int = ACTIONS_AT_ONCE, close_s: float = CLOSE_S) -> None:
         self._running: set[asyncio.Task[Any]] = set()
-        self._most, self._close_s = most, close_s
+        self._max_running, self._close_s = max_running, close_s
 
     async def run(self, action: Coroutine[Any, Any, T]) -> T:
         """Return the action's result. Raises Busy before the action starts if too many run."""
-        if len(self._running) >= self._most:
+        if len(self._running) >= self._max_running:
             action.close()
-            raise Busy(f"{self._most} actions are running already; try again")
+            raise Busy(f"{self._max_running} actions are running already; try again")
         task = asyncio.create_task(action)
         self._running.add(task)
         task.add_done_callback(self._running.discard)

@@ -1,6 +1,6 @@
 """The cheapest run in hindsight over the traces of one or more zones, by dynamic programming backwards over ticks.
 
-State: machine, and units of work left including the changeover under way.
+State: the machine, and the units of work left, including the rest of the current changeover.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Optimum:
     usd: float
     """Infinite if no run finishes."""
     machines: tuple[SimulatedMachine | None, ...] = ()
-    """Machine of each tick until the end of the work, if a plan was asked for."""
+    """Machine of each tick until the end of the work; empty unless the plan was requested."""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from broker.estimator.planning.scaling import A_MACHINE
 from broker.estimator.speed.cards import KNOWN
 from broker.estimator.speed.hardware import Hardware
 
-MOST_GPUS = 64
-"""GPUs beyond which none is proposed: the most that a job's spec allows."""
+MAX_GPUS = 64
+"""Maximum number of GPUs of a proposal; the same as in a job's spec."""
 
 
 def fits(result: Estimate, hardware: Hardware) -> bool:
@@ -23,7 +23,7 @@ def fits(result: Estimate, hardware: Hardware) -> bool:
 
 
 def would_fit(shape: ModelShape, ask: EstimateOptions, hardware: Hardware) -> dict[str, Any] | None:
-    """Return the smallest change of GPUs, sharding and recomputation with which it fits; None: there is none."""
+    """Return the smallest change of GPUs, sharding and recomputation that fits; None: no change fits."""
     for changed in _changes(shape, ask):
         try:
             result = memory_estimate.estimate(shape, changed)
@@ -47,8 +47,8 @@ def _changes(shape: ModelShape, ask: EstimateOptions) -> Iterator[EstimateOption
     if not can_shard(shape, ask.method, ask.optimizer, ask.precision):
         return
     counts = {ask.gpus, *(2**power for power in range(1, 7))}
-    for gpus in sorted(count for count in counts if max(2, ask.gpus) <= count <= max(MOST_GPUS, ask.gpus)):
-        nodes = ask.nodes if gpus == ask.gpus else max(ask.nodes, gpus // A_MACHINE)
+    for gpus in sorted(count for count in counts if max(2, ask.gpus) <= count <= max(MAX_GPUS, ask.gpus)):
+        nodes = ask.nodes if gpus == ask.gpus else max(ask.nodes, gpus // GPUS_PER_MACHINE)
         for checkpointing in dict.fromkeys((ask.checkpointing, True)):
             yield replace(ask, gpus=gpus, nodes=nodes, sharding="fsdp", checkpointing=checkpointing)
 

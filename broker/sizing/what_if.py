@@ -10,7 +10,7 @@ from broker.domain.workload import ModelShape
 from broker.estimator.architecture.families import ATTENTION_ROLES, family_spec
 from broker.estimator.memory import estimate
 from broker.estimator.memory.estimate import EstimateOptions, InvalidEstimate
-from broker.estimator.planning.scaling import A_MACHINE, Point, TrainingLoad, counts_of, scaling
+from broker.estimator.planning.scaling import GPUS_PER_MACHINE, Point, TrainingLoad, counts_of, scaling
 from broker.estimator.speed.cards import no_speed
 from broker.estimator.speed.hardware import Hardware
 from broker.estimator.workload import optimizer_of
@@ -20,7 +20,7 @@ from broker.sizing.estimate import EstimateError, config_of, hardware_of, links,
 from broker.sizing.hf_aliases import unquantised
 from trainer.contract.train import TrainConfig
 
-MOST_BATCH, MOST_ROWS, MOST_USD = 10**9, 10**15, 10**6
+MAX_BATCH, MAX_ROWS, MAX_USD = 10**9, 10**15, 10**6
 """Largest values that are accepted offline."""
 
 
@@ -69,11 +69,11 @@ def _check(ask: EstimateOptions, global_batch: int | None, rows: int | None, usd
         estimate.check_numbers(ask)
     except InvalidEstimate as e:
         raise EstimateError(str(e)) from None
-    for option, value, most in (("--global-batch", global_batch, MOST_BATCH), ("--rows", rows, MOST_ROWS)):
+    for option, value, most in (("--global-batch", global_batch, MAX_BATCH), ("--rows", rows, MAX_ROWS)):
         if value is not None and not 1 <= value <= most:
             raise EstimateError(f"{option} {value}: must be from 1 to {most}")
-    if usd_per_gpu_hour is not None and not 0 <= usd_per_gpu_hour <= MOST_USD:
-        raise EstimateError(f"--usd-per-gpu-hour {usd_per_gpu_hour:g}: must be from 0 to {MOST_USD}")
+    if usd_per_gpu_hour is not None and not 0 <= usd_per_gpu_hour <= MAX_USD:
+        raise EstimateError(f"--usd-per-gpu-hour {usd_per_gpu_hour:g}: must be from 0 to {MAX_USD}")
 
 
 def what_if_of_spec(
@@ -151,7 +151,7 @@ def table(
         "usd_per_gpu_hour": load.usd_per_gpu_hour,
         "points": [_row(point, timed=load.steps > 0) for point in points],
         "assumptions": [
-            links(hardware, A_MACHINE),
+            links(hardware, GPUS_PER_MACHINE),
             f"the global batch stays {load.global_batch} rows; GPUs without an equal share of it stay idle",
             "training alone: no set-up, checkpoints, evaluation or preemptions",
         ],

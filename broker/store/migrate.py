@@ -119,7 +119,7 @@ async def require_current(dsn: str, folder: Path = MIGRATIONS) -> None:
     finally:
         await connection.close()
     if left := pending(files, {row["version"]: (row["name"], row["sha256"]) for row in rows}):
-        older = "has no schema of gpubroker's" if not rows else f"lacks {left[0].name}"
+        older = "has no gpubroker schema" if not rows else f"lacks {left[0].name}"
         raise MigrationError(f"the database {older}: correct database_url, or start the daemon once, which creates it")
 
 

@@ -80,7 +80,7 @@ def clear_session(request: web.Request, response: web.Response) -> None:
 
 
 def own_path(path: str | None) -> str:
-    """Return a path of these pages; HOME for another address, to which no answer may lead."""
+    """Return a path of these pages; HOME for any other address, so that no answer redirects to another site."""
     if path is None or len(path) > 2000 or "//" in path.partition("?")[0] or not OWN_PATH.fullmatch(path):
         return HOME
     is_sign_in = posixpath.normpath(path.partition("?")[0]).startswith(SIGN_IN)
@@ -88,7 +88,7 @@ def own_path(path: str | None) -> str:
 
 
 def see(path: str) -> web.Response:
-    """Return a redirect to a page of ours."""
+    """Return a redirect to a page of this daemon."""
     return web.Response(status=303, headers={**HEADERS, "Location": path, "Cache-Control": "no-store"})
 
 
@@ -195,10 +195,10 @@ async def _visit(request: web.Request, scope: Scope) -> Visit:
 
 
 def _to_sign_in(request: web.Request) -> web.Response:
-    """Return the redirect to the sign-in page, which leads back to this page.
+    """Return the redirect to the sign-in page, which afterwards returns the user to this page.
 
-    Browsers send no strict cookie when they follow a link of another site. Such a visit loads the same address once
-    more by itself, then with the cookie.
+    Browsers send no strict cookie when they follow a link of another site. The answer to such a request is a page that
+    loads the same address again, then with the cookie.
     """
     if request.method == "GET" and request.headers.get("Sec-Fetch-Site") == "cross-site":
         return rendered(request, "reload.html", request.app[SERVICE].clock.now())

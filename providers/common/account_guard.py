@@ -1,7 +1,7 @@
 """Guard against credentials of another account, whose empty listing must not be taken as proof of absence.
 
 A file stores the account of a cloud at its first use. While the credentials belong to another account, the broker
-lists, offers, buys and destroys nothing there. It could not observe the machines that the first account pays for.
+lists, offers, buys and destroys nothing there. The broker could not list the machines of the first account.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ class Owned(Protocol):
     async def credential(self) -> str:
         """Return a digest of the current credentials. Raises Rejected if there are none.
 
-        If the key is temporary, and can change while the credentials stay the same, `/` and its id are appended.
+        A temporary key, which may change while the credentials stay the same, adds `/` and the key's id.
         """
         ...
 
     async def account(self) -> Sequence[str]:
         """Read the credentials again and return marks of their account. Raises the errors of `list`.
 
-        Messages show the first mark. Different accounts never share a mark; two answers for one account always do.
+        Messages show the first mark. Two accounts never have a mark in common; two answers about one account always do.
         """
         ...
 
@@ -104,7 +104,9 @@ class Account:
         """Return the current credentials. Raises OutcomeUnknown if more than the temporary key has changed."""
         now = await self._cloud.credential()
         if _digest(now) != _digest(credential):
-            raise OutcomeUnknown(f"{self._cloud.name}: the credentials changed during the call; it will be repeated")
+            raise OutcomeUnknown(
+                f"{self._cloud.name}: the credentials changed during the call; the call will be repeated"
+            )
         return now
 
     def _check_marks(self, marks: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Rates of one cloud's calls by kind: the limits that the cloud itself states, kept before it has to refuse.
+"""Rate limiter of one cloud's calls by kind. Keeps the limits that the cloud states, so that the cloud refuses no call.
 
 The gate (`broker.runtime.provider_gate`) limits calls of the port; one such call may be many requests to the cloud.
 """
@@ -24,7 +24,7 @@ class CallLimit:
     longest_wait_s: float
     """A call that would wait longer is not sent: Throttled."""
     penalty_s: float | None = None
-    """Pause in seconds after a refusal, which takes no turn; None: `per_s / calls`, and the refusal takes one."""
+    """Pause in seconds after a refused call, which does not count; None: `per_s / calls`, and refused calls count."""
     source: str
 
 
@@ -82,11 +82,11 @@ class CallRates:
         penalty_s = limit.per_s / limit.calls
         if limit.penalty_s is not None:
             penalty_s = limit.penalty_s
-            self._sent[kind].clear()  # a refused call takes no turn
+            self._sent[kind].clear()  # a refused call does not count
         self._paused_until[kind] = self._clock.monotonic() + max(after_s, penalty_s)
 
     async def call(self, kind: str, send: Callable[[], Awaitable[T]], *, tries: int = 1) -> T:
-        """Return the answer of `send`, sent in its turn. A 429 pauses the kind, and is repeated up to `tries` calls."""
+        """Wait for the turn, then call `send`. After a 429, pause the kind and call again, up to `tries` calls."""
         for left in reversed(range(tries)):
             await self.turn(kind)
             try:

@@ -1,4 +1,4 @@
-"""One table of GPU names: what clouds, drivers and SkyPilot call a GPU, and the hardware table's name of it.
+"""Table that maps the GPU names of clouds, drivers and SkyPilot to the names of the hardware table.
 
 A name counts only if every word of it is known, so `A100X`, `RTX A1000`, `RTX 4090 D` and MIG slices match no other
 product. RunPod's ids, display names and Vast's `gpu_name` pass through the same table.

@@ -11,7 +11,7 @@ from providers.common.cloud_values import number
 from providers.common.gpu_names import memory_is_possible, name_fault
 
 MIN_CONTRACT_S = 86_400.0
-"""Shortest rest of a host's contract in seconds: with less the host may end in the middle of a job [assumed]."""
+"""Shortest rest of a host's contract in seconds: a shorter contract may end during a job [assumed]."""
 X86 = frozenset({"amd64", "x86_64", "x86-64", "x64"})
 MAX_GPUS = 64
 """Largest plausible number of GPUs of one machine; no cloud sells more than 16."""
@@ -54,20 +54,20 @@ class OfferFilter:
         return dict(self._dropped)
 
     def takes(self, row: RawRow) -> bool:
-        """Return True for a row that can be true and sold; count any other."""
+        """Return True for a plausible row that can be sold; count any other as dropped."""
         if (why := row_fault(row)) is not None:
             self.drop(why)
         return why is None
 
     def on_demand(self, price: object) -> Decimal | None:
-        """Return a listed on-demand price, or None if it is not listed or cannot be true; count the latter."""
+        """Return a listed on-demand price, or None without a plausible price; count an implausible price as dropped."""
         amount, why = listed_price(price)
         if why is not None:
             self.drop(why)
         return amount
 
     def spot(self, price: object, on_demand: Decimal | None) -> Decimal | None:
-        """Return a listed spot price, or None if it is not listed or cannot be true; count the latter.
+        """Return a listed spot price, or None without a plausible price; count an implausible price as dropped.
 
         `on_demand`: the answer of `on_demand` for the same machine.
         """
@@ -137,7 +137,7 @@ def row_fault(row: RawRow) -> str | None:
 
 
 def listed_price(price: object) -> tuple[Decimal | None, str | None]:
-    """Return a listed price, or the reason for which it cannot be true; None and None: not listed."""
+    """Return a listed price, or why the price is implausible; None and None: not listed."""
     if price is None:
         return None, None
     if isinstance(price, bool):

@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _run(folder: Path, plan: HypervisorPlan) -> str:
-    """Run the machine until it ends and return the reason. None of its processes is left after the return."""
+    """Run the machine until it ends and return the reason. All its processes have ended at the return."""
     born = time.monotonic()
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.pthread_sigmask(signal.SIG_BLOCK, _WAKE)

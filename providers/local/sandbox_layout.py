@@ -26,7 +26,7 @@ _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _GPUS = ("/dev/nvidia*", "/dev/kfd", "/dev/dri")
 _OPERATOR_FILES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 _PACKAGES = ("trainer", "providers")
-MOST_CHECKED = 10_000
+MAX_CHECKED = 10_000
 STORE = "/run/gpubroker/blobs"
 """Folder of a blob store in the sandbox. It is below no folder in which the job may create links."""
 
@@ -52,9 +52,9 @@ def gpu_groups() -> list[int]:
 def unreadable(roots: Iterable[Path]) -> Path | None:
     """Return the first file or folder below the roots that other users of this host cannot read.
 
-    Only the first MOST_CHECKED entries are checked.
+    Only the first MAX_CHECKED entries are checked.
     """
-    left = MOST_CHECKED
+    left = MAX_CHECKED
     for root in roots:
         for folder, _, files in os.walk(root):
             for path in (Path(folder), *(Path(folder, name) for name in files)):

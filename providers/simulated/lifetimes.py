@@ -10,7 +10,7 @@ from providers.simulated.market import rng
 
 
 class Lifetimes:
-    """Lifetimes by machine name. A file stores which names have scripted lifetimes, so each is used only once."""
+    """Lifetimes by machine name. A file stores the names with scripted lifetimes, so each lifetime is used once."""
 
     def __init__(self, config: SimulatedConfig, state: Path) -> None:
         self._config = config

@@ -91,7 +91,7 @@ def rng(seed: int, *purpose: object) -> random.Random:
 
 
 @functools.lru_cache(4096)
-def unit(seed: int, *purpose: object) -> float:
+def uniform_draw(seed: int, *purpose: object) -> float:
     """Return one draw from [0, 1) for a purpose."""
     return rng(seed, *purpose).random()
 
@@ -141,7 +141,7 @@ def _offer(config: SimulatedConfig, row: SimulatedRow, region: str, *, spot: boo
         usd_per_hour=min(_spot_price(config, row, offer_id, now), on_demand) if spot else on_demand,
         on_demand_usd_per_hour=on_demand,
         billing_quantum_s=row.quantum_s,
-        available=unit(config.seed, "sold out", offer_id, _bucket(config, now)) >= config.sold_out,
+        available=uniform_draw(config.seed, "sold out", offer_id, _bucket(config, now)) >= config.sold_out,
         preemptions_per_hour=row.hazard * config.hazard_scale if spot else None,
         emulated_on="cpu",
         emulated_vcpus=cores,
@@ -163,6 +163,6 @@ def _spot_price(config: SimulatedConfig, row: SimulatedRow, offer_id: str, now: 
     assert row.spot is not None
     at = _bucket(config, now) * config.price_bucket_s / config.price_period_s
     period, share = int(at), at % 1.0
-    before, after = (unit(config.seed, "price", offer_id, period + n) for n in (0, 1))
+    before, after = (uniform_draw(config.seed, "price", offer_id, period + n) for n in (0, 1))
     level = before + (after - before) * share
     return from_float(round(row.spot * (1 + _SWING * (2 * level - 1)), 4))

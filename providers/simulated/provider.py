@@ -23,7 +23,7 @@ from providers.local.machine import Machine, MachineBackend
 from providers.local.process_backend import has_trainer
 from providers.simulated.config import SimulatedConfig
 from providers.simulated.lifetimes import Lifetimes
-from providers.simulated.market import NAME, offers, rng, unit
+from providers.simulated.market import NAME, offers, rng, uniform_draw
 
 
 @dataclass(kw_only=True)
@@ -98,7 +98,7 @@ class SimulatedProvider:
         if attempt_of(self._installation, name) is None:
             raise Rejected(f"{name} is not a name of installation {self._installation}")
         if boot.nodes != 1:
-            raise Rejected(f"{boot.nodes} nodes: simulated machines cannot be joined; ask for 1")
+            raise Rejected(f"{boot.nodes} nodes: simulated machines cannot share a job; ask for 1 node")
         self._maybe_fail("create", name)
         faults = self._config.faults
         if self._hits(faults.no_capacity, "no capacity", name) or (name not in self._sold and self._full(offer.id)):
@@ -159,7 +159,7 @@ class SimulatedProvider:
             self._live[offer.id] += 1
             if self._config.faults.list_lag_s:
                 self._lag.hidden[name] = self._clock.monotonic() + self._lag_s("hidden", name)
-        wrong = unit(self._config.seed, "wrong machine", name) < self._config.faults.wrong_machine
+        wrong = uniform_draw(self._config.seed, "wrong machine", name) < self._config.faults.wrong_machine
         machine = Machine(
             name=name,
             provider=self.name,
@@ -201,7 +201,7 @@ class SimulatedProvider:
             return False
         key = "/".join(purpose)
         self._calls[key] = self._calls.get(key, 0) + 1
-        return unit(self._config.seed, key, self._calls[key]) < share
+        return uniform_draw(self._config.seed, key, self._calls[key]) < share
 
     def _lag_s(self, *purpose: str) -> float:
         return rng(self._config.seed, "lag", *purpose).uniform(0.0, self._config.faults.list_lag_s)

@@ -1,8 +1,8 @@
 """Live offers as rows of SkyPilot's catalog, so that SkyPilot finds each quoted machine at its quoted price.
 
 SkyPilot downloads a catalog only if the file is missing or was downloaded before (`.meta/<file>.md5`). It treats the
-files written here as the user's and does not change them. They are SkyPilot's only source of prices. SkyPilot downloads
-only the files that no purchase contains (AWS's images and quota codes).
+files that this module writes as the user's, and does not change them. These files are SkyPilot's only source of prices.
+SkyPilot downloads only files that no purchase contains (AWS's images and quota codes).
 """
 
 import asyncio

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker.api.core.body_limits import MOST_TEXT_BYTES, MOST_VALUES, check_json_values
+from broker.api.core.body_limits import MAX_TEXT_BYTES, MAX_VALUES, check_json_values
 from broker.domain.errors import InvalidInput
 from broker.runtime.clock import SystemClock
 from broker.runtime.cpu_threads import CpuThreads
@@ -54,37 +54,37 @@ async def test_other_calls_are_answered_while_a_quote_computes(
 @pytest.mark.parametrize(
     "body",
     [
-        b'{"labels":{' + b",".join(b'"k%d":1' % i for i in range(MOST_VALUES + 1)) + b"}}",
-        b'{"secrets":[' + b",".join([b"1"] * (MOST_VALUES + 1)) + b"]}",
-        b'{"labels":{' + b",".join([b'"\\\\":"\\""'] * (MOST_VALUES + 1)) + b"}}",
-        b'{"labels":[' + b"[]," * (MOST_VALUES + 1) + b"1]}",
+        b'{"labels":{' + b",".join(b'"k%d":1' % i for i in range(MAX_VALUES + 1)) + b"}}",
+        b'{"secrets":[' + b",".join([b"1"] * (MAX_VALUES + 1)) + b"]}",
+        b'{"labels":{' + b",".join([b'"\\\\":"\\""'] * (MAX_VALUES + 1)) + b"}}",
+        b'{"labels":[' + b"[]," * (MAX_VALUES + 1) + b"1]}",
     ],
 )
 async def test_a_body_of_too_many_values_is_refused_before_it_is_validated(api: Running, body: bytes) -> None:
     """4 MB of wrong keys took 5 s on the event loop."""
     headers = {**await api.token("ada"), "Content-Type": "application/json"}
     refused = await api.call("POST", "/v1/quotes", headers, 422, data=body)
-    assert refused["detail"] == f"body: has more than {MOST_VALUES} values; send fewer"
+    assert refused["detail"] == f"body: has more than {MAX_VALUES} values; send fewer"
 
 
 def test_a_long_text_is_not_many_values() -> None:
-    check_json_values(b'{"prompt":"' + b'a, \\"b\\", ' * MOST_VALUES + b'"}')
+    check_json_values(b'{"prompt":"' + b'a, \\"b\\", ' * MAX_VALUES + b'"}')
     with pytest.raises(InvalidInput):
-        check_json_values(b"[" + b"1," * MOST_VALUES + b"1]")
+        check_json_values(b"[" + b"1," * MAX_VALUES + b"1]")
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        b'{"cap_usd":"' + b"9" * (MOST_TEXT_BYTES + 1) + b'"}',
-        b'{"' + b"k" * (MOST_TEXT_BYTES + 1) + b'":1}',
-        b'{"name":"' + b'\\"' * MOST_TEXT_BYTES + b'"}',
+        b'{"cap_usd":"' + b"9" * (MAX_TEXT_BYTES + 1) + b'"}',
+        b'{"' + b"k" * (MAX_TEXT_BYTES + 1) + b'":1}',
+        b'{"name":"' + b'\\"' * MAX_TEXT_BYTES + b'"}',
     ],
 )
 async def test_a_body_with_a_huge_text_is_refused_unvalidated(api: Running, body: bytes) -> None:
     headers = {**await api.token("ada"), "Content-Type": "application/json"}
     refused = await api.call("POST", "/v1/quotes", headers, 422, data=body)
-    assert refused["detail"] == f"body: has a text of more than {MOST_TEXT_BYTES} bytes; send less, and upload files"
+    assert refused["detail"] == f"body: has a text of more than {MAX_TEXT_BYTES} bytes; send less, and upload files"
 
 
 def test_the_longest_valid_text_is_accepted_escaped() -> None:
@@ -94,7 +94,7 @@ def test_the_longest_valid_text_is_accepted_escaped() -> None:
 async def test_a_refused_body_is_freed_without_garbage_collection(api: Running) -> None:
     """The circle of error, traceback and frame kept 4 MB a refusal, until a daemon of 1 GiB had no memory."""
     headers = {**await api.token("ada"), "Content-Type": "application/json"}
-    body = b'{"cap_usd":"' + b"9" * (MOST_TEXT_BYTES - 100) + b'"}'
+    body = b'{"cap_usd":"' + b"9" * (MAX_TEXT_BYTES - 100) + b'"}'
     await api.call("POST", "/v1/quotes", headers, 422, data=body)
     gc.collect()
     gc.disable()

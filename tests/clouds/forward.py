@@ -15,7 +15,7 @@ PACKET = 1 << 20
 
 
 class Switchboard:
-    """Thread with its own event loop."""
+    """Separate thread with an event loop."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -62,7 +62,7 @@ async def splice(one: socket.socket, other: socket.socket) -> None:
 
 
 class Link:
-    """Host's end of a machine's control socket; see root/init.py for the messages."""
+    """Host's side of a machine's control socket; root/init.py lists the messages."""
 
     def __init__(
         self, control: socket.socket, arrived: Callable[[Mapping[str, Any], socket.socket | None], None]
@@ -77,7 +77,7 @@ class Link:
         self.closed = asyncio.Event()
         self._loop.add_reader(control.fileno(), self._readable)
 
-    async def tell(self, message: Mapping[str, Any], sock: socket.socket | None = None) -> None:
+    async def send(self, message: Mapping[str, Any], sock: socket.socket | None = None) -> None:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [sock.fileno()]))] if sock else []
         while True:
             try:
@@ -87,14 +87,14 @@ class Link:
                 await asyncio.sleep(0.01)
 
     async def connect(self, port: int) -> socket.socket:
-        """Return a connection to 127.0.0.1:`port` inside. Raises ConnectionError."""
+        """Return a connection to 127.0.0.1:`port` in the machine. Raises ConnectionError."""
         answer, sock = await self._ask("connect", {"port": port}, None)
         if sock is None:
             raise ConnectionError(answer.get("error", "no connection"))
         return sock
 
     async def execute(self, argv: Sequence[str], env: Mapping[str, str]) -> tuple[int, str]:
-        """Run `argv` inside as root; returns its exit status and what it printed. Raises ConnectionError."""
+        """Run `argv` in the machine as root; return the exit status and the output. Raises ConnectionError."""
         ours, theirs = socket.socketpair()
         asked = asyncio.ensure_future(self._ask("exec", {"argv": list(argv), "env": dict(env)}, theirs))
         reader, writer = await asyncio.open_connection(sock=ours)
@@ -117,7 +117,7 @@ class Link:
         self._waiting[number] = self._loop.create_future()
         try:
             try:
-                await self.tell({kind: number, **what}, sock)
+                await self.send({kind: number, **what}, sock)
             finally:
                 if sock is not None:
                     sock.close()

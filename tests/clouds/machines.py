@@ -87,7 +87,7 @@ class NamespaceMachine:
 
     async def start(self, layers: Sequence[Path]) -> None:
         self._link = Link(self._enclose(layers), self._arrived)
-        await self._link.tell({"settings": self._settings()})
+        await self._link.send({"settings": self._settings()})
         assert self._process is not None
         self._keep(asyncio.create_task(self._watch(self._process)))
         listener = socket.create_server((self.spec.ip, self.spec.ssh_port), backlog=128)

@@ -1,4 +1,4 @@
-"""SkyPilot's next request after an exchange of keys uses the new key, even in a worker that has used the old one."""
+"""SkyPilot's next request after a key change uses the new key, even in a worker that has used the old key."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ for _ in sys.stdin:
         }), flush=True)
     annotations.clear_request_level_cache()
 """
-"""One worker of SkyPilot's server: a line in is a request, as `sky.server.requests.executor` carries one out."""
+"""Worker of SkyPilot's server. Each input line is one request, run as `sky.server.requests.executor` runs it."""
 
 
 def keys(word: str) -> dict[str, dict[str, bytes]]:

@@ -184,7 +184,7 @@ class EmulatedCloud:
         path.write_text("[default]\n" + "".join(f"{name} = {value}\n" for name, value in keys.items()))
 
     def exchange_key(self, account: int) -> None:
-        """Replace the key by a new one of `account`; the account 1 exists from the start."""
+        """Replace the key with a new key of `account`; the account 1 exists from the start."""
         key = f"key-{len(self.opened)}-of-{account}"
         self.clouds.world.api_key, self.clouds.world.account = key, account
         self._env[f"{self.kind.upper()}_API_KEY"] = key

@@ -18,7 +18,7 @@ from broker.domain.job import AttemptState, Event, JobState, Reason
 from broker.domain.money import LedgerKind, usd
 from broker.domain.tenancy import DEFAULT_TEAM, Tenant
 from broker.quote.decision_record import unpacked
-from providers.simulated.market import unit
+from providers.simulated.market import uniform_draw
 from tests.support.rig.broker_rig import BOX, ENDLESS, INSTALLATION, SAVE_RARELY, SILENT, BrokerRig, RigBuilder, spent
 from tests.support.rig.simulated_cloud import CloudFaults, SimulatedCloud
 from trainer.contract import object_keys as keys
@@ -191,7 +191,7 @@ def _first_is_wrong(rig: BrokerRig, share: float) -> JobId:
 
     def wrong(job: JobId, number: int) -> bool:
         name = instance_name(INSTALLATION, attempt_id(job, number))
-        return unit(rig.config.seed, "wrong machine", name) < share
+        return uniform_draw(rig.config.seed, "wrong machine", name) < share
 
     jobs = (job_id(n.to_bytes(9)) for n in count())
     return next(job for job in jobs if wrong(job, 1) and not wrong(job, 2))

@@ -30,7 +30,7 @@ from broker.runtime.clock import SystemClock
 from providers.local.launcher_locks import LauncherLocks
 from providers.local.machine import Machine
 from providers.simulated.config import VirtualConfig
-from providers.simulated.market import unit
+from providers.simulated.market import uniform_draw
 from providers.simulated.virtual_backend import VirtualBackend, _Instance
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import AttemptSpec, Heartbeat, Outcome
@@ -186,8 +186,8 @@ class LoopbackCloud:
             id=f"{asked['name']}.{number}", name=InstanceName(asked["name"]), attempt=asked["attempt"],
             born=time.monotonic(), region=asked["region"], kind=behaviour.kind,
         )  # fmt: skip
-        if unit(self._seed, "preempted", sold.id) < self._preempts:
-            sold.taken_at = sold.born + 0.1 + 0.4 * unit(self._seed, "taken", sold.id)
+        if uniform_draw(self._seed, "preempted", sold.id) < self._preempts:
+            sold.taken_at = sold.born + 0.1 + 0.4 * uniform_draw(self._seed, "taken", sold.id)
         self.sold[sold.id] = sold
         machine = Machine(
             name=InstanceName(sold.id), provider=NAME, region=sold.region, accelerator="l40s", gpus=1, spot=False,
@@ -219,7 +219,7 @@ class LoopbackCloud:
             await body.machines()  # raises what has broken an agent
         now, shown, asking = time.monotonic(), [], Installation(request.query["installation"])
         for sold in self.sold.values():
-            late_s = LAG_S * unit(self._seed, "lag", sold.id)
+            late_s = LAG_S * uniform_draw(self._seed, "lag", sold.id)
             if now >= sold.born + late_s and now < sold.destroyed + late_s:
                 state = "running" if now < sold.taken_at else "gone"
                 where = {"region": sold.region, "created_at": sold.born_at.isoformat()}

@@ -48,7 +48,7 @@ def serve(order: dict[str, Any]) -> None:
 
 
 def _furnish(clouds: dict[str, str]) -> None:
-    """Replace the providers by the clouds at these addresses, and shorten leases and the polls of launches.
+    """Replace the providers with the clouds at these addresses, and shorten leases and the polls of launches.
 
     With several clouds each has a rate limiter, as rented clouds have.
     """

@@ -31,7 +31,7 @@ async def test_nothing_is_lost_over_many_lives_of_a_grant(gate: Gate, tmp_path: 
 
 
 async def test_expired_credentials_are_renewed_once_new_ones_exist(gate: Gate, tmp_path: Path) -> None:
-    """Credentials that ended are renewed all the same once there are new ones."""
+    """Expired credentials are renewed once new credentials exist."""
     await gate.fresh(life_s=4.0)
 
     async def sts_is_away(soak: Soak) -> None:

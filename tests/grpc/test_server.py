@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from broker.api.core.auth import Authenticator
-from broker.api.core.body_limits import MOST_VALUES
+from broker.api.core.body_limits import MAX_VALUES
 from broker.api.grpc import jobs as jobs_door
 from broker.api.grpc.interceptor import SINGLE_BYTES
 from broker.api.grpc.server import MESSAGE_BYTES, METADATA_BYTES, SERVICES, AddressUnavailable, serving
@@ -136,8 +136,8 @@ async def test_a_compressed_message_is_refused(servers: ApiServers, algorithm: g
 async def test_a_message_of_too_many_values_is_refused(servers: ApiServers) -> None:
     stub = stubs.JobServiceStub(servers.channel)
     labels, prompts = pb.SubmitJobRequest(), pb.SubmitJobRequest()
-    labels.spec.labels.update({f"k{i}": "v" for i in range(MOST_VALUES + 1)})
-    prompts.spec.train.samples.prompts.extend(["x"] * (MOST_VALUES + 1))
+    labels.spec.labels.update({f"k{i}": "v" for i in range(MAX_VALUES + 1)})
+    prompts.spec.train.samples.prompts.extend(["x"] * (MAX_VALUES + 1))
     for many in (labels, prompts):
         error = await fails(stub.SubmitJob(many, metadata=await signed(servers)))
         assert (error.kind, set(error.fields)) == ("invalid", {"message"})

@@ -34,7 +34,7 @@ async def damaged_page(figures: Figures) -> None:
         assert "invalid page in block 0" in message
 
 
-@scenario("the start is refused in one line that names the folder; the database is left as it is, not made anew")
+@scenario("the start is refused in one line that names the folder; the database is neither changed nor created again")
 async def lost_wal(figures: Figures) -> None:
     async with installation(figures) as running:
         data = running.daemon.home / "postgres" / "postgres" / "data"

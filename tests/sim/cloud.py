@@ -15,7 +15,7 @@ from broker.domain.instance import BootSpec, Caps, InstanceState, Liveness, Obse
 from broker.domain.job import Attempt, AttemptState, Handle
 from broker.domain.offer import GpuAsk, Offer
 from broker.ports import Clock
-from providers.simulated.market import unit
+from providers.simulated.market import uniform_draw
 from tests.sim.bodies import Body
 from tests.sim.loop import EPOCH, Process
 from tests.sim.measures import attempt_of_machine
@@ -61,14 +61,14 @@ class DrawnCloud(SimulatedCloud):
         self.surplus: set[str] = set()
         """Surplus machines, which exist because the cloud carried out a create twice."""
         self._right = self._config
-        starts = unit(self._config.seed, "launchers start agents") < 0.5
+        starts = uniform_draw(self._config.seed, "launchers start agents") < 0.5
         self._caps = replace(
             super().caps, multi_node=True, trust="secure", boot_deadline_s=300.0,
             agent_start_s=AGENT_START_S if starts else None,
         )  # fmt: skip
         self._sells: tuple[int, Sequence[Offer]] = (-1, ())
         """Bucket of time and its offers; prices and stock are constant within a bucket."""
-        self._lists_creation_time = unit(self._config.seed, "dates") >= 0.5
+        self._lists_creation_time = uniform_draw(self._config.seed, "dates") >= 0.5
         """True: listings state the creation time of machines."""
         self._foreign = [
             Observed(
@@ -97,7 +97,7 @@ class DrawnCloud(SimulatedCloud):
         wrong = self._config.faults.model_copy(update={"wrong_machine": share})
         self._config = self._right.model_copy(update={"faults": wrong})
         handles = list(await super().create(name, offer, replace(boot, nodes=1)))
-        if unit(self._config.seed, "wrong machine", name) < share:
+        if uniform_draw(self._config.seed, "wrong machine", name) < share:
             self.world.struck("cloud.wrong_machine", name)
         for node in range(1, boot.nodes):
             if self.world.weather.hits("cloud.partial", job=self.world.job_of(name)):
@@ -159,7 +159,7 @@ class DrawnCloud(SimulatedCloud):
     async def destroy(self, handle: Handle) -> None:
         if handle.id.startswith("foreign") or attempt_of(self._installation, handle.name) is None:
             self.world.fail("foreign_untouched", f"destroy of {handle.name}")
-        if unit(self._config.seed, "lists terminated") < 0.5 and handle.id in self.standing():
+        if uniform_draw(self._config.seed, "lists terminated") < 0.5 and handle.id in self.standing():
             self.terminated[handle.id] = Observed(handle=handle, state=InstanceState.GONE)
         extra = handle.id in self.extra
         if not extra and handle.id != handle.name:

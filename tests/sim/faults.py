@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from broker.domain.ids import JobId
-from providers.simulated.market import rng, unit
+from providers.simulated.market import rng, uniform_draw
 from tests.sim.strikes import Strikes
 
 CALM_S = 1500.0
@@ -192,7 +192,7 @@ class Weather:
     def draw(self, what: str) -> float:
         """Return the next number in [0, 1) for one purpose."""
         self._draws[what] = self._draws.get(what, 0) + 1
-        return unit(self.seed, what, self._draws[what])
+        return uniform_draw(self.seed, what, self._draws[what])
 
 
 def at_work(plan: Sequence[Fault], since: float, until: float) -> int:

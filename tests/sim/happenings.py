@@ -125,7 +125,7 @@ class Happenings:
     # --- machines
 
     async def _late_machine(self, fault: Fault) -> None:
-        """A launcher that was proven dead creates all the same, after the second absence: the cloud lied.
+        """A launcher that was proven dead still creates a machine, after the second absence: the cloud lied.
 
         Once for each attempt: clouds give a second machine another id, this one does not.
         """

@@ -16,7 +16,7 @@ from broker.domain.offer import Offer
 from broker.lifecycle.transitions import made_progress
 from broker.ports import Change
 from broker.quote.spot.review import ActiveReview, Move, Stay
-from providers.simulated.market import unit
+from providers.simulated.market import uniform_draw
 
 if TYPE_CHECKING:
     from broker.controllers.fleet import Fleet
@@ -34,7 +34,7 @@ class Moves:
 
     def __init__(self, world: "World") -> None:
         self._world = world
-        self.happen = unit(world.seed, "moves") < INSTALLATIONS
+        self.happen = uniform_draw(world.seed, "moves") < INSTALLATIONS
         self.made = 0
 
     def begin(self, fleet: "Fleet") -> None:
@@ -53,7 +53,7 @@ class Moves:
         attempt, spots = facts.attempt, [offer for offer in facts.offers if offer.spot]
         since = attempt.first_beat_at
         stayed = since is not None and (facts.now - since).total_seconds() >= STAY_S
-        chosen = unit(self._world.seed, "move", attempt.id) < ATTEMPTS
+        chosen = uniform_draw(self._world.seed, "move", attempt.id) < ATTEMPTS
         if attempt.line.offer.spot or not (spots and stayed and chosen and made_progress(attempt)):
             return Stay(reason="stays")
         return Move(offer=spots[0], saved_usd=ZERO, message=f"moves to spot in {spots[0].region}, saves $0")

@@ -10,7 +10,7 @@ from tests.sim.faults import Fault, plan_of
 from tests.sim.outcome import Outcome
 from tests.sim.world import World
 
-MOST_TRIES = 60
+MAX_TRIES = 60
 """Maximum number of runs in which a failing seed is shrunk."""
 
 
@@ -44,7 +44,7 @@ def shrink(seed: int, broken: str, *, hints: bool = True) -> tuple[Outcome, tupl
     plan, tries = plan_of(seed), 0
     best = simulate(seed, plan, hints=hints)
     again = True
-    while again and tries < MOST_TRIES:
+    while again and tries < MAX_TRIES:
         again = False
         for place in reversed(range(len(plan))):
             tries += 1

@@ -21,7 +21,7 @@ from tests.support.memory_store.store import MemoryStore
 
 
 class Waiting(ManualClock):
-    """The time of another clock; sleeping is waiting for the loop."""
+    """Clock with the time of another clock."""
 
     def __init__(self, of: Clock) -> None:
         self._of = of
@@ -43,7 +43,7 @@ class Rig:
         self.new_broker()
 
     def new_broker(self) -> None:
-        """Start a new broker, to which only the written state of its killed predecessor is known."""
+        """Start a new broker that knows only the stored state of its killed predecessor."""
         notifier = SlackNotifier(BOX, self.time, self._losses, api_url=f"{self.there.url}/api/")
         context = ControllerContext(
             installation=Installation("test"), owner=f"b{len(self.brokers)}", store=self.store, blobs=None,  # type: ignore[arg-type]
@@ -71,14 +71,14 @@ class Rig:
                 pass
             self.time.time += timedelta(seconds=step_s)
 
-    async def all_told(self) -> None:
-        """Wait until no delivery is due, and refreshes had their time."""
+    async def all_delivered(self) -> None:
+        """Run the outbox until no delivery is due and the refreshes are done."""
         async with asyncio.timeout(300):
             while any(one.waiting for one in await self.store.channels() if one.channel.kind == "slack"):
                 await self.live(5)
             await self.live(2 * REFRESH_S)
 
-    def last_words(self, job: Job) -> list[str]:
+    def last_word_of_each(self, job: Job) -> list[str]:
         (root,) = [m for m in self.there.messages() if m["metadata"]["event_payload"].get("job") == job.id]
         return [m["text"].rsplit(" ", 1)[-1] for m in self.there.messages(thread=root["ts"])]
 
@@ -101,7 +101,7 @@ async def rig() -> AsyncIterator[Rig]:
 async def test_an_hour_without_slack_loses_no_message(rig: Rig) -> None:
     """Afterwards everything is reported in order, at Slack's pace, and each root is updated once."""
     jobs = [await rig.job() for _ in range(3)]
-    await rig.all_told()
+    await rig.all_delivered()
     for minute in range(60):
         rig.there.down = ("500", "reset")[minute % 2]
         if minute % 5 == 0:
@@ -111,9 +111,9 @@ async def test_an_hour_without_slack_loses_no_message(rig: Rig) -> None:
     rig.there.down = ""
     rig.there.limits.enforced = True
     asked = len(rig.there.calls)
-    await rig.all_told()
+    await rig.all_delivered()
     minutes = [str(minute) for minute in range(0, 60, 5)]
-    assert [rig.last_words(job) for job in jobs] == [minutes] * 3
+    assert [rig.last_word_of_each(job) for job in jobs] == [minutes] * 3
     assert rig.roots().count("of $22.00") == 3
     methods = [method for method, _ in rig.there.calls[asked:]]
     assert methods.count("chat.postMessage") == 3 * len(minutes)
@@ -122,13 +122,13 @@ async def test_an_hour_without_slack_loses_no_message(rig: Rig) -> None:
 
 @pytest.mark.parametrize("after", ["chat.postMessage", "chat.update", "files.completeUploadExternal"])
 async def test_a_broker_killed_after_a_call_posts_nothing_twice(rig: Rig, after: str) -> None:
-    """Slack carries out the call, but the broker dies before it records that. Another broker continues when the lease
-    has ended.
+    """Slack carries out the call, but the broker dies before it records the call. Another broker continues when
+    the lease has ended.
     """
     rig.curve = ((1, 4.0), (2, 3.0))
     job = await rig.job()
     if after == "chat.update":
-        await rig.all_told()
+        await rig.all_delivered()
     for number in range(3):
         rig.there.stall = after
         kind = "job.failed" if after.startswith("files") else "attempt.preempted"
@@ -141,8 +141,8 @@ async def test_a_broker_killed_after_a_call_posts_nothing_twice(rig: Rig, after:
         rig.there.stalled.clear()
         rig.new_broker()
         await rig.live(LEASE_S)
-        await rig.all_told()
-    texts = rig.last_words(job)
+        await rig.all_delivered()
+    texts = rig.last_word_of_each(job)
     if after.startswith("files"):
         assert len([text for text in texts if text]) == 3
         assert texts.count("") == 3, "a picture each"
@@ -158,6 +158,6 @@ async def test_a_busy_hour_stays_within_slacks_limits(rig: Rig) -> None:
         for job in jobs:
             await rig.say(job, f"n {number}")
         await rig.live(120)
-    await rig.all_told()
-    assert [rig.last_words(job) for job in jobs] == [["0", "1", "2"]] * 20
+    await rig.all_delivered()
+    assert [rig.last_word_of_each(job) for job in jobs] == [["0", "1", "2"]] * 20
     assert rig.roots().count("of $13.00") == 20

@@ -51,7 +51,7 @@ async def test_a_database_that_does_not_exist_is_one_line(server: EmbeddedPostgr
 
 
 async def test_missing_migrations_are_named_when_not_applied(dsn: str, folder: Path) -> None:
-    with pytest.raises(MigrationError, match="has no schema of gpubroker's: correct database_url, or start the daemon"):
+    with pytest.raises(MigrationError, match="has no gpubroker schema: correct database_url, or start the daemon"):
         await require_current(dsn, folder)
     await migrate(dsn, folder)
     await require_current(dsn, folder)

@@ -12,7 +12,7 @@ from broker.daemon.config import DaemonConfig
 
 PAGES = sorted(Path("docs").rglob("*.md"))
 DOCUMENTS = [Path("README.md"), Path("CONTRIBUTING.md"), Path("deploy/iam/README.md"), *PAGES]
-MOST_LINES = 4000
+MAX_LINES = 4000
 """Limit for all pages together: longer documentation is not read."""
 
 
@@ -68,7 +68,7 @@ def test_a_page_begins_with_its_purpose(page: Path) -> None:
 def test_the_pages_are_few_enough_to_read() -> None:
     """Reports are not counted: each holds the measurements of one day, and is not read as a whole."""
     lasting = [page for page in PAGES if page.parent.name != "reports"]
-    assert sum(len(page.read_text().splitlines()) for page in lasting) < MOST_LINES
+    assert sum(len(page.read_text().splitlines()) for page in lasting) < MAX_LINES
 
 
 def test_an_entry_of_the_changelog_is_one_short_line() -> None:

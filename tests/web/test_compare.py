@@ -1,4 +1,4 @@
-"""The page Compare: columns of runs, differences of their specs, the shared address, and other teams' jobs."""
+"""Page Compare: columns of runs, differences between specs, the address to share, and other teams' jobs."""
 
 from tests.api.harness import Running
 from tests.web.seed import fill

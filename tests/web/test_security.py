@@ -125,7 +125,7 @@ def test_templates_hold_no_inline_code_style_or_raw_text(template: Path) -> None
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
-def test_the_keyboard_reaches_what_scrolls(template: Path) -> None:
+def test_the_keyboard_reaches_scrolling_elements(template: Path) -> None:
     assert re.findall(r'<\w+ class="(?:scroll|log)"(?![^>]*tabindex)', template.read_text()) == []
 
 
@@ -144,7 +144,7 @@ def test_the_lint_of_templates_finds(text: str) -> None:
     assert FORBIDDEN.search(text)
 
 
-def test_vendored_files_are_what_was_published() -> None:
+def test_vendored_files_equal_the_published_ones() -> None:
     files = sorted((WEB / "static" / "vendor").iterdir())
     assert {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files} == VENDOR
 
@@ -158,7 +158,7 @@ async def test_static_files_are_compressed_and_kept(ada: Visitor) -> None:
 
 
 def test_the_first_page_loads_few_bytes() -> None:
-    """70 kB, gzipped, with the markup; the plots come with the pages that have one."""
+    """The first page has 70 kB, gzipped, with the markup. Only pages with a plot load the plot's script."""
     first = [file for name, file in static_files().items() if "uPlot" not in name]
     assert sum(len(file.compressed) for file in first) < 40_000
     assert len(static_files()["app.css"].compressed) < 12_000

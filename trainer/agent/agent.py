@@ -53,7 +53,7 @@ class Agent:
         self._state.run.make()
         lifecycle = self._lifecycle
         code: int | None = None
-        async with background(lifecycle.beater.run(), lifecycle.shipper.run()):
+        async with background(lifecycle.heartbeats.run(), lifecycle.shipper.run()):
             try:
                 outcome, message, code = await self._attempt()
             except UnusableInput as e:
@@ -89,7 +89,7 @@ class Agent:
         watcher = DesiredStateWatcher(lifecycle.objects, self._state, lifecycle.renew, lifecycle.log_line)
         watching = [watcher.run()]
         if endpoint := preemption_notice.endpoint():
-            hurry, log = lifecycle.beater.now, lifecycle.log_line
+            hurry, log = lifecycle.heartbeats.now, lifecycle.log_line
             watching.append(preemption_notice.watching(endpoint, self._state, log=log, hurry=hurry))
         async with background(*watching):
             end = await self._runner(spec).run()

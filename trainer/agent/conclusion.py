@@ -135,5 +135,5 @@ def attempt_end(result: ProgramResult, *, uploaded: bool, ending: Ending | None)
     if outcome is Outcome.DRAINED and ending is not None:
         return AttemptEnd(ending.outcome, ending.reason, code)
     if outcome is Outcome.DRAINED:
-        return AttemptEnd(outcome, "another machine of this job is to end, so all of them do", code)
+        return AttemptEnd(outcome, "another machine of this job must end, so all machines end", code)
     return AttemptEnd(outcome, result.message, code)

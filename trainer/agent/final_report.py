@@ -9,7 +9,7 @@ from trainer.agent import deliver_results
 from trainer.agent.base import prepare
 from trainer.agent.base.environment import Environment
 from trainer.agent.base.state import AgentState
-from trainer.agent.upload.heartbeat import Beater, redacted
+from trainer.agent.upload.heartbeat import HeartbeatSender, redacted
 from trainer.agent.upload.log_shipper import Shipper
 from trainer.contract import object_keys
 from trainer.contract.documents import Final, Outcome
@@ -33,10 +33,10 @@ class FinalReport:
     """
 
     def __init__(
-        self, objects: Objects, env: Environment, state: AgentState, *, beater: Beater, shipper: Shipper
+        self, objects: Objects, env: Environment, state: AgentState, *, heartbeats: HeartbeatSender, shipper: Shipper
     ) -> None:
         self._objects, self._env, self._state = objects, env, state
-        self._beater, self._shipper = beater, shipper
+        self._heartbeats, self._shipper = heartbeats, shipper
 
     async def await_first_machine(self, outcome: Outcome, message: str, log: Callable[[str], None]) -> None:
         """Keep a successful node other than 0 alive until `final.json` exists.
@@ -48,7 +48,7 @@ class FinalReport:
             return
         log(f"{outcome} here; the first machine reports how the attempt ended")
         self._state.phase, self._state.message = "done", message
-        self._beater.now()
+        self._heartbeats.now()
         with contextlib.suppress(TimeoutError):
             async with self._state.in_time(deliver_results.LIMIT_S):
                 while not await self._is_written():  # noqa: ASYNC110
@@ -81,7 +81,7 @@ class FinalReport:
             return Outcome.INFRASTRUCTURE
         self._state.phase, self._state.message = "done", message
         with contextlib.suppress(ObjectStoreError):  # once heartbeats stop, the broker looks for final.json anyway
-            await prepare.retry_while_unreachable(self._beater.send, LAST_BEAT_S)
+            await prepare.retry_while_unreachable(self._heartbeats.send, LAST_BEAT_S)
         return outcome
 
     def _final(self, outcome: Outcome, message: str, code: int | None) -> Final:
@@ -101,7 +101,7 @@ class FinalReport:
             heldout_loss_after=status.heldout_loss_after,
             peak_memory_bytes=status.peak_memory_bytes,
             tokens_per_s=status.tokens_per_s,
-            messages=redacted(self._state.messages(), self._beater.redact),
+            messages=redacted(self._state.messages(), self._heartbeats.redact),
             boot=self._state.boot,
         )
 

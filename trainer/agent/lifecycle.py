@@ -20,7 +20,7 @@ from trainer.agent.final_report import FinalReport
 from trainer.agent.process.child import Child, kill_descendants
 from trainer.agent.process.tracker_launcher import Trackers
 from trainer.agent.upload.checkpoint_uploader import Saver
-from trainer.agent.upload.heartbeat import Beater
+from trainer.agent.upload.heartbeat import HeartbeatSender
 from trainer.agent.upload.log_buffer import LogBuffer, Redactor
 from trainer.agent.upload.log_shipper import Shipper
 from trainer.agent.upload.save_interval import SaveInterval
@@ -46,11 +46,11 @@ class AttemptLifecycle:
         self.state = AgentState(env=env, run=RunFolder(root=env.workdir / "run"))
         self._sealed = Sealed(secrets=dict(secrets))
         self.log = LogBuffer(Redactor(self._sealed.secrets), echo=echo)
-        self.beater = Beater(self.objects, self.state)
+        self.heartbeats = HeartbeatSender(self.objects, self.state)
         self.shipper = Shipper(self.objects, self.log, env, self.state)
-        self.final_report = FinalReport(self.objects, env, self.state, beater=self.beater, shipper=self.shipper)
+        self.final_report = FinalReport(self.objects, env, self.state, heartbeats=self.heartbeats, shipper=self.shipper)
         self.trackers = Trackers(self.state.run, folder or env.workdir, report=self.report)
-        self.beater.redact = self.log.redact
+        self.heartbeats.redact = self.log.redact
         self._grant_seq = -1
         self._failed_by_peer = False
         """True if this machine failed only because a process of another machine ended."""
@@ -75,7 +75,7 @@ class AttemptLifecycle:
         if read is None or read[0].seq <= self._grant_seq:
             return
         self._grant_seq, self._sealed = read[0].seq, read[1]
-        self.log.redact = self.beater.redact = Redactor(self._sealed.secrets)
+        self.log.redact = self.heartbeats.redact = Redactor(self._sealed.secrets)
         if self._sealed.store_options:
             self.objects.renew(self.env.blobs, {**self.env.store_options, **self._sealed.store_options})
 
@@ -107,7 +107,7 @@ class AttemptLifecycle:
                 self.log_line(message)
             else:
                 self.report("started_over", message)
-        self.beater.now()
+        self.heartbeats.now()
         return restored is not None
 
     def save_interval(self, spec: AttemptSpec) -> SaveInterval:
@@ -121,7 +121,7 @@ class AttemptLifecycle:
 
         def committed(cost_s: float) -> None:
             interval.saved(cost_s)
-            self.beater.now()
+            self.heartbeats.now()
 
         config, guard = spec.checkpoint, spec.train.guard if spec.train else None
         saver = Saver(
@@ -160,7 +160,7 @@ class AttemptLifecycle:
         self.log_line(f"ending: {ending.reason}")
         child.asked = True
         self.state.phase = "draining"
-        self.beater.now()
+        self.heartbeats.now()
         if ending.save:
             ask()
         while not exited.done() and ending.save and self.state.drain_left_s > 0:
@@ -185,7 +185,7 @@ class AttemptLifecycle:
         self.state.ran_out, self.state.bad_host = result.ran_out, result.bad_host
         self._failed_by_peer = result.failed_by_peer
         self.state.phase = "saving"
-        self.beater.now()
+        self.heartbeats.now()
         failed = result.outcome not in (Outcome.COMPLETED, Outcome.DRAINED)
         uploaded = await saver.flush(failed=failed) and whole
         end = attempt_end(result, uploaded=uploaded, ending=self.state.ending)

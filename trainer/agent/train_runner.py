@@ -53,7 +53,7 @@ class TrainRunner:
             ):
                 code = await lifecycle.supervise(child, saver, ask=self._state.run.drain.touch)
                 self._state.phase = "saving"
-                lifecycle.beater.now()
+                lifecycle.heartbeats.now()
                 # The end of this block cancels an upload, and all its bytes would then be sent again. A script job does
                 # not wait here, because its last snapshot is not taken yet.
                 await saver.settle()

@@ -1,4 +1,4 @@
-"""Training state to and from a folder of safetensors and JSON, outside the training loop's critical path.
+"""Saves and loads the training state as safetensors and JSON, outside the training loop's critical path.
 
 Weights and moments change only in the optimizer's update, so a thread copies them to host memory during the next
 forward and backward. The loop waits only if the copy is not finished by the next update. The same thread then writes to
@@ -56,7 +56,7 @@ class Local:
     whole: tuple[int, ...]
 
     mine: bool = True
-    """True if this process writes it; other processes may hold the same part."""
+    """True if this process writes the part; other processes may hold the same part."""
 
 
 Held = Mapping[str, Mapping[str, Local]]
@@ -96,8 +96,8 @@ class LocalSnapshot:
     journalled: bool = True
     """True if `metrics` has all rows; a full disk may have prevented one."""
     artifacts: Path | None = None
-    """Folder of the results to include; None: no results. It is not removed, because a retry needs it if a process
-    cannot write.
+    """Folder of the results to include; None: no results. The folder is not removed, because a retry needs it if a
+    process cannot write.
     """
     complete: bool = False
     tensors_frozen: bool = False
@@ -181,7 +181,7 @@ class Snapshots:
     """Writer of snapshots, one at a time; `stall_s`: seconds for which the newest snapshot blocked the loop."""
 
     def __init__(self, run: RunFolder, writer: SnapshotWriter | None) -> None:
-        """Create; `writer` is None for a process that writes nothing."""
+        """Prepare the writer; `writer` is None for a process that writes nothing."""
         self._run = run
         self.writer = writer
         self._thread: threading.Thread | None = None
@@ -332,8 +332,8 @@ class Snapshots:
 def _to_host(tensors: Mapping[str, Local], *, copy: bool = True) -> Tensors:
     """Return tensors in host memory.
 
-    `copy`: True copies also tensors that are in host memory already. False: of those, only tensors that share memory
-    are copied, because safetensors rejects shared memory.
+    `copy`: True also copies tensors that are in host memory already. False copies them only if they share memory,
+    because safetensors rejects shared memory.
     """
     copies: Tensors = {}
     memories: set[int] = set()

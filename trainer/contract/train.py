@@ -43,7 +43,7 @@ class LowRank(Config):
     @field_validator("targets", mode="before")
     @classmethod
     def _word(cls, value: Any) -> Any:
-        """Replace a list of one keyword by the keyword, and any other list by a tuple."""
+        """Replace a list of one keyword with the keyword, and any other list with a tuple."""
         if not isinstance(value, (list, tuple)):
             return value
         return value[0] if len(value) == 1 and value[0] in TARGETS else tuple(value)

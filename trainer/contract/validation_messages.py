@@ -13,7 +13,7 @@ from trainer.contract.base import PATTERN_MESSAGES
 from trainer.contract.suggestions import close_matches
 
 MAX_ERRORS = 50
-MOST_FAULTS = 1000
+MAX_FAULTS = 1000
 """Faults of a document beyond which no fault is worded, because even listing them takes seconds."""
 MESSAGE_CHARACTERS, PLACE_CHARACTERS = 1000, 200
 PLAIN = {
@@ -31,7 +31,7 @@ NEVER_ECHOED = ("env", "secrets", "value", "blob_options", "database_url")
 
 def error_messages(error: ValidationError, model: type[BaseModel], document: Any) -> dict[str, str]:
     """Return error messages by place; the empty place is the whole document. `document`: the input as plain objects."""
-    if error.error_count() > MOST_FAULTS:
+    if error.error_count() > MAX_FAULTS:
         return {"": f"has {error.error_count()} faults; the first thing to check is whether it is the right document"}
     merged: dict[str, list[str]] = {}
     for detail in _without_follow_ups(error.errors(include_url=False)):

@@ -42,7 +42,7 @@ def read_config(path: Path) -> TrainConfig:
 def read_saving(path: Path, save_every_s: float | None) -> CheckpointConfig:
     """Return the `checkpoint` part of a job's spec, or the default.
 
-    `save_every_s` replaces its `every_s`.
+    `save_every_s` replaces the part's `every_s`.
 
     Raises: BadConfig naming the key.
     """

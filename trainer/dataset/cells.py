@@ -37,7 +37,7 @@ def label(value: Any) -> str | None:
 
 
 def named(label: str, labels: Sequence[str]) -> str:
-    """Return the class of a label: a whole number is an index into names of which none is a number."""
+    """Return the class of a label. A whole number is an index into `labels`, unless a label is a whole number."""
     if label in labels or not INDEX.fullmatch(label) or int(label) >= len(labels):
         return label
     return label if any(INDEX.fullmatch(name) for name in labels) else labels[int(label)]
@@ -87,7 +87,7 @@ def chat_problem(value: Any) -> str | None:
 
 
 def chat_of_row(row: dict[str, Any], column: str, where: str, number_of_row: int, *, used: Iterable[str] = ()) -> Chat:
-    """Return the chat of a column with what the row gives the chat template. Raises: DataError naming file and row.
+    """Return the chat of a column, with other columns for the chat template. Raises: DataError naming file and row.
 
     `used`: other columns that the task reads.
     """
@@ -104,7 +104,7 @@ def chat_of_row(row: dict[str, Any], column: str, where: str, number_of_row: int
 
 
 def _split(value: Any) -> Any:
-    """Return the parts of text: those of a JSON list, as CSV holds it, or between white space. Keep other values."""
+    """Split text into the items of a JSON list (as in CSV), or at white space. Return other values unchanged."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):
@@ -134,7 +134,7 @@ SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"BM", b"GIF8", b"II*\0", b"
 """First bytes of files that are read as pictures."""
 SIGNATURE_BYTES = 8
 SIGNATURE_CHARACTERS = 12
-"""Number of base64 characters that show the first bytes."""
+"""Number of base64 characters that encode the first bytes."""
 Pixels = list[list[int | float | list[int | float]]]
 
 
@@ -280,7 +280,7 @@ def many_labels_warning(labels: int, rows: int, column: str) -> str:
 def label_set_problem(labels: Sequence[str], column: str) -> str | None:
     """Return what is wrong with the labels of a column, and the fix; None if there are at least two classes."""
     if len(labels) < 2:
-        return f"column {column!r} has the one label {labels[0]!r}; two at least are needed to tell apart"
+        return f"column {column!r} has only the label {labels[0]!r}; give at least two classes"
     if len(labels) > MAX_LABELS:
-        return f"column {column!r} has {len(labels)} labels, more than {MAX_LABELS}; is it one of classes?"
+        return f"column {column!r} has {len(labels)} labels, more than {MAX_LABELS}; name a column of classes"
     return None

@@ -12,9 +12,9 @@ from trainer.dataset.prompts import DataError
 
 _log = logging.getLogger("trainer.dataset")
 MAX_CELL = 1_000_000
-LOOKED_AT = 5
+DELIMITER_ROWS = 5
 """Rows that must agree on a delimiter other than the comma."""
-LOOKED_AT_LINES = 50
+DELIMITER_LINES = 50
 """Lines in which these rows are looked for, because a quoted cell may have several lines."""
 DELIMITERS = {"\t": "tabs", ";": "semicolons", "|": "bars"}
 SEPARATOR_LINE = re.compile(r"sep=(.)\r?\n?")
@@ -65,7 +65,7 @@ def _opened(text: Iterator[str], where: str) -> tuple[Any, str]:
         reader = csv.reader(chain(["\n"], lines), strict=True, delimiter=delimiter)
         next(reader)
         return reader, delimiter
-    first = list(islice(lines, LOOKED_AT_LINES))
+    first = list(islice(lines, DELIMITER_LINES))
     delimiter = find_delimiter(first, is_tsv=where.lower().endswith(".tsv"))
     if delimiter != ",":
         _log.warning("%s: cells are separated by %s", where, DELIMITERS[delimiter])
@@ -73,20 +73,20 @@ def _opened(text: Iterator[str], where: str) -> tuple[Any, str]:
 
 
 def find_delimiter(lines: list[str], *, is_tsv: bool = False) -> str:
-    """Return the delimiter of a table from its first lines: another one than the comma only if all rows agree.
+    """Return the delimiter of a table from its first lines: the comma, unless all rows agree on another delimiter.
 
-    By commas, the header then has one column, or the rows differ in their number of cells. Tabs need no such reason,
-    because texts rarely have them. So an upload, which has no name, is read as its file. `is_tsv`: the file's name
-    promises tabs, which a header with a tab confirms.
+    Another delimiter also requires that a reading by commas fails: the header has one column, or the rows differ in
+    length. Tabs do not, because texts rarely contain tabs. An upload, which has no name, is thus read like its file.
+    `is_tsv`: the file's name ends in .tsv, so that a header with a tab suffices.
     """
-    by_tabs = _widths(lines, "\t", LOOKED_AT)
+    by_tabs = _widths(lines, "\t", DELIMITER_ROWS)
     if by_tabs[:1] not in ([], [1]) and (is_tsv or len(set(by_tabs)) == 1 < len(by_tabs)):
         return "\t"
-    by_commas = set(_widths(lines, ",", LOOKED_AT))
+    by_commas = set(_widths(lines, ",", DELIMITER_ROWS))
     if _widths(lines, ",", 1) != [1] and len(by_commas) < 2:
         return ","
     for delimiter in DELIMITERS:
-        widths = set(_widths(lines, delimiter, LOOKED_AT))
+        widths = set(_widths(lines, delimiter, DELIMITER_ROWS))
         if len(widths) == 1 and min(widths) > 1:
             return delimiter
     return ","
@@ -124,7 +124,7 @@ def decoding_problem(texts: Iterable[str]) -> str | None:
 def _error(error: csv.Error, first: int, last: int, where: str) -> DataError:
     """Return the error of a row on lines `first` to `last`.
 
-    Raises: DataError if the row may have swallowed other rows. A cell with an open quote extends to the next quote, the
+    Raises: DataError if the row may contain other rows. A cell with an open quote extends to the next quote, the
     end, or the cell's size limit.
     """
     if last > first or str(error) == "unexpected end of data" or str(error).startswith("field larger than"):

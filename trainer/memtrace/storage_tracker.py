@@ -60,7 +60,7 @@ class Storages(TorchDispatchMode):
         self.peaks: dict[str, tuple[int, dict[str, int]]] = {}
         self.on_operation: Callable[[], None] = lambda: None
         self.replacements: list[Callable[[Any, Any, Mapping[str, Any]], Any]] = []
-        """Functions that replace some operations by parts with the same memory use, and return None for all others."""
+        """Functions that replace some operations with parts of the same memory use, and return None for all others."""
         self._only: str | None = None
         self.answer = True
         """Value of a boolean meta tensor if Python code reads the tensor, as models do to check for padding tokens."""

@@ -14,18 +14,18 @@ from obstore.store import ObjectStore
 
 PART = 5 << 20
 """Bytes of a part; S3 accepts no smaller part except the last."""
-MOST_PARTS = 10_000
+MAX_PARTS = 10_000
 """Largest number of parts of an object in S3."""
 PIECE = 1 << 20
 FOR_EACH_AT_ONCE = 64 << 20
-MOST_AT_ONCE = 12
+MAX_AT_ONCE = 12
 ABORT_S = 5.0
 
 
 def plan(size: int) -> tuple[int, int]:
     """Return (bytes of a part, concurrent parts): large files need both for speed."""
-    part = max(PART, -(-size // MOST_PARTS))
-    return part, max(1, min(MOST_AT_ONCE, size // FOR_EACH_AT_ONCE))
+    part = max(PART, -(-size // MAX_PARTS))
+    return part, max(1, min(MAX_AT_ONCE, size // FOR_EACH_AT_ONCE))
 
 
 async def upload(

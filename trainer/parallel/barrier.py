@@ -1,7 +1,7 @@
 """Long barrier for work of unequal length, such as tokenising rows, or writing and merging results in one process.
 
-The difference may be minutes or hours, so a collective would time out. Each process therefore sends heartbeats through
-the store of the process group, and the others wait as long as heartbeats arrive.
+A collective would time out, because the difference may be minutes or hours. Each process therefore sends heartbeats
+through the store of the process group, and the others wait as long as heartbeats arrive.
 """
 
 import contextlib
@@ -30,9 +30,7 @@ _numbers = itertools.count()
 def long_barrier(purpose: str) -> Iterator[None]:
     """Let each process do its work in the block, then wait for the others.
 
-    All processes must enter it.
-
-    Raise DistError if another process is lost or failed.
+    All processes must enter the barrier. Raises DistError if another process is lost or failed.
     """
     if not distributed.is_initialized():
         yield

@@ -231,7 +231,7 @@ def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _fill(model: torch.nn.Module) -> None:
-    """Replace tensors on the meta device by empty tensors on the CPU.
+    """Replace tensors on the meta device with empty tensors on the CPU.
 
     Their memory is not written, so the kernel need not allocate pages for it.
     """

@@ -1,4 +1,4 @@
-"""Repeats writing of results until they are on disk; otherwise the job does not succeed."""
+"""Writes results with retries. A job whose results cannot be written does not succeed."""
 
 import time
 from collections.abc import Callable
@@ -33,11 +33,11 @@ def write_with_retries(
     folder: Path,
     wanted: Callable[[], int],
 ) -> None:
-    """Repeat an action of all processes until it succeeds in all. It returns why it failed, or an empty text.
+    """Repeat `action` in all processes until it succeeds in all. `action` returns why it failed, or an empty text.
 
-    `agree`: true for all processes if true for one. `waiting`: returns whether other checkpoints are on this disk,
-    which counts only if this disk fails. `leave`: called by all before another attempt; may raise. `folder`: target
-    folder. `wanted`: bytes needed.
+    `agree`: returns True in all processes if one process passes True. `waiting`: returns True while checkpoints on this
+    disk wait for their upload. `leave`: called in all processes before another attempt; may raise. `folder`: target
+    folder. `wanted`: returns the bytes needed.
 
     Raises: ResultsNotWritten for all.
     """

@@ -105,7 +105,7 @@ def _oom(error: BaseException) -> Ended | None:
 
 
 def _host_oom(what: str, error: BaseException) -> Ended:
-    message = f"host memory is too small: {what}{_notes(error)}; take a larger machine or a lower train.micro_batch"
+    message = f"host memory is too small: {what}{_notes(error)}; use a larger machine or a lower train.micro_batch"
     return Ended(code=ExitCode.OOM, message=message, ran_out="host")
 
 

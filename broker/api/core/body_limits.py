@@ -7,37 +7,37 @@ from google.protobuf.message import Message
 
 from broker.domain.errors import InvalidInput, Problem
 
-MOST_VALUES = 20_000
+MAX_VALUES = 20_000
 """Values, keys and list items of one request. The largest valid documents have about a tenth."""
 
 QUOTES = 4
 """Quotation marks of a key and a text, the value with the most."""
 
-MOST_TEXT_BYTES = 400_000
+MAX_TEXT_BYTES = 400_000
 """Bytes of one text or key. The longest valid text has 32,768 characters, each of at most 12 bytes as `\\u` escapes."""
 
 
 def check_json_values(raw: bytes) -> None:
-    """Raise InvalidInput if a JSON document has more than MOST_VALUES values, or a text of over MOST_TEXT_BYTES.
+    """Raise InvalidInput if a JSON document has more than MAX_VALUES values, or a text of over MAX_TEXT_BYTES.
 
     Malformed documents pass.
     """
-    if raw.count(b",") < MOST_VALUES and len(raw) <= MOST_TEXT_BYTES:
+    if raw.count(b",") < MAX_VALUES and len(raw) <= MAX_TEXT_BYTES:
         return
     unescaped = raw.replace(b"\\\\", b"__").replace(b'\\"', b"__")
-    if unescaped.count(b'"') > QUOTES * MOST_VALUES:
+    if unescaped.count(b'"') > QUOTES * MAX_VALUES:
         raise _too_many("body")
     parts = unescaped.split(b'"')
-    if sum(part.count(b",") for part in parts[::2]) >= MOST_VALUES:
+    if sum(part.count(b",") for part in parts[::2]) >= MAX_VALUES:
         raise _too_many("body")
-    if any(len(part) > MOST_TEXT_BYTES for part in parts[1::2]):
-        message = f"has a text of more than {MOST_TEXT_BYTES} bytes; send less, and upload files"
+    if any(len(part) > MAX_TEXT_BYTES for part in parts[1::2]):
+        message = f"has a text of more than {MAX_TEXT_BYTES} bytes; send less, and upload files"
         raise InvalidInput(Problem(field="body", message=message))
 
 
 def check_message_values(message: Message) -> None:
-    """Raise InvalidInput if a protobuf message has more than MOST_VALUES values."""
-    if _left(message, MOST_VALUES) < 0:
+    """Raise InvalidInput if a protobuf message has more than MAX_VALUES values."""
+    if _left(message, MAX_VALUES) < 0:
         raise _too_many("message")
 
 
@@ -61,4 +61,4 @@ def _left(message: Message, left: int) -> int:
 
 
 def _too_many(field: str) -> InvalidInput:
-    return InvalidInput(Problem(field=field, message=f"has more than {MOST_VALUES} values; send fewer"))
+    return InvalidInput(Problem(field=field, message=f"has more than {MAX_VALUES} values; send fewer"))

@@ -1,4 +1,4 @@
-"""Cache that is bounded by the memory of its values, which users' files determine."""
+"""Least-recently-used cache with a bound on memory, for values whose size depends on users' files."""
 
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
@@ -11,10 +11,10 @@ COLUMN_BYTES, VALUE_BYTES = 8 * 1024, 350
 
 
 class BoundedCache(Generic[K, V]):
-    """Cache that evicts the least recently used values beyond `most_bytes` or `most` values."""
+    """Cache that evicts the least recently used values beyond `max_bytes` or `most` values."""
 
-    def __init__(self, most_bytes: int, most: int) -> None:
-        self._most_bytes, self._most = most_bytes, most
+    def __init__(self, max_bytes: int, max_entries: int) -> None:
+        self._max_bytes, self._max_entries = max_bytes, max_entries
         self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._bytes = 0
 
@@ -34,16 +34,16 @@ class BoundedCache(Generic[K, V]):
         """Add a value of about `size` bytes. A value that alone exceeds the bound is not kept, and evicts no other."""
         if (old := self._entries.pop(key, None)) is not None:
             self._bytes -= old[1]
-        if size > self._most_bytes:
+        if size > self._max_bytes:
             return
         self._entries[key] = (value, size)
         self._bytes += size
-        while self._bytes > self._most_bytes or len(self._entries) > self._most:
+        while self._bytes > self._max_bytes or len(self._entries) > self._max_entries:
             _, (_, evicted) = self._entries.popitem(last=False)
             self._bytes -= evicted
 
 
 def summary_bytes(summary: Mapping[str, Any] | None) -> int:
-    """Return about how much memory the summary of an upload takes."""
+    """Return the approximate memory of an upload's summary in bytes."""
     columns = (summary or {}).get("columns", {})
     return 1024 + sum(COLUMN_BYTES + VALUE_BYTES * len(column.get("values") or ()) for column in columns.values())

@@ -16,7 +16,7 @@ MEDIA_TYPE = "application/problem+json"
 
 
 class NotFound(GpubrokerError):
-    """The thing does not exist or belongs to another team; callers cannot distinguish the two."""
+    """The resource does not exist or belongs to another team; callers cannot distinguish the two."""
 
 
 class Conflict(GpubrokerError):
@@ -32,7 +32,7 @@ class StorageFull(GpubrokerError):
 
 
 class TooMany(GpubrokerError):
-    """More is open at once than a caller, or the daemon, allows. The call may be repeated after `after_s`."""
+    """Too many operations are open at once, for the caller or for the daemon. Repeat the call after `after_s`."""
 
     def __init__(self, message: str, after_s: float = 5.0) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class RateLimited(TooMany):
 
 
 class Deleted(GpubrokerError):
-    """The thing was deleted; the message says when."""
+    """The resource was deleted; the message names the date."""
 
 
 class Corrupt(GpubrokerError):
@@ -56,10 +56,10 @@ class Corrupt(GpubrokerError):
 
 
 def drop_tracebacks(error: BaseException | None) -> None:
-    """Remove the tracebacks of an answered error and of those behind it.
+    """Remove the tracebacks of an answered error and of its causes.
 
-    A traceback refers to the frame that raised it, and that frame to the error. Until the garbage collector looks at
-    its oldest objects, such a circle keeps the body of the request in memory.
+    A traceback refers to the frame that raised the error, and the frame refers to the error. This cycle keeps the body
+    of the request in memory until the oldest generation is garbage-collected.
     """
     while error is not None and error.__traceback__ is not None:
         error.__traceback__ = None
@@ -83,7 +83,7 @@ def problem(
 def of_validation(error: ValidationError, model: type[BaseModel], given: Any, root: str = "body") -> InvalidInput:
     """Return the faults of a validation.
 
-    `given`: the input as plain objects; `root`: field name for faults of the whole.
+    `given`: the input as plain objects; `root`: field name for faults of the whole input.
     """
     faults = error_messages(error, model, given)
     return InvalidInput(*(Problem(field=place or root, message=message) for place, message in faults.items()))

@@ -250,14 +250,14 @@ async def _abort(context: Any, code: grpc.StatusCode, status: status_pb2.Status)
     await context.abort(code, status.message, trailing_metadata=((DETAILS, status.SerializeToString()),))
 
 
-def _tolerant(read: Callable[[bytes], Any], most_bytes: int | None) -> Callable[[bytes], Any]:
+def _tolerant(read: Callable[[bytes], Any], max_bytes: int | None) -> Callable[[bytes], Any]:
     """Wrap a deserializer to return MALFORMED for invalid bytes, which gRPC would report as a fault of the server.
 
-    Returns TOO_LARGE, without parsing, for more than `most_bytes`.
+    Returns TOO_LARGE, without parsing, for more than `max_bytes`.
     """
 
     def tolerant(raw: bytes) -> Any:
-        if most_bytes is not None and len(raw) > most_bytes:
+        if max_bytes is not None and len(raw) > max_bytes:
             return TOO_LARGE
         try:
             return read(raw)

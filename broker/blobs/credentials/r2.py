@@ -18,7 +18,7 @@ from trainer.contract.documents import READER
 API = "https://api.cloudflare.com/client/v4"
 HOST = ".r2.cloudflarestorage.com"
 TOKEN_VARIABLE = "CLOUDFLARE_API_TOKEN"
-MOST_S = 604_800
+MAX_S = 604_800
 FIX = "give the API token of CLOUDFLARE_API_TOKEN the permission to edit R2 storage"
 
 
@@ -38,7 +38,7 @@ class R2Issuer:
         return True
 
     async def issue(self, scope: Scope) -> Issued:
-        life_s = min(MOST_S, self.life_s)
+        life_s = min(MAX_S, self.life_s)
         expires_at = self.now() + timedelta(seconds=life_s)
         reader, writer = await asyncio.gather(
             self._one(scope, "object-read-only", scope.read_prefixes, scope.read_objects, life_s),

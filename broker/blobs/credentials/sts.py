@@ -17,7 +17,7 @@ from broker.blobs.credentials.base import Issued, post, refused
 from broker.blobs.credentials.scope import Scope
 from broker.blobs.credentials.sigv4 import Keys, signed_headers
 
-LEAST_S, MOST_S = 900, 43_200
+LEAST_S, MAX_S = 900, 43_200
 """Lifetimes in seconds that AssumeRole accepts. GetFederationToken has the same minimum and a higher maximum."""
 POLICY_LIMIT = 2048
 FIX = {
@@ -60,7 +60,7 @@ class StsIssuer:
         if len(text) > POLICY_LIMIT:
             fix = "use a bucket with a shorter name or prefix"
             raise refused("STS", f"the session policy has {len(text)} of at most {POLICY_LIMIT} characters", fix)
-        asked = {"Version": "2011-06-15", "DurationSeconds": str(min(MOST_S, max(LEAST_S, self.life_s)))}
+        asked = {"Version": "2011-06-15", "DurationSeconds": str(min(MAX_S, max(LEAST_S, self.life_s)))}
         if self.role_arn is None:
             return asked | {"Action": "GetFederationToken", "Name": f"gb-{scope.attempt}", "Policy": text}
         return asked | {

@@ -18,7 +18,7 @@ from broker.simulation.traces import Trace, TraceError
 from broker.simulation.windows import OPTIMUM, POLICIES, SimulatedWork, WindowResult, markets, simulated
 
 SYNTHETIC = "synthetic"
-MOST_S = 1000 * 3600.0
+MAX_S = 1000 * 3600.0
 """Longest deadline. The time to compute the optimum grows with its square."""
 SPACE = 3
 """Length of a synthetic trace in deadlines, from which windows are taken."""
@@ -71,7 +71,7 @@ async def simulate(
 def _job(work: str, deadline: str, changeover: str) -> SimulatedWork:
     job = SimulatedWork(
         work_s=seconds("--work", work),
-        deadline_s=seconds("--deadline", deadline, most_s=MOST_S),
+        deadline_s=seconds("--deadline", deadline, max_s=MAX_S),
         changeover_s=seconds("--changeover", changeover),
     )
     if not job.work_s:

@@ -40,7 +40,7 @@ async def web(
 
 
 def _opened(url: str) -> bool:
-    """Open a private file that leads to the link, because other users of this machine see a browser's arguments."""
+    """Open a private file that leads to the link, because other users can read a browser's arguments."""
     path = default_home() / PAGE
     try:
         write_private(path, FORWARD.format(url=escape(url)).encode())

@@ -78,7 +78,7 @@ def _resources(conversion: Conversion, resources: dict[str, Any]) -> None:
 
 
 def _alternatives(conversion: Conversion, resources: dict[str, Any]) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
-    """Return the alternatives with their places. Each replaces settings of `resources` by its own."""
+    """Return the alternatives with their places. Each replaces settings of `resources` with its own."""
     common = {key: value for key, value in resources.items() if key not in ("any_of", "ordered")}
     alternatives: list[tuple[dict[str, Any], tuple[str, ...]]] = []
     for key in ("any_of", "ordered"):

@@ -9,14 +9,14 @@ from trainer.contract.base import DURATION_EXAMPLES, MOMENT_EXAMPLES, UNITS_S, d
 TIME_HELP = "2h, 7d, 2026-01-31 (UTC), or ISO 8601 with a zone"
 
 
-def seconds(option: str, text: str, *, most_s: float = float("inf")) -> float:
+def seconds(option: str, text: str, *, max_s: float = float("inf")) -> float:
     """Return `90`, `90s`, `1h30m` or `2d` in seconds. Raises BadInput."""
     try:
         value = duration_s(f"{text.strip()}s" if text.strip().isdecimal() else text)
     except ValueError:
         raise BadInput(f"{option} {text}: not a duration; write it as {DURATION_EXAMPLES}") from None
-    if value > most_s:
-        raise BadInput(f"{option} {text}: longer than {most_s / 3600:g}h; give a shorter time")
+    if value > max_s:
+        raise BadInput(f"{option} {text}: longer than {max_s / 3600:g}h; give a shorter time")
     return value
 
 

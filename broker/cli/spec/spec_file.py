@@ -18,7 +18,7 @@ from trainer.contract.yaml_document import BadYaml, YamlDocument, parse
 UPLOAD = "upload:"
 MAX_SPEC_BYTES = 1024**2
 Given = Mapping[schema.Path, str]
-"""Option that set a value in place of the file, by path."""
+"""Option that overrides a value of the file, by path."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class SpecFile:
     data: dict[str, Any]
     spec: QuoteSpec
     has_relative_deadline: bool = False
-    """The deadline is a time from now, such as `6h`, so each load has another one."""
+    """True if the deadline is relative, such as `6h`, so that each load computes another time."""
 
     @property
     def has_cap(self) -> bool:
@@ -82,7 +82,7 @@ def load(path: Path, settings: tuple[str, ...] = (), **options: Any) -> SpecFile
 
 
 def _resolve_deadline(data: dict[str, Any]) -> bool:
-    """Replace a deadline that is a time from now, such as `6h`, and return whether it is one.
+    """Replace a relative deadline, such as `6h`, with its time. Return True if the deadline was relative.
 
     The model refuses other wrong values.
     """

@@ -1,9 +1,9 @@
 """Recorder of prices and availability, in buckets of five minutes.
 
-Steps: add each new answer of a provider to its bucket; once the bucket is over, write it.
+Steps: add each new answer of a provider to its bucket; write a bucket once its five minutes are over.
 Facts: the market's offers, and the time of each provider's latest answer.
 Decisions: the figures of a bucket, by `broker.reporting.offer_history`. A provider without an answer has no bucket: its
-offers are unknown, not sold out. Every broker offers its buckets to the database, which takes the first.
+offers are unknown, not sold out. Every broker writes its buckets; the database keeps the first that arrives.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from broker.domain.offer import Offer, ProviderStatus
 from broker.reporting.offer_history import BucketTally, OfferPoll
 
 AT_ONCE = 2000
-"""Offers that are read before other tasks get their turn: about 2 ms."""
+"""Offers that are read before other tasks may run: about 2 ms."""
 
 
 class ListedMarket(Protocol):

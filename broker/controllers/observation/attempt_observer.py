@@ -31,7 +31,7 @@ from broker.ports import Leased
 log = logging.getLogger(__name__)
 
 LISTING_SHARE = 0.1
-"""Age of a listing that serves polls of steady attempts only, as a share of the time between two of their polls."""
+"""Maximum age of a listing while all polled attempts are steady, as a share of the interval between their polls."""
 
 
 class AttemptObserver:
@@ -44,7 +44,7 @@ class AttemptObserver:
         self._poll_s: dict[AttemptId, float] = {}
         """Seconds between two polls of attempts that are polled more often than usual."""
         self._steady: set[AttemptId] = set()
-        """Attempts that train and send heartbeats; many of them are polled less often."""
+        """Attempts that train and send heartbeats. The more there are, the less often they are polled."""
 
     @property
     def turns(self) -> Mapping[str, float]:

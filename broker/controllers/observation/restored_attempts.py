@@ -38,7 +38,7 @@ from trainer.contract.documents import Desired, Final, Outcome
 
 FOLDERS_S = 5.0
 """Timeout of the listing of all attempts, in seconds. After it, each possible attempt is read."""
-MOST_FOLDERS = 200_000
+MAX_FOLDERS = 200_000
 """Largest number of listed attempts that is kept in memory, about 20 MB."""
 
 
@@ -178,7 +178,7 @@ class _AttemptFolders:
                 with contextlib.suppress(BlobsUnavailable, TimeoutError):
                     async with asyncio.timeout(FOLDERS_S):
                         ids = await self._blobs.folders(object_keys.ATTEMPTS)
-                    self._ids = ids if len(ids) <= MOST_FOLDERS else None
+                    self._ids = ids if len(ids) <= MAX_FOLDERS else None
             return self._ids
 
 

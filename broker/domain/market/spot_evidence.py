@@ -11,14 +11,14 @@ from broker.domain.market.offer_history import MarketGroup, RecordedHistory
 
 
 class OwnSpotRun(NamedTuple):
-    """The machines of one attempt on spot."""
+    """Machines of one attempt on spot."""
 
     group: MarketGroup
     nodes: int
     since_s: float
     """Seconds since the epoch at which the machines began to run."""
     until_s: float
-    """Seconds since the epoch at which they ended; now if they still run."""
+    """Seconds since the epoch at which the machines ended; the present time if they still run."""
     is_preempted: bool
 
     @property

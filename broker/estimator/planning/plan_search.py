@@ -20,7 +20,7 @@ from broker.estimator.speed.throughput import Timing, run_of, step_seconds, timi
 from trainer.contract.documents import Parallelism as ProcessParallelism
 from trainer.contract.documents import World
 
-MOST_ROWS = 64
+MAX_ROWS = 64
 """Largest micro-batch that is tried; larger ones are no faster."""
 MICRO_BATCH_RATIO = 1.5
 """Smallest factor between two micro-batches that are tried."""
@@ -236,7 +236,7 @@ class Planner:
         if not work.free_micro_batch:
             return [work.micro_batch]
         # A CPU, even if it emulates a GPU, is no faster with more rows than the trainer chooses by itself.
-        most = MOST_ROWS if computing.gpu else work.micro_batch
+        most = MAX_ROWS if computing.gpu else work.micro_batch
         return dividers(work.global_batch // devices, min(most, work.max_micro_batch or most))
 
 

@@ -15,14 +15,14 @@ from broker.estimator.memory import estimate
 from broker.estimator.memory.device_overhead import CONTEXT
 from broker.estimator.memory.estimate import EstimateOptions, InvalidEstimate
 from broker.estimator.memory.job_memory import can_shard
-from broker.estimator.planning.plan_search import MOST_ROWS, SPEED_TIE_RATIO, dividers, parallelism_candidates
+from broker.estimator.planning.plan_search import MAX_ROWS, SPEED_TIE_RATIO, dividers, parallelism_candidates
 from broker.estimator.speed.hardware import Hardware
 from broker.estimator.speed.roofline import RooflineStep, model_flop
 from broker.estimator.speed.throughput import Speed, speed, step_seconds
 
-A_MACHINE = 8
+GPUS_PER_MACHINE = 8
 """GPUs of a machine."""
-MOST_GPUS = 16_384
+MAX_GPUS = 16_384
 Sharding = Literal["none", "ddp", "fsdp", "hybrid"]
 SHARDED: dict[Parallelism, Sharding] = {"single": "none", "ddp": "ddp", "fsdp": "fsdp", "hybrid": "hybrid"}
 
@@ -65,8 +65,8 @@ class Point:
 
 def unmeasured(ask: EstimateOptions) -> str | None:
     """Return why the time cannot be estimated, or None if it can."""
-    if ask.gpus > MOST_GPUS:
-        return f"no basis: no measured run had more than 512 GPUs, and the limit is {MOST_GPUS}"
+    if ask.gpus > MAX_GPUS:
+        return f"no basis: no measured run had more than 512 GPUs, and the limit is {MAX_GPUS}"
     if ask.offload or ask.sharding == "tensor":
         what = "offload" if ask.offload else "tensor sharding"
         return f"no basis: the time model has no term for {what}"
@@ -137,7 +137,7 @@ class _Scale:
 
     def point(self, gpus: int) -> Point:
         devices = max(d for d in range(1, min(gpus, self._load.global_batch) + 1) if self._load.global_batch % d == 0)
-        nodes = -(-devices // A_MACHINE)  # idle GPUs leave whole machines idle
+        nodes = -(-devices // GPUS_PER_MACHINE)  # idle GPUs leave whole machines idle
         divided = can_shard(self._shape, self._ask.method, self._ask.optimizer, self._ask.precision)
         candidates: list[tuple[Plan, bool]] = []
         for together in parallelism_candidates(devices, nodes, divided=divided):
@@ -157,7 +157,7 @@ class _Scale:
     def _most_rows(self, way: Parallelism, devices: int, nodes: int, checkpointing: bool) -> tuple[Plan, bool]:
         """Return (plan, fits): the plan with the most rows that fits, otherwise the plan with one row."""
         rows_per_device, plan = self._load.global_batch // devices, None
-        for rows in dividers(rows_per_device, MOST_ROWS):
+        for rows in dividers(rows_per_device, MAX_ROWS):
             larger = Plan(
                 parallelism=way, devices=devices, micro_batch=rows, accumulation=rows_per_device // rows,
                 gradient_checkpointing=checkpointing,
@@ -232,9 +232,9 @@ def counts_of(text: str) -> tuple[int, ...]:
         if word.strip() == "…":
             is_continuing = True
             continue
-        if not word.strip().isdecimal() or not 1 <= (number := int(word)) <= MOST_GPUS:
+        if not word.strip().isdecimal() or not 1 <= (number := int(word)) <= MAX_GPUS:
             shown_word = word.strip() or "nothing"
-            raise ValueError(f"--what-if {text}: {shown_word} is not a number of GPUs from 1 to {MOST_GPUS}")
+            raise ValueError(f"--what-if {text}: {shown_word} is not a number of GPUs from 1 to {MAX_GPUS}")
         while is_continuing and counts and counts[-1] * _factor(counts) < number:
             counts.append(counts[-1] * _factor(counts))
         is_continuing = False

@@ -137,7 +137,7 @@ def _decision(facts: RetentionFacts, deleted: tuple[str, ...], held_back: str = 
     sizes = {key: size for objects in facts.retained.by_kind.values() for key, size in objects.items()}
     left = facts.retained.bytes - sum(sizes[key] for key in deleted)
     stored = accrue(job.stored, left, facts.usd_per_gib_month, now)
-    live_s = live_check_s(facts.attempts, now, most_s=facts.stored_s)
+    live_s = live_check_s(facts.attempts, now, max_s=facts.stored_s)
     manifests = tuple(object_keys.manifests(deleted))
     others = tuple(key for key in deleted if key not in set(manifests))
     return RetentionDecision(

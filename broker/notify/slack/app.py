@@ -77,7 +77,7 @@ class SlackApp:
         await self._answer(url, {"text": reply.text, "blocks": list(reply.blocks)})
 
     async def show(self, url: str, snapshot: JobSnapshot) -> None:
-        """Replace the clicked message by the job's current state."""
+        """Replace the clicked message with the job's current state."""
         updated = root(snapshot)
         await self._answer(url, {"text": updated.text, "blocks": list(updated.blocks), "replace_original": True})
 

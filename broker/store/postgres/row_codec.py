@@ -84,7 +84,7 @@ _parts: dict[tuple[type, str], BaseModel] = {}
 
 
 def _shared(model: ModelT) -> ModelT:
-    """Replace the parts of a frozen model by equal parts of models that were read before. Return the model."""
+    """Replace the parts of a frozen model with equal parts of models that were read before. Return the model."""
     for name, value in model.__dict__.items():
         if isinstance(value, BaseModel):
             part = _shared(value)

@@ -18,7 +18,7 @@ Replacement = Callable[..., Any]
 
 
 class Patch:
-    """Replacement of one attribute of SkyPilot by the result of `make(original)`. Applying it again does nothing."""
+    """Replacement of one attribute of SkyPilot with the result of `make(original)`. A second `apply` does nothing."""
 
     def __init__(self, module: str, attribute: str, parameters: str | None, make: Callable[[Any], Any]) -> None:
         """Describe the patch without applying it.

@@ -334,7 +334,7 @@ def _no_daemons(original: Any) -> Any:
 
 
 def _endpoint(variable: str, path: str) -> Callable[[str], str]:
-    """Return a function that replaces a cloud's address by that in `variable`, for tests and proxies."""
+    """Return a function that replaces a cloud's address with the address in `variable`, for tests and proxies."""
     base = os.environ.get(variable)
     return lambda original: base.rstrip("/") + path if base else original
 

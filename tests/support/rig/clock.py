@@ -7,13 +7,13 @@ from broker.runtime.clock import SystemClock
 
 
 class StallTolerantClock(SystemClock):
-    """Real clock that counts at most `MOST_S` for a stall of the host.
+    """Real clock that counts at most `MAX_S` for a stall of the host.
 
-    Controllers read it many times a second, so between two readings more than `MOST_S` passes only in a stall.
+    Controllers read it many times a second, so between two readings more than `MAX_S` passes only in a stall.
     It counts whole microseconds, as datetimes do, so that its two times do not differ by rounding.
     """
 
-    MOST_S = 0.25
+    MAX_S = 0.25
 
     def __init__(self) -> None:
         self._began, self._elapsed_us, self._read_us = super().now(), 0, _host_us()
@@ -30,7 +30,7 @@ class StallTolerantClock(SystemClock):
 
     def _read(self) -> int:
         read_us = _host_us()
-        self._elapsed_us += min(read_us - self._read_us, round(self.MOST_S * 1e6))
+        self._elapsed_us += min(read_us - self._read_us, round(self.MAX_S * 1e6))
         self._read_us = read_us
         return self._elapsed_us
 

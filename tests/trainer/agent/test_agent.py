@@ -231,7 +231,7 @@ def test_store_outage_is_survived(bench: Bench) -> None:
 
 
 def take_away(bench: Bench) -> Path:
-    """Replace the store's folder by a file, so that every call fails; return the folder's new path.
+    """Replace the store's folder with a file, so that every call fails; return the folder's new path.
 
     A running agent may create the folder again at any moment, so the rename is repeated.
     """

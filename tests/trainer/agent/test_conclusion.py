@@ -73,7 +73,7 @@ ENDING = Ending(outcome=Outcome.DEADMAN, reason="the lease did not change", save
         (0, False, None, (Outcome.INFRASTRUCTURE, "the results could not be written to the blob store in time")),
         (70, True, ENDING, (Outcome.DEADMAN, "the lease did not change")),
         (70, False, ENDING, (Outcome.DEADMAN, "the lease did not change")),
-        (70, True, None, (Outcome.DRAINED, "another machine of this job is to end, so all of them do")),
+        (70, True, None, (Outcome.DRAINED, "another machine of this job must end, so all machines end")),
         (65, True, ENDING, (Outcome.DATA, "the worker ended with exit code 65")),
         (65, False, None, (Outcome.DATA, "the worker ended with exit code 65")),
     ],

@@ -10,7 +10,7 @@ from trainer.agent.base.background import background
 from trainer.agent.base.environment import Environment
 from trainer.agent.base.state import AgentState
 from trainer.agent.final_report import FinalReport
-from trainer.agent.upload.heartbeat import Beater
+from trainer.agent.upload.heartbeat import HeartbeatSender
 from trainer.agent.upload.log_buffer import LogBuffer, Redactor
 from trainer.agent.upload.log_shipper import Shipper
 from trainer.contract import object_keys as keys
@@ -48,13 +48,13 @@ class Mate:
         self.state = AgentState(env=env, run=RunFolder(root=folder))
         self.state.limits = Limits(heartbeat_s=0.01, drain_s=0)
         self.objects = Away.open(f"file://{folder}", {}, "inst")
-        self.beater, log = Beater(self.objects, self.state), LogBuffer(Redactor({}))
+        self.heartbeats, log = HeartbeatSender(self.objects, self.state), LogBuffer(Redactor({}))
         shipper = Shipper(self.objects, log, env, self.state)
-        self.word = FinalReport(self.objects, env, self.state, beater=self.beater, shipper=shipper)
+        self.word = FinalReport(self.objects, env, self.state, heartbeats=self.heartbeats, shipper=shipper)
         self.heard: list[str] = []
 
     async def waits(self, outcome: Outcome = Outcome.COMPLETED) -> None:
-        async with background(self.beater.run()):
+        async with background(self.heartbeats.run()):
             await self.word.await_first_machine(outcome, "", self.heard.append)
 
     async def beat(self) -> Heartbeat | None:
@@ -141,7 +141,7 @@ async def test_the_last_heartbeat_is_retried_during_a_short_store_outage(
     state, objects = AgentState(env=env, run=RunFolder(root=tmp_path)), Away.open(f"file://{tmp_path}", {}, "inst")
     objects.tries = tries
     shipper = Shipper(objects, LogBuffer(Redactor({})), env, state)
-    word = FinalReport(objects, env, state, beater=Beater(objects, state), shipper=shipper)
+    word = FinalReport(objects, env, state, heartbeats=HeartbeatSender(objects, state), shipper=shipper)
     assert await word.write(Outcome.COMPLETED, "", 0, failed_by_peer=False) is Outcome.COMPLETED
     beat, final = await objects.read(keys.heartbeat("a", 0)), await objects.read(keys.final("a"))
     assert beat is not None

@@ -31,14 +31,17 @@ def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
     return [(e.step, v.tensor.float_val[0]) for e in events for v in e.summary.value if v.tag == tag]
 
 
-def test_tensorboard_has_every_step_once_however_often_the_run_was_ended(tmp_path: Path) -> None:
+def test_tensorboard_has_every_step_once_after_many_resumes(tmp_path: Path) -> None:
     kind = KINDS["causal_lm lora"]
     train, data = tiny_jobs.train(kind, tmp_path / "model"), tmp_path / "rows.csv"
     data.write_bytes(tiny_jobs.data(kind))
     done = workers.resumed(tmp_path / "rough", train, data)
     rows = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
     history = json.loads((done / "eval.json").read_text())["history"]
-    for folder in (done / "tensorboard", tmp_path / "rough" / "last" / "tensorboard"):  # the results', the living one
+    for folder in (
+        done / "tensorboard",
+        tmp_path / "rough" / "last" / "tensorboard",
+    ):  # of the results, and of the running job
         for tag, name in {"train/loss": "loss", "train/lr": "lr", "train/grad_norm": "grad_norm"}.items():
             assert scalars(folder, tag) == [(row["step"], pytest.approx(row[name])) for row in rows]
         assert scalars(folder, "eval/loss") == [(one["step"], pytest.approx(one["loss"])) for one in history]

@@ -1,7 +1,7 @@
-"""The agent on a slow machine: `python -m tests.trainer.support.held_agent`.
+"""Agent whose checkpoint steps a test can hold: `python -m tests.trainer.support.held_agent`.
 
-Each of its steps for a checkpoint waits halfway while the folder HELD_BY has a file with the step's name. It assumes
-that a save takes longer than any notice.
+A step waits halfway while the folder HELD_BY has a file with the step's name. The agent assumes that a save takes
+longer than any notice.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from trainer.objectstore.objects import Objects
 FOLDER = "HELD_BY"
 UPLOAD, SNAPSHOT = "upload", "snapshot"
 BEGUN = "begun"
-"""The keys of all uploads."""
+"""File with the keys of all uploads."""
 WAITS = "-waits"
-"""Ends the name of the file that says that it is being held."""
+"""Suffix of the file that reports that a step is held."""
 SAVE_S = 1e6
 _upload, _snapshot = Objects.upload, ScriptTree.snapshot
 

@@ -63,7 +63,7 @@ def _to_another(sent: Any) -> Any:
 
 
 def _plain_messages() -> None:
-    """Replace FSDP2's collectives by messages, because gloo's own copy tensors and hold them for a while."""
+    """Replace FSDP2's collectives with messages, because gloo's own copy tensors and hold them for a while."""
     import torch
     from torch import distributed
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter

@@ -202,7 +202,7 @@ def test_every_broken_picture_is_named_and_counted(model: Path, tmp_path: Path) 
 def test_a_small_file_that_would_be_a_huge_picture_is_not_decoded(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pictures, "MOST_PIXELS", 63)
+    monkeypatch.setattr(pictures, "MAX_PIXELS", 63)
     (tmp_path / "d.tar").write_bytes(digits.archive(20))
     with pytest.raises(DataFault, match=r"8 x 8 pixels are more than 63"):
         ImageClassification(config(model, "d.tar")).examples(tmp_path / "d.tar", "tar")

@@ -28,7 +28,7 @@ class Environment:
     """URL that reads `grant.json` without credentials, for use after they expire."""
     workdir: Path
     master: str = "127.0.0.1:29400"
-    """Address `host:port` of node 0, where the nodes of a job meet; unused on a single node."""
+    """Address `host:port` of node 0, to which the nodes of a job connect; unused on a single node."""
 
 
 def read(env: Mapping[str, str]) -> Environment:
@@ -36,7 +36,9 @@ def read(env: Mapping[str, str]) -> Environment:
     try:
         blobs, installation, attempt = (env[f"GPUBROKER_{n}"] for n in ("BLOBS", "INSTALLATION", "ATTEMPT"))
     except KeyError as e:
-        raise BadEnvironment(f"{e.args[0]} is not set; the broker sets it, or use --config for a run alone") from None
+        raise BadEnvironment(
+            f"{e.args[0]} is not set; the broker sets it, or use --config to train without a broker"
+        ) from None
     try:
         node = int(env.get("GPUBROKER_NODE", "0"))
     except ValueError:

@@ -38,7 +38,7 @@ TRIES = ("upload_waits", "save_failed")
 PAUSE_S = 60.0
 """Seconds of the first pause; each pause doubles the previous one."""
 LOOK_S = 0.1
-"""Seconds between two checks whether the attempt must end."""
+"""Seconds between two checks of whether the attempt must end."""
 FINAL_REPORT_S = 5.0
 """Maximum seconds of a notice reserved for `final.json` after the last checkpoint."""
 FINAL_REPORT_SHARE = 0.2
@@ -63,7 +63,7 @@ class Ending:
         return self.save or self.finish
 
     def withdraw(self) -> None:
-        """Cancel the last checkpoint, also one that is being sent."""
+        """Cancel the last checkpoint, even while it is being sent."""
         self.save = self.finish = False
 
 
@@ -149,12 +149,12 @@ class AgentState:
         return left_s if self.notice_s is None else min(left_s, self.notice_s - self.final_report_s)
 
     @contextlib.asynccontextmanager
-    async def in_time(self, most_s: float | None = None) -> AsyncIterator[None]:
-        """Raise TimeoutError in the caller's block after `most_s` seconds, or when the attempt must end.
+    async def in_time(self, max_s: float | None = None) -> AsyncIterator[None]:
+        """Raise TimeoutError in the caller's block after `max_s` seconds, or when the attempt must end.
 
-        `most_s` None: only the attempt's end limits the block.
+        `max_s` None: only the attempt's end limits the block.
         """
-        async with asyncio.timeout(most_s) as limit, background(self._shorten_limit(limit)):
+        async with asyncio.timeout(max_s) as limit, background(self._shorten_limit(limit)):
             yield
 
     async def _shorten_limit(self, limit: asyncio.Timeout) -> None:

@@ -67,7 +67,7 @@ class FirstProcess:
 
 
 def main(argv: list[str]) -> int:
-    """Run as first process if root; in a container of another user, replace this process by the command."""
+    """Run as first process if root; in a container of another user, replace this process with the command."""
     if os.getuid() != 0:
         for number in IGNORED:
             signal.signal(number, signal.SIG_DFL)

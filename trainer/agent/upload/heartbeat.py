@@ -1,4 +1,4 @@
-"""Sender of heartbeats. They begin with the agent and continue while the worker imports, saves or hangs."""
+"""Sends heartbeats from the agent's start, also while the worker imports, saves or hangs."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ DRIVER_S = 3.0
 """Seconds that a heartbeat waits for the driver."""
 
 
-class Beater:
+class HeartbeatSender:
     """Writer of `heartbeats/<attempt>/<node>` at a fixed interval."""
 
     def __init__(self, objects: Objects, state: AgentState) -> None:
@@ -37,7 +37,7 @@ class Beater:
             self._hurry.clear()
 
     def now(self) -> None:
-        """Send the next heartbeat at once, because of a change that others wait for."""
+        """Send the next heartbeat at once, because the broker or other machines wait for the change."""
         self._hurry.set()
 
     async def once(self) -> None:

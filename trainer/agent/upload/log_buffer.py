@@ -15,7 +15,7 @@ LAST_CHARACTERS = 200
 
 
 class Redactor:
-    """Replacement of secret values by `[redacted NAME]`; a value of several lines is also hidden line by line."""
+    """Function that replaces secret values with `[redacted NAME]`, and also each line of a value of several lines."""
 
     def __init__(self, secrets: Mapping[str, str]) -> None:
         names: dict[str, str] = {}
@@ -54,7 +54,7 @@ class LogBuffer:
         self._taken = 0
         self._dropped = 0
         self._tail: deque[bytes] | None = None
-        """End of an output that is too long; None: it is not."""
+        """End of an output above the limit; None: the output is within the limit."""
         self._tail_size = 0
         self._left_out = 0
         self.last = ""
@@ -105,7 +105,7 @@ class LogBuffer:
             self._left_out += gone
 
     def close(self) -> None:
-        """Finish the log, and add the end of an output that is too long."""
+        """Finish the log, and add the end of an output above the limit."""
         for line in self._tail or ():
             if self._left_out:
                 self._take(f"[log truncated: {self._left_out} bytes left out before its end]\n".encode())

@@ -16,7 +16,7 @@ from pathlib import Path
 from trainer.core.ipc import RunFolder, SnapshotInfo, info_of
 
 QUIET_S = 1.0
-PATIENCE = 5
+MAX_CHECKS = 5
 """Checks of a changing tree before it is copied file by file."""
 TRIES = 20
 """Attempts to copy a file that changes during the copy."""
@@ -52,7 +52,7 @@ class ScriptTree:
     async def run(self) -> None:
         """Take a snapshot after every interval, until cancelled.
 
-        A snapshot waits until two listings agree, for at most PATIENCE checks.
+        A snapshot waits until two listings agree, for at most MAX_CHECKS checks.
         """
         pause_s = self._every_s()
         while True:
@@ -67,7 +67,7 @@ class ScriptTree:
             now, checks = listing(self._tree), checks + 1
             moving = now != before
             before = now
-            if not moving or checks >= PATIENCE:
+            if not moving or checks >= MAX_CHECKS:
                 try:
                     if await self.snapshot(complete=False, moving=moving):
                         return True

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 META = torch.device("meta")
-MOST_OPERATIONS = 30_000
+MAX_OPERATIONS = 30_000
 """Largest number of operations of a forward pass; a layer that loops over the tokens would need minutes."""
 UNFIT = re.compile(r"\bsizes?\b|shape|channel|dimension|must match|out of (range|bounds)|unexpected keyword", re.I)
 """Words in errors about inputs that do not fit; other errors may be limits of the meta device."""
@@ -46,8 +46,8 @@ class _AnyNumbers(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         self._operations += 1
-        if self._operations > MOST_OPERATIONS:
-            raise NotImplementedError(f"it takes more than {MOST_OPERATIONS:,} operations")
+        if self._operations > MAX_OPERATIONS:
+            raise NotImplementedError(f"it takes more than {MAX_OPERATIONS:,} operations")
         if func is aten._local_scalar_dense.default and args[0].is_meta:
             return args[0].dtype is torch.bool or 1
         if func is aten.nonzero.default and args[0].is_meta:

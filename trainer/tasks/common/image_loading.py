@@ -19,11 +19,11 @@ from trainer.dataset.prompts import DataError
 Array = npt.NDArray[np.uint8]
 Row = dict[str, Any]
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-MOST_PIXELS = 100_000_000
+MAX_PIXELS = 100_000_000
 """Largest number of pixels of one picture (300 MB decoded), because a file of a few bytes may declare more."""
 FLOATS = ("I", "F")
 """Modes of Pillow without a defined value for white."""
-MOST_THREADS = 8
+MAX_THREADS = 8
 """Largest number of decoding threads of one process."""
 CACHE_BYTES = 1024**3
 """Bytes of decoded pictures that one process caches; other pictures are decoded at each use."""
@@ -55,8 +55,8 @@ def decode(cell: Any) -> Image.Image:
     data = cell.read() if isinstance(cell, Picture) else cell
     with Image.open(io.BytesIO(data), formats=FORMATS) as image:
         width, height = image.size
-        if width * height > MOST_PIXELS:
-            raise BadArchive(f"{width} x {height} pixels are more than {MOST_PIXELS:,}")
+        if width * height > MAX_PIXELS:
+            raise BadArchive(f"{width} x {height} pixels are more than {MAX_PIXELS:,}")
         if image.mode in FLOATS:
             raise BadArchive(f"its pixels are numbers of 32 bits, mode {image.mode}; save it with 8 or 16")
         upright = ImageOps.exif_transpose(image)
@@ -74,7 +74,7 @@ def spare_threads() -> int:
     Threads suffice, because Pillow decodes without the GIL.
     """
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // processes - 1))
+    return max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // processes - 1))
 
 
 class ImagePrefetcher:

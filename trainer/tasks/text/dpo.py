@@ -1,6 +1,6 @@
 """Direct preference optimization (Rafailov et al. 2023, arXiv 2305.18290) on preference pairs.
 
-It needs no reward model. The reference is the base under the adapters, so there is no second model in memory.
+DPO needs no reward model. The reference is the model without its adapters, so memory holds no second model.
 """
 
 from collections.abc import Mapping, Sequence

@@ -74,8 +74,8 @@ def test_own_machines_count_more_than_listings() -> None:
 
 
 def test_timelines_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spot_timelines, "MOST_CHANGES", 4)
-    monkeypatch.setattr(spot_timelines, "MOST_MARKETS", 1)
+    monkeypatch.setattr(spot_timelines, "MAX_CHANGES", 4)
+    monkeypatch.setattr(spot_timelines, "MAX_MARKETS", 1)
     long = line(*(own(100 * n, 100 * n + 10) for n in range(9))) or ()
     assert list(long) == [(700, True), (710, None), (800, True), (810, None)]
     other = (*MARKET[:5], 2)

@@ -28,7 +28,7 @@ from broker.lifecycle.state_machine import AttemptEvent
 from tests.support import build
 from trainer.contract.documents import CheckpointRef, Final, Heartbeat, Outcome
 
-PATIENCE = LivenessTimeouts()
+TIMEOUTS = LivenessTimeouts()
 BEAT = Heartbeat(attempt="x", boot="b", seq=1, phase="training", step=3)
 NOTICED = BEAT.model_copy(update={"notice_s": 9.0})
 
@@ -40,7 +40,7 @@ def machine(state: InstanceState = InstanceState.RUNNING, **changes: Any) -> Obs
 
 
 def verdict(state: AttemptState = AttemptState.TRAINING, at: float = 10, **seen: Any) -> AttemptEvent | None:
-    return judge(build.attempt(state), AttemptObservation(**seen), build.at(at), PATIENCE, 600)
+    return judge(build.attempt(state), AttemptObservation(**seen), build.at(at), TIMEOUTS, 600)
 
 
 observations = st.builds(
@@ -58,15 +58,15 @@ observations = st.builds(
 @given(observations)
 def test_death_is_only_declared_by_the_cloud(seen: AttemptObservation) -> None:
     states = {o.state for o in seen.listed}
-    dead = liveness(1, seen, PATIENCE) is Liveness.DEAD
+    dead = liveness(1, seen, TIMEOUTS) is Liveness.DEAD
     assert not dead or TAKEN_AWAY & states or ((seen.absent or seen.missing_from_listings) and not states)
 
 
 @given(observations)
 def test_a_beating_attempt_survives_whatever_listings_omit(seen: AttemptObservation) -> None:
-    fresh = seen.beat_age_s is not None and seen.beat_age_s < PATIENCE.three_beats_s
+    fresh = seen.beat_age_s is not None and seen.beat_age_s < TIMEOUTS.three_beats_s
     if fresh and not TAKEN_AWAY & {o.state for o in seen.listed}:
-        assert liveness(1, seen, PATIENCE) is Liveness.ALIVE
+        assert liveness(1, seen, TIMEOUTS) is Liveness.ALIVE
 
 
 def test_an_extra_machine_does_not_change_the_verdict() -> None:
@@ -83,7 +83,7 @@ def test_an_extra_machine_does_not_change_the_verdict() -> None:
 
 @given(observations, st.sampled_from([AttemptState.BOOTING, AttemptState.TRAINING, AttemptState.DRAINING]))
 def test_an_outage_of_our_own_store_makes_no_attempt_hung(seen: AttemptObservation, state: AttemptState) -> None:
-    event = judge(build.attempt(state), seen, build.at(10), PATIENCE, 600)
+    event = judge(build.attempt(state), seen, build.at(10), TIMEOUTS, 600)
     assert event is not AttemptEvent.HUNG or seen.store_ok
 
 
@@ -99,7 +99,7 @@ def test_an_outage_of_our_own_store_makes_no_attempt_hung(seen: AttemptObservati
     ],
 )
 def test_an_unlisted_machine_is_dead_after_three_missed_heartbeats(seen: dict[str, Any], dead: bool) -> None:
-    found = liveness(1, AttemptObservation(**{"missing_from_listings": True} | seen), PATIENCE)
+    found = liveness(1, AttemptObservation(**{"missing_from_listings": True} | seen), TIMEOUTS)
     assert (found is Liveness.DEAD) == dead
 
 
@@ -116,7 +116,7 @@ def test_an_unlisted_machine_is_dead_after_three_missed_heartbeats(seen: dict[st
     ],
 )
 def test_a_missed_heartbeat_triggers_listings_most_for_unlisted_machines(seen: dict[str, Any], share: float) -> None:
-    assert poll_share(AttemptObservation(**seen), PATIENCE) == share
+    assert poll_share(AttemptObservation(**seen), TIMEOUTS) == share
 
 
 def test_no_attempt_is_hung_while_one_machine_is_not_listed() -> None:
@@ -124,7 +124,7 @@ def test_no_attempt_is_hung_while_one_machine_is_not_listed() -> None:
     two = build.attempt(line=replace(build.line(), nodes=2))
     for shown, event in ((1, None), (2, AttemptEvent.HUNG)):
         seen = AttemptObservation(listed=(machine(),) * shown, beat=BEAT, beat_age_s=400.0)
-        assert judge(two, seen, build.at(10), PATIENCE, 600) is event
+        assert judge(two, seen, build.at(10), TIMEOUTS, 600) is event
 
 
 @pytest.mark.parametrize(
@@ -143,9 +143,9 @@ def test_every_machine_of_an_attempt_must_send_heartbeats(
 ) -> None:
     two = build.attempt(state, line=replace(build.line(), nodes=2), create_sent_at=build.at(0))
     shown = (machine(), machine(handle=Handle(provider="simulated", id="i-2", name=two.name)))
-    assert judge(two, AttemptObservation(listed=shown, beat=BEAT, **seen), build.at(10), PATIENCE, 600) is expected
+    assert judge(two, AttemptObservation(listed=shown, beat=BEAT, **seen), build.at(10), TIMEOUTS, 600) is expected
     if expected is None and state is AttemptState.BOOTING:
-        assert judge(two, AttemptObservation(listed=shown, beat=BEAT, **seen), build.at(601), PATIENCE, 600) is (
+        assert judge(two, AttemptObservation(listed=shown, beat=BEAT, **seen), build.at(601), TIMEOUTS, 600) is (
             AttemptEvent.DEADLINE
         )
 
@@ -172,21 +172,21 @@ def test_most_silent_machine_decides_and_a_finished_one_is_not_missed(
     two = build.attempt(line=replace(build.line(), nodes=2))
     shown = (machine(), machine(second, handle=Handle(provider="simulated", id="i-2", name=two.name)))
     looked = AttemptObservation(**{"listed": shown, "beat": BEAT, "beat_age_s": 1.0} | seen)
-    assert judge(two, looked, build.at(10), PATIENCE, 600) is expected
+    assert judge(two, looked, build.at(10), TIMEOUTS, 600) is expected
 
 
 def test_hung_first_machine_is_found_after_its_peer_finished() -> None:
     two = build.attempt(line=replace(build.line(), nodes=2))
     looked = AttemptObservation(listed=(machine(),), lost=frozenset({"i-2"}), finished=1, beat=BEAT, beat_age_s=1.0)
-    assert judge(two, looked, build.at(10), PATIENCE, 600) is None
-    stuck = replace(looked, beat=BEAT.model_copy(update={"phase": "saving"}), progress_age_s=PATIENCE.stuck_s)
-    assert judge(two, stuck, build.at(10), PATIENCE, 600) is AttemptEvent.HUNG
+    assert judge(two, looked, build.at(10), TIMEOUTS, 600) is None
+    stuck = replace(looked, beat=BEAT.model_copy(update={"phase": "saving"}), progress_age_s=TIMEOUTS.stuck_s)
+    assert judge(two, stuck, build.at(10), TIMEOUTS, 600) is AttemptEvent.HUNG
 
 
 @pytest.mark.parametrize(("beat_s", "ages"), [(5.0, (9.9, 10.0)), (10.0, (19.9, 20.0)), (60.0, (119.0, 120.0))])
 def test_stopped_machine_is_believed_after_two_missed_heartbeats(beat_s: float, ages: tuple[float, float]) -> None:
     """This holds for any heartbeat interval, because a single listing between two heartbeats may be wrong."""
-    asked = replace(PATIENCE, beat_s=beat_s)
+    asked = replace(TIMEOUTS, beat_s=beat_s)
     found = [
         liveness(1, AttemptObservation(listed=(machine(InstanceState.STOPPED),), beat=BEAT, beat_age_s=age), asked)
         for age in ages
@@ -197,9 +197,9 @@ def test_stopped_machine_is_believed_after_two_missed_heartbeats(beat_s: float, 
 
 def test_running_machine_before_its_first_heartbeat_is_alive() -> None:
     """A machine that is not listed is unknown."""
-    assert liveness(1, AttemptObservation(listed=(machine(),)), PATIENCE) is Liveness.ALIVE
-    assert liveness(1, AttemptObservation(), PATIENCE) is Liveness.UNKNOWN
-    assert liveness(2, AttemptObservation(listed=(machine(),)), PATIENCE) is Liveness.UNKNOWN
+    assert liveness(1, AttemptObservation(listed=(machine(),)), TIMEOUTS) is Liveness.ALIVE
+    assert liveness(1, AttemptObservation(), TIMEOUTS) is Liveness.UNKNOWN
+    assert liveness(2, AttemptObservation(listed=(machine(),)), TIMEOUTS) is Liveness.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -356,5 +356,5 @@ def test_facts_missing_from_a_listing_are_no_mismatch() -> None:
 def test_the_most_silent_machine_sets_the_poll_share() -> None:
     """Heartbeats of the first machine do not hide that another machine is silent."""
     fresh = AttemptObservation(beat=BEAT, beat_age_s=1.0, store_ok_s=0.0)
-    assert poll_share(fresh, PATIENCE) == 0.0
-    assert poll_share(replace(fresh, peers_silent_s=PATIENCE.late_s), PATIENCE) > 0.0
+    assert poll_share(fresh, TIMEOUTS) == 0.0
+    assert poll_share(replace(fresh, peers_silent_s=TIMEOUTS.late_s), TIMEOUTS) > 0.0

@@ -283,14 +283,14 @@ def test_a_job_is_visited_until_no_data_is_left() -> None:
 
 def test_the_size_of_a_young_run_is_at_most_a_quarter_of_its_age_old() -> None:
     now = build.at(0)
-    check = partial(live_check_s, now=now, most_s=3600)
+    check = partial(live_check_s, now=now, max_s=3600)
 
     def aged(age_s: float) -> list[Attempt]:
         return [replace(build.attempt(), created_at=now - timedelta(seconds=age_s))]
 
     assert check([]) == QUEUED_CHECK_S
     assert [check(aged(age_s)) for age_s in (0, 600, 86_400)] == [LEAST_CHECK_S, 150, 3600]
-    assert live_check_s([], now, most_s=7) == 7
+    assert live_check_s([], now, max_s=7) == 7
 
 
 def test_stored_data_is_measured_daily_at_least() -> None:

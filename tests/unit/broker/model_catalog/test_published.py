@@ -1,4 +1,4 @@
-"""Counts against what others published of the same models: billions, rounded, within one percent."""
+"""Parameter counts equal the published counts of the same models, in rounded billions, within one percent."""
 
 import pytest
 
@@ -42,7 +42,7 @@ BILLIONS = {
     "stable-diffusion-v1-5/stable-diffusion-v1-5": 0.8595, "tiiuae/falcon-40b": 41.3, "tiiuae/falcon-7b": 6.92,
     "tiiuae/Falcon3-7B-Base": 7.46, "TinyLlama/TinyLlama-1.1B-Chat-v1.0": 1.1,
 }  # fmt: skip
-"""docs/reports/2026-11-27-estimation.md (Known models) says where each was found."""
+"""docs/reports/2026-11-27-estimation.md (Known models) lists the source of each count."""
 FAMILIES = {
     "Llama-2", "Llama-3.1", "Llama-3.2", "Mistral-7B", "Mixtral", "Qwen2.5", "Qwen3", "gemma-2b", "gemma-2-", "gemma-3",
     "phi-", "Phi-3", "falcon", "SmolLM", "starcoder2", "gpt2", "gpt-neox", "gpt_bigcode", "t5-base", "flan-t5", "bart",
@@ -58,7 +58,7 @@ def test_a_count_is_the_published_one(name: str) -> None:
 
 
 def test_no_model_is_left_out() -> None:
-    """Tuned siblings count as what they were tuned from."""
+    """A fine-tuned model has the count of its base model."""
 
     def count(name: str) -> int:
         found = catalogue.find(name)

@@ -285,7 +285,7 @@ def test_tags_are_found_in_lists_and_in_texts() -> None:
     field, said = refusal(check, config, rows({"w": ["a"], "t": ["O"]}, {"w": 7, "t": ["O"]}))
     assert (field, said) == (
         "train.data.label",
-        "column 't' has the one label 'O'; two at least are needed to tell apart",
+        "column 't' has only the label 'O'; give at least two classes",
     )
     bad = rows({"w": ["a"], "t": ["O"]}, {"w": 7, "t": ["B-X"]})
     assert refusal(check, config, bad)[1].startswith("row 2: column 'w' is not a list of words")

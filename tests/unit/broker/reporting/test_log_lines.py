@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from broker.reporting.log_lines import (
     BLOCK_BYTES,
-    MOST_BYTES,
+    MAX_BYTES,
     UNKNOWN_TIME,
     WHOLE_LOG,
     LogPart,
@@ -73,5 +73,5 @@ def test_a_large_log_of_empty_lines_is_bounded_and_cheap() -> None:
     log = with_times(chunks)
     last_lines(log, 1_000_000)
     assert process_time() - began < 5
-    assert MOST_BYTES < len(log) < 2 * MOST_BYTES
+    assert MAX_BYTES < len(log) < 2 * MAX_BYTES
     assert log.startswith(b"(only the last ")

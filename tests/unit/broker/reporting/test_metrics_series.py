@@ -2,7 +2,7 @@
 
 import json
 
-from broker.reporting.metrics_series import MAX_ATTEMPT, MAX_STEP, MOST_LINES, downsampled, metric_points
+from broker.reporting.metrics_series import MAX_ATTEMPT, MAX_LINES, MAX_STEP, downsampled, metric_points
 
 
 def journal(*rows: object) -> bytes:
@@ -26,7 +26,7 @@ def test_the_last_line_of_a_step_counts_and_bad_lines_are_left_out() -> None:
 
 def test_a_journal_of_short_lines_is_read_at_its_end() -> None:
     last = journal({"step": 7})
-    assert [p.step for p in metric_points(journal({"step": 1}) + b"\n" * MOST_LINES + last)] == [7]
+    assert [p.step for p in metric_points(journal({"step": 1}) + b"\n" * MAX_LINES + last)] == [7]
 
 
 def test_values_that_are_no_finite_numbers_are_none() -> None:

@@ -1,4 +1,4 @@
-"""Actions of several steps run to their end, although their caller leaves."""
+"""Actions of several steps run to their end, even if their caller is cancelled."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ async def left(actions: UninterruptedActions, steps: list[int], release: asyncio
 
 
 async def test_an_action_ends_after_its_caller_has_left() -> None:
-    """A stopping daemon waits for it."""
+    """A stopping daemon waits for the action."""
     actions, steps, release = UninterruptedActions(), list[int](), asyncio.Event()
     await left(actions, steps, release)
     closing = asyncio.create_task(actions.close())
@@ -36,7 +36,7 @@ async def test_an_action_ends_after_its_caller_has_left() -> None:
     assert steps == [0, 1, 2]
 
 
-async def test_an_action_that_hangs_holds_no_stop() -> None:
+async def test_a_hanging_action_does_not_delay_the_stop() -> None:
     actions, steps = UninterruptedActions(close_s=0.0), list[int]()
     await left(actions, steps, asyncio.Event())
     await actions.close()
@@ -44,8 +44,8 @@ async def test_an_action_that_hangs_holds_no_stop() -> None:
     assert await actions.run(asyncio.sleep(0, "free")) == "free"
 
 
-async def test_callers_that_leave_cannot_pile_up_actions() -> None:
-    actions, steps, release = UninterruptedActions(most=2), list[int](), asyncio.Event()
+async def test_cancelled_callers_cannot_accumulate_actions() -> None:
+    actions, steps, release = UninterruptedActions(max_running=2), list[int](), asyncio.Event()
     for _ in range(2):
         await left(actions, steps, release)
     with pytest.raises(Busy, match="try again"):

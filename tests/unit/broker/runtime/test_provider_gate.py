@@ -149,7 +149,7 @@ def test_unreachable_cloud_is_retried_in_the_background() -> None:
             await gate.create(HANDLE.name, None, None)  # type: ignore[arg-type]
         assert len(paper.calls) == asked
         with pytest.raises(OutcomeUnknown):
-            await gate.destroy(HANDLE)  # ends a bill, so it is asked for all the same
+            await gate.destroy(HANDLE)  # a destroy ends a bill, so it is still sent
         await clock.sleep(60)
         await gate.list()
         await gate.close()

@@ -73,7 +73,8 @@ def test_unusual_forms_of_a_true_row_are_sold(changes: dict[str, Any]) -> None:
     [
         (0, "price 0 or less"), ("0.0000000000", "price 0 or less"), (-1.2, "price 0 or less"),
         (float("nan"), "price that is not a number"), (float("inf"), "price that is not a number"),
-        ("free", "price that is not a number"), (True, "price that is not a number"), ("", "price that is not a number"),
+        ("free", "price that is not a number"), (True, "price that is not a number"),
+        ("", "price that is not a number"),
         ({"usd": 1}, "price that is not a number"),
     ],
 )  # fmt: skip

@@ -57,8 +57,8 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         ({"num_gpus": "0.5"}, "share of a GPU"),
         ({"geolocation": "Germany"}, "no country"),
         ({"geolocation": 49}, "no country"),
-        ({"dph_base": True, "min_bid": None}, "price that is no number"),
-        ({"dph_base": {}, "min_bid": None}, "price that is no number"),
+        ({"dph_base": True, "min_bid": None}, "price that is not a number"),
+        ({"dph_base": {}, "min_bid": None}, "price that is not a number"),
     ],
 )
 async def test_untrue_values_cost_their_ask_alone(world: World, changes: dict[str, Any], why: str) -> None:

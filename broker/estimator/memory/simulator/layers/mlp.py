@@ -7,7 +7,7 @@ from broker.estimator.memory.simulator.layers.activations import activate
 from broker.estimator.memory.simulator.layers.layer_ops import LayerOps
 from broker.estimator.memory.simulator.tensors import Tensor
 
-MOST_TURNS = 8
+MAX_TURNS = 8
 """Largest number of simulated turns. With more experts, one turn represents several."""
 
 
@@ -87,7 +87,7 @@ class Mlp:
         Tensors in the variables of a turn live until the next turn replaces them.
         """
         s, tape, ops, tokens = self.shape, self.tape, self.ops, self.ops.tokens
-        turns = min(s.experts, MOST_TURNS)
+        turns = min(s.experts, MAX_TURNS)
         total = tape.new(x.count, x.width)
         chosen = tape.new(tokens * s.active_experts * s.experts, 8)  # one_hot's integers
         ops.tokens = -(-tokens * s.active_experts // turns)

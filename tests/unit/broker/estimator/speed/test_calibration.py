@@ -1,4 +1,4 @@
-"""Own runs correct the estimate by as much as they can be believed, and no single one by much that lies far off."""
+"""Observed runs correct the estimate by their weight; a single outlier changes the estimate little."""
 
 import math
 import random
@@ -23,8 +23,8 @@ def test_without_a_run_nothing_changes() -> None:
     assert believe([(OTHERS[2], 0.3)], HERE, GPU_PRIOR) is NO_RUNS  # another GPU's
 
 
-def test_one_run_is_believed_as_far_as_its_variance_is_shared() -> None:
-    """The exact posterior, by hand, of one small deviation: v / (v + s^2), nearly, as Student's t weighs it 5 / 4."""
+def test_one_run_weighs_as_much_as_its_variance_is_shared() -> None:
+    """Posterior of one small deviation by hand: v / (v + s^2), with s^2 times 4 / 5 because of Student's t."""
     shared = sum(level**2 for level in GPU_PRIOR.levels)
     tiny = 1e-6
     assert shift(tiny) / tiny == pytest.approx(shared / (shared + GPU_PRIOR.run**2 * 4 / 5), rel=1e-3)
@@ -38,7 +38,7 @@ def test_similar_runs_weigh_more() -> None:
     assert same.scale < family.scale < method.scale < 1
 
 
-def test_siblings_are_known_by_each_other() -> None:
+def test_runs_of_two_methods_inform_a_third() -> None:
     """Runs of two methods also move the belief about a third."""
     runs: list[tuple[Path, float]] = [(HERE, 0.1), (OTHERS[1], 0.1)]
     third: Path = ("l40s", "qlora", "llama")
@@ -51,7 +51,7 @@ def test_a_correction_stays_between_the_estimate_and_the_runs(logs: list[float])
 
 
 @given(LOGS, st.integers(1, 10))
-def test_more_of_the_same_is_believed_more_and_narrows_the_interval(y: float, runs: int) -> None:
+def test_more_equal_runs_weigh_more_and_narrow_the_interval(y: float, runs: int) -> None:
     fewer, more = (believe([(HERE, y)] * n, HERE, GPU_PRIOR) for n in (runs, 2 * runs))
     assert abs(more.shift) >= abs(fewer.shift) - 1e-9
     assert more.scale < fewer.scale
@@ -60,7 +60,7 @@ def test_more_of_the_same_is_believed_more_and_narrows_the_interval(y: float, ru
 
 @given(st.lists(st.floats(-0.05, 0.05), min_size=4, max_size=12), st.floats(0.5, 3.0), st.booleans())
 def test_an_outlier_moves_the_correction_little(logs: list[float], size: float, faster: bool) -> None:
-    """A throttled host at half speed or worse, a run with stalls, a clock that is wrong."""
+    """Outliers are for example throttled hosts at half speed, runs with stalls and wrong clocks."""
     outlier = size if faster else -size
     assert abs(shift(*logs, outlier) - shift(*logs)) < 0.02
 
@@ -69,7 +69,7 @@ def test_a_lone_outlier_moves_little_and_widens_until_others_say_the_same() -> N
     alone = believe([(HERE, -0.7)], HERE, GPU_PRIOR)
     assert -0.05 < alone.shift < 0
     assert alone.scale > 1
-    assert shift(*[-0.36] * 3) < -0.3  # a GPU that is a third slower than estimated is one, after three runs
+    assert shift(*[-0.36] * 3) < -0.3  # three runs suffice to accept a GPU a third slower than estimated
 
 
 @pytest.mark.parametrize("prior", [GPU_PRIOR, CPU_PRIOR])
