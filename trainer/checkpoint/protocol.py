@@ -274,7 +274,7 @@ async def restore(
 async def _fetch(objects: Objects, key: str, folder: Path, kind: str) -> Manifest:
     manifest = await read_manifest(objects, key)
     if manifest.version > CONTRACT_VERSION:
-        raise BadContent(f"its version is {manifest.version}, this trainer knows {CONTRACT_VERSION}; take a newer one")
+        raise BadContent(f"its version is {manifest.version}, this trainer reads {CONTRACT_VERSION}; take a newer one")
     if manifest.kind != kind:
         raise BadContent(f"it is a {manifest.kind} checkpoint, and this is a {kind} job")
     source = object_keys.files_prefix(key)

@@ -83,7 +83,7 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: first(f).write_bytes(struct.pack("<Q", 100_000) + b"[" * 100_000),
         "is not a safetensors file",
     ),
-    "later format": (lambda f: forge(f, lambda p, w: p.update(version=2)), "its format is 2, this trainer knows 1"),
+    "later format": (lambda f: forge(f, lambda p, w: p.update(version=2)), "its format is 2, this trainer reads 1"),
     "no state": (lambda f: (f / "state.json").write_text("{"), "state.json is absent or cannot be read"),
     "a group less": (lambda f: forge(f, lambda p, w: p["tensors"].pop("optimizer")), "lacks optimizer"),
     "a part less": (lambda f: forge(f, lambda p, w: w["pieces"].pop()), "overlap or leave a gap"),

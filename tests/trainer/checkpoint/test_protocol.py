@@ -162,7 +162,7 @@ async def test_a_checkpoint_of_a_later_version_is_refused(objects: Objects, stor
     (store / key).write_text(manifest.model_copy(update={"version": CONTRACT_VERSION + 1}).model_dump_json())
     step, told = await restored(objects, [key], tmp_path / "back")
     assert step == -1
-    assert f"its version is {CONTRACT_VERSION + 1}, this trainer knows {CONTRACT_VERSION}" in told[0]
+    assert f"its version is {CONTRACT_VERSION + 1}, this trainer reads {CONTRACT_VERSION}" in told[0]
 
 
 async def test_same_step_twice_uses_two_folders(objects: Objects, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_label_outside_of_the_set_is_named_by_file_and_row(models: Made, data:
 
 def test_one_label_alone_is_nothing_to_learn(models: Made, data: Path) -> None:
     data.write_text("text,mood\nw1,good\nw2,good\n")
-    with pytest.raises(DataFault, match="column 'mood' has the one label 'good'"):
+    with pytest.raises(DataFault, match="column 'mood' has only the label 'good'"):
         TextClassification(config(models["bert"])).examples(data, "csv")
 
 

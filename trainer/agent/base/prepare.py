@@ -72,7 +72,7 @@ async def read_spec(objects: Objects, attempt: str) -> AttemptSpec:
         raise UnusableInput(Outcome.USER_ERROR, f"spec.json: {place}: {first['msg']}") from None
     if spec.version > CONTRACT_VERSION:
         raise UnusableInput(
-            Outcome.INFRASTRUCTURE, f"spec.json has version {spec.version}, this trainer knows {CONTRACT_VERSION}"
+            Outcome.INFRASTRUCTURE, f"spec.json has version {spec.version}, this trainer reads {CONTRACT_VERSION}"
         )
     if (spec.train is None) == (spec.script is None):
         raise UnusableInput(Outcome.USER_ERROR, "spec.json: exactly one of train and script must be given")

@@ -252,7 +252,7 @@ def test_a_column_of_another_label_in_each_row_is_doubtful() -> None:
 @pytest.mark.parametrize(
     ("cells", "message"),
     [
-        (["good", "good"], "has the one label 'good'"),
+        (["good", "good"], "has only the label 'good'"),
         (["good", " "], "row 2: column 'mood' is empty"),
         (["good", None], "null or missing in row 2"),
         ([f"l{n}" for n in range(1001)], "more than 1000 labels"),

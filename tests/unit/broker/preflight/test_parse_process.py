@@ -57,7 +57,7 @@ async def test_a_file_is_summarised_in_its_process_as_in_a_thread(tmp_path: Path
         (b'{"a": ' + b"[" * 900 + b"]" * 900 + b"}\n", "jsonl", "nested in more than 64 levels"),
         (b'[{"a": ' + b"[" * 900 + b"]" * 900 + b"}]", "json", "nested in more than 64 levels"),
         (zipped("a.jsonl", b'{"a": "%s"}\n' % (b"x" * 30_000_000)), "zip", "pack less repetitive data"),
-        (b"PAR1" + bytes(range(256)) * 400 + b"PAR1", "parquet", "no Parquet file that can be read"),
+        (b"PAR1" + bytes(range(256)) * 400 + b"PAR1", "parquet", "not a Parquet file that can be read"),
     ],
     ids=["memory", "columns", "name", "csv name", "depth", "json depth", "ratio", "damaged"],
 )  # fmt: skip
