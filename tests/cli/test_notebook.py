@@ -21,7 +21,7 @@ from tests.api.test_files import admitted, put_checkpoint
 from tests.cli.conftest import Shell
 from tests.cli.test_python import NOON, end, waiting
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 JOURNAL = b'{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.5}\n'
 
 
@@ -85,7 +85,7 @@ async def test_fit_draws_a_panel_in_the_thread_of_the_cell(shell: Shell, monkeyp
 
     running = asyncio.create_task(to_thread(notebook))
     job = await waiting(api)
-    assert await to_thread(outputs.third.wait, PATIENCE_S)
+    assert await to_thread(outputs.third.wait, TIMEOUT_S)
     await end(api, JobState.FAILED, "no luck")
     await running
     (html,) = outputs.html

@@ -58,7 +58,7 @@ class ProgramSetup:
         for step in self._steps():
             state.phase, state.message = "setup", f"setup: {step.name}"
             self._lifecycle.log_line(f"setup: {step.name}{step.place}: {_first_line(step.shown)}")
-            self._lifecycle.beater.now()
+            self._lifecycle.heartbeats.now()
             await self._run(step, deadline - time.monotonic())
             self._env |= step.changes
         state.phase, state.message = "loading", ""

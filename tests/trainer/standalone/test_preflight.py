@@ -139,7 +139,7 @@ def test_a_folder_of_pictures_is_checked_as_it_will_be_trained(
     code, found, err = told(path, capsys)
     assert (code, err) == (0, "")
     assert (found["rows"], found["bad_rows"], found["duplicates"]) == (14, 1, 1)
-    assert found["bad"][0].startswith("digits row 8 (3/broken.png): does not decode (it is not a picture")
+    assert found["bad"][0].startswith("digits row 8 (3/broken.png): does not decode (not a known picture format")
     assert found["labels"] == {**dict.fromkeys(map(str, range(10)), 1), "0": 2, "1": 2, "3": 2}
     assert found["rendered"][0] == {"row": 1, "text": "0/0000.png: 8 x 8 pixels, as 8 x 8", "learned": "0"}
     assert found["lengths"] == {}
