@@ -10,7 +10,7 @@ from math import isfinite
 MILLISECONDS_FROM = 1e11
 """Smallest time of the epoch that is read as milliseconds: as seconds it would be in the year 5138."""
 EARLIEST = datetime(2015, 1, 1, tzinfo=UTC)
-"""Earliest plausible time of an answer. An earlier one, such as 0, stands for a missing value."""
+"""Earliest plausible time of an answer. An earlier one, such as 0, means a missing value."""
 _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 

@@ -172,7 +172,7 @@ def _contract_s(ask: Mapping[str, Any], now: datetime) -> float | str | None:
 
 
 def _id(value: Any) -> str:
-    """Return the number of an ask. Raises ValueError for anything else, which SkyPilot could not buy."""
+    """Return the number of an ask. Raises ValueError for any other value, which SkyPilot could not buy."""
     number_of_ask = whole(value)
     if number_of_ask is None or number_of_ask < 0:
         raise ValueError(f"{value!r} is not the number of an ask")
