@@ -9,7 +9,7 @@ from broker.estimator.memory import estimate as memory_estimate
 from broker.estimator.memory.device_overhead import CONTEXT, Estimate
 from broker.estimator.memory.estimate import EstimateOptions, InvalidEstimate
 from broker.estimator.memory.job_memory import can_shard
-from broker.estimator.planning.scaling import A_MACHINE
+from broker.estimator.planning.scaling import GPUS_PER_MACHINE
 from broker.estimator.speed.cards import KNOWN
 from broker.estimator.speed.hardware import Hardware
 
@@ -122,7 +122,7 @@ def _more_gpus(shape: ModelShape, ask: EstimateOptions, card: Hardware, each: in
         return
     for gpus in (2**power for power in range(1, 7)):
         if gpus > ask.gpus:
-            nodes = max(ask.nodes, gpus // A_MACHINE)
+            nodes = max(ask.nodes, gpus // GPUS_PER_MACHINE)
             words = f"--gpus {gpus}{f' --nodes {nodes}' if nodes > 1 else ''} --sharding fsdp"
             yield replace(ask, gpus=gpus, nodes=nodes, sharding="fsdp"), card, words
 
