@@ -188,7 +188,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[DaemonComponents]:
         authenticator = Authenticator(context.store, context.clock, TokenBucketRate(**config.rate_limit.model_dump()))
         limits = StreamLimits(**config.streams.model_dump())
         application = build_app(service, authenticator, version=version("gpubroker"), slacks=incoming, limits=limits)
-        mount(application)
+        mount(application, config.oidc)
         yield DaemonComponents(
             config=config,
             installation=context.installation,

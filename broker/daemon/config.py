@@ -17,6 +17,7 @@ from broker.api.core.problems import of_validation
 from broker.domain.blob_url import scheme_of
 from broker.domain.errors import InvalidInput, Problem
 from broker.paths import CONFIG_FILE, default_home
+from broker.web.oidc.config import OidcConfig
 from providers.registry import ProvidersConfig
 from trainer.contract import yaml_document
 from trainer.contract.base import Config, matching
@@ -284,6 +285,8 @@ class DaemonConfig(Config):
     """Rate limit of each token; further calls are answered with 429 and the time to wait."""
     streams: StreamsConfig = StreamsConfig()
     """Limits of open streams; further streams are answered with 429."""
+    oidc: OidcConfig | None = None
+    """Sign-in by an OpenID Connect provider; absent: by token only. See docs/guide/teams.md."""
     slack: SlackConfig = SlackConfig()
     """Address of Slack; channels are added with `gpubroker channel add`."""
     notify: NotifyConfig = NotifyConfig()

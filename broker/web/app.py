@@ -9,6 +9,8 @@ from broker.runtime.cpu_threads import CpuThreads
 from broker.web import browser, static_files
 from broker.web.anonymous_forms import ANONYMOUS_FORMS, AnonymousForms
 from broker.web.log_view import LOG_THREADS
+from broker.web.oidc.config import OidcConfig
+from broker.web.oidc.pages import CALLBACK, OIDC, START, OidcSignIn
 from broker.web.pages import compare, estimate, jobs, market, new_job, run, run_actions, selected_jobs, sign_in, system
 from broker.web.pages.team import approvals, audit, channels, policies, secrets, tokens
 from broker.web.routes import Routes
@@ -22,8 +24,11 @@ PAGES: tuple[Routes, ...] = (*JOBS, market.routes, estimate.routes, *ADMINISTRAT
 Serve = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def mount(app: web.Application) -> None:
-    """Add the pages below `/ui`, and the redirect of browsers from `/`."""
+def mount(app: web.Application, oidc: OidcConfig | None = None) -> None:
+    """Add the pages below `/ui`, and the redirect of browsers from `/`. `oidc` None: sign-in by token only.
+
+    Raises InvalidInput if the client's secret cannot be read.
+    """
     app[ANONYMOUS_FORMS] = AnonymousForms()
     app[LOG_THREADS] = CpuThreads()
     app.router.add_get("/", _root)
@@ -31,6 +36,10 @@ def mount(app: web.Application) -> None:
     app.router.add_get(static_files.PREFIX + "{path:.+}", _guarded(static_files.serve))
     for method, path, serve in sign_in.ROUTES:
         app.router.add_route(method, path, _guarded(serve))
+    if oidc is not None:
+        app[OIDC] = sign_in_by_provider = OidcSignIn(app, oidc)
+        app.router.add_get(START, _guarded(sign_in_by_provider.start), allow_head=False)
+        app.router.add_get(CALLBACK, _guarded(sign_in_by_provider.finish), allow_head=False)
     for routes in PAGES:
         for route in routes.items:
             page = browser.signed_in(route.handler, route.scope, runs_to_end=route.runs_to_end)

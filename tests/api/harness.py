@@ -34,6 +34,7 @@ from broker.ports import Blobs, Clock, Store, Token
 from broker.runtime.clock import SystemClock
 from broker.runtime.secret_box import SecretBox
 from broker.web.app import mount
+from broker.web.oidc.config import OidcConfig
 from providers.simulated.config import SimulatedConfig
 from providers.simulated.market import offers
 from trainer.contract import object_keys as keys
@@ -153,6 +154,7 @@ async def serving(
     connections: int = MAX_CONNECTIONS,
     port: int = 0,
     webhooks: type[WebhookNotifier] = WebhookNotifier,
+    oidc: OidcConfig | None = None,
 ) -> AsyncIterator[Running]:
     clock = clock or SystemClock()
     market = FixedMarket()
@@ -170,7 +172,7 @@ async def serving(
     )
     await blobs.put(keys.BROKER_LEASE, Lease(broker="test", seq=1, every_s=20).model_dump_json().encode())
     app = build_app(service, Authenticator(store, clock), version="0.0.0", limits=limits, requests=requests)
-    mount(app)
+    mount(app, oidc)
     runner = Runner(app, most=connections)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", port)

@@ -17,6 +17,7 @@ from broker.web.browser import (
     see,
     set_session,
 )
+from broker.web.oidc.pages import OIDC, START
 from broker.web.rendering import THEME_COOKIE, THEMES, rendered
 
 YEAR_S = 31_536_000
@@ -99,7 +100,8 @@ async def theme(request: web.Request) -> web.Response:
 
 
 def _form(request: web.Request, target: str, error: str = "", status: int = 200) -> web.Response:
-    return rendered(request, "sign_in.html", request.app[SERVICE].clock.now(), status, next=target, error=error)
+    values = {"next": target, "error": error, "oidc": START if OIDC in request.app else None}
+    return rendered(request, "sign_in.html", request.app[SERVICE].clock.now(), status, **values)
 
 
 def _started(request: web.Request, token: TokenDigest, target: str) -> web.Response:
