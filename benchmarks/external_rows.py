@@ -50,7 +50,7 @@ class Unanswered:
 class Answered:
     """A row with its estimate. `inside`: the measured value lies within the margin or the interval.
 
-    `width`: factor of the interval, `/ and x width`; 0 for a memory.
+    `width`: factor of the interval, `/ and x width`; 0 for a memory. `near`: runs of its family on its GPU were fitted.
     """
 
     row: ExternalRow
@@ -59,6 +59,7 @@ class Answered:
     estimated: float
     inside: bool
     width: float = 0.0
+    near: bool = False
 
     @property
     def error(self) -> float:

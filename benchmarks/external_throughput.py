@@ -1,7 +1,8 @@
 """Compare estimated speed with other laboratories' published rows: `python -m benchmarks.external_throughput`.
 
 Every row is printed. The last line is JSON: errors in percent, `coverage_90` as a share of the answered rows, and
-`median_width`. The width is the factor of the interval (1.5: from the speed / 1.5 to the speed x 1.5).
+`median_width`. The width is the factor of the interval (1.5: from the speed / 1.5 to the speed x 1.5). `unseen_groups`
+has coverage and width of each group by intervals that its rows did not calibrate.
 """
 
 import json
@@ -21,6 +22,9 @@ from benchmarks.external_rows import (
     rows_option,
     summary,
 )
+from benchmarks.throughput_groups import GroupedError, group_of, group_widths, unseen_groups
+from broker.estimator.speed.calibration import SPREAD_OTHER_CODE, SPREAD_OTHER_CODE_FAR
+from broker.estimator.speed.throughput import NEAREST
 
 INSIDE = "coverage_90"
 
@@ -36,8 +40,22 @@ def compare(row: ExternalRow) -> Answered | Unanswered:
     measured = float(row.values["measured_tps"])
     return Answered(
         row=row, what=document["tokens_per_s_evidence"], measured=measured, estimated=document["tokens_per_s"],
-        inside=low <= measured <= high, width=math.sqrt(high / low),
+        inside=low <= measured <= high, width=math.sqrt(high / low), near=NEAREST in document["tokens_per_s_basis"],
     )  # fmt: skip
+
+
+def grouped_errors(rows: Sequence[Answered]) -> list[GroupedError]:
+    """Return the rows as groups see them. An interval wider than the shipped widths has another cause, and stays."""
+    shipped = {True: SPREAD_OTHER_CODE, False: SPREAD_OTHER_CODE_FAR}
+    return [
+        GroupedError(
+            group=group_of(row.row.values["source"]),
+            near=row.near,
+            error=abs(math.log(row.estimated / row.measured)),
+            least=row.width if row.width > shipped[row.near] + 0.001 else 1.0,
+        )
+        for row in rows
+    ]
 
 
 def with_width(rows: Sequence[Answered]) -> dict[str, float | int]:
@@ -54,6 +72,7 @@ def document_of(rows: list[Answered | Unanswered]) -> dict[str, Any]:
     return {
         **with_width(answered),
         "by_source": {name: with_width(group) for name, group in by_column(answered, "source").items()},
+        "unseen_groups": unseen_groups(grouped_errors(answered)),
         "by_gpu": {name: with_width(group) for name, group in by_column(answered, "gpu").items()},
         **refusals(rows),
     }
@@ -67,6 +86,9 @@ def main() -> None:
     """Print every row, then one JSON line."""
     rows = [compare(row) for row in rows_option(__doc__, "external_throughput.csv")]
     print_rows(rows, _rates, "interval")
+    widths = group_widths(grouped_errors([row for row in rows if isinstance(row, Answered)]))
+    if widths is not None:
+        print(f"widths by the groups of these rows: near {widths.near:.3f}, far {widths.far:.3f}")
     print(json.dumps(document_of(rows)))
 
 

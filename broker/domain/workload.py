@@ -10,8 +10,8 @@ Parallelism = Literal["single", "ddp", "fsdp", "hybrid"]
 DIVIDED: frozenset[Parallelism] = frozenset({"fsdp", "hybrid"})
 
 SpeedTier = Literal["measured", "transferred", "unchecked"]
-"""Evidence of the speed. `measured`: runs of this architecture on this GPU; `transferred`: runs of this architecture on
-other GPUs or with another division; `unchecked`: no similar run.
+"""Evidence of the speed. `measured`: own runs of this GPU, method and family; `transferred`: runs of this architecture
+in other laboratories or on other GPUs; `unchecked`: no similar run.
 """
 
 

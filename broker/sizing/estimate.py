@@ -24,7 +24,7 @@ from broker.estimator.memory.evidence import exact_margin
 from broker.estimator.planning.scaling import run_of, unmeasured
 from broker.estimator.speed.cards import KNOWN, candidates, nearest, no_speed
 from broker.estimator.speed.hardware import Hardware
-from broker.estimator.speed.throughput import Speed, speed
+from broker.estimator.speed.throughput import Speed, for_other_code, speed
 from broker.model_catalog import catalog, trace_tables
 from broker.model_catalog.config_defaults import SAME_CODE, filled
 from broker.model_catalog.config_validation import check_kind
@@ -154,7 +154,7 @@ def _speed(shape: ModelShape, ask: EstimateOptions, hardware: Hardware | None, t
     )
     target = (ask.target or ask.length) if shape.decoder_layers else 0
     run = run_of(shape, ask, plan, ask.length, ask.nodes, written=target)
-    return speed(replace(run, reference=task == "dpo"), hardware)
+    return for_other_code(speed(replace(run, reference=task == "dpo"), hardware))
 
 
 def _task_notes(task: str | None, rows: int) -> Iterator[str]:

@@ -13,6 +13,7 @@ from broker.estimator.memory.estimate import EstimateOptions, InvalidEstimate
 from broker.estimator.planning.scaling import GPUS_PER_MACHINE, Point, TrainingLoad, counts_of, scaling
 from broker.estimator.speed.cards import no_speed
 from broker.estimator.speed.hardware import Hardware
+from broker.estimator.speed.throughput import for_other_code
 from broker.estimator.workload import optimizer_of
 from broker.model_catalog import trace_tables
 from broker.sizing import traced_tables
@@ -172,7 +173,7 @@ def _row(point: Point, *, timed: bool) -> dict[str, Any]:
         **row,
         "plan": asdict(point.plan),
         "step_s": point.speed.step_s,
-        **spoken(point.speed),
+        **spoken(for_other_code(point.speed)),
         "mfu": round(point.mfu, 4),
         "hours": point.hours if timed else None,
         "usd": point.usd if timed else None,

@@ -88,11 +88,11 @@ async def test_a_quote_says_what_its_speeds_were_compared_with(shell: Shell) -> 
     path = shell.spec(long, None)
     known = (await to_thread(shell.run, "quote", path, "--json")).document["lines"]
     assert {line["offer"]["accelerator"]: line["tier"] for line in known} == {
-        "l40s": "transferred", "h100-sxm": "measured",
+        "l40s": "transferred", "h100-sxm": "transferred",
     }  # fmt: skip
     output = (await to_thread(shell.run, "quote", path)).out
     assert " *" not in output
-    assert "measured (fitted on runs on the h100-sxm; 90 % interval, which held 79 % of later runs)" in output
+    assert "transferred (fitted on runs on the h100-sxm; 90 % interval, which held 79 % of later runs)" in output
 
 
 async def test_explain_shows_the_history_of_own_spot_machines(shell: Shell) -> None:

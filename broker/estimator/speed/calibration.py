@@ -67,6 +67,12 @@ SPREAD_MEASURED = 1.113
 """Conformal interval. Nine of ten runs of transformers and torchtitan on fitted GPUs deviate by at most this factor, by
 fits without their method.
 """
+SPREAD_OTHER_CODE = 1.792
+"""Conformal 90 % interval for the code of an unseen laboratory, on a GPU and family of the fit: over groups of
+published rows, each a laboratory with its code base (`benchmarks.throughput_groups`).
+"""
+SPREAD_OTHER_CODE_FAR = 2.142
+"""The same interval for other GPUs, families and ways to divide the work."""
 SPREAD_UNMEASURED = 1.31
 """The worst of 237 rows by a fit without their architecture. Three architectures are too few for a quantile."""
 SPREAD_MIXTURE = 1.4

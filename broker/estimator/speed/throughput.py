@@ -14,6 +14,8 @@ from broker.estimator.speed.calibration import (
     SPREAD_CPU,
     SPREAD_MEASURED,
     SPREAD_MIXTURE,
+    SPREAD_OTHER_CODE,
+    SPREAD_OTHER_CODE_FAR,
     SPREAD_UNMEASURED,
     Belief,
 )
@@ -70,6 +72,8 @@ multiplied by it; see `calibration`.
 """
 _ASSUMED = "interval [assumed]"
 _WORST = "interval as wide as the worst of 237 runs, by fits without their architecture"
+OTHER_CODE = "90 % interval for the code of an unseen laboratory"
+NEAREST, FAR = "nearest evidence: this GPU and family", "nearest evidence: other runs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +88,8 @@ class Speed:
     spread: float
     tier: SpeedTier
     evidence: str
+    near: bool = False
+    """True if runs of this family on this GPU were fitted."""
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -114,15 +120,26 @@ def _uncompared(run: RooflineStep, hardware: Hardware) -> Basis | None:
     return SPREAD_UNMEASURED, "unchecked", what, _WORST
 
 
+def _is_several(run: RooflineStep) -> bool:
+    """Return whether the devices divide the work in a way that no fitted run did."""
+    return run.sharding in ("ddp", "hybrid") or (run.nodes > 1 and not run.numerics.full)
+
+
+def _is_near(run: RooflineStep, hardware: Hardware) -> bool:
+    """Return whether runs of this family on this GPU were fitted, or of a mixture judged by rows of that GPU."""
+    compared = hardware.name in FITTED.matmul and _uncompared(run, hardware) is None
+    return compared and not _is_several(run) and not run.reference
+
+
 def _spread_of(run: RooflineStep, hardware: Hardware) -> Basis:
     if (uncompared := _uncompared(run, hardware)) is not None:
         return uncompared
     gpu, fitted = hardware.name, hardware.name in FITTED.matmul
-    several = run.sharding in ("ddp", "hybrid") or (run.nodes > 1 and not run.numerics.full)
+    several = _is_several(run)
     if run.shape.experts:
         if fitted and not several:
             what = "only active experts are counted"
-            return SPREAD_MIXTURE, "measured", what, "interval as wide as the worst of 10 runs of Mixtral"
+            return SPREAD_MIXTURE, "transferred", what, "interval as wide as the worst of 10 runs of Mixtral"
         return SPREAD_COUNTED, "transferred", f"no run of a mixture of experts on the {gpu}", _ASSUMED
     if not fitted:
         return (
@@ -135,7 +152,12 @@ def _spread_of(run: RooflineStep, hardware: Hardware) -> Basis:
         what = run.sharding.upper() if several else "a reference"
         what += f" over {run.nodes} machines" if several and run.nodes > 1 else ""
         return SPREAD_UNMEASURED, "transferred", f"fitted on runs on the {gpu}, none with {what}", _WORST
-    return SPREAD_MEASURED, "measured", f"fitted on runs on the {gpu}", "90 % interval, which held 79 % of later runs"
+    return (
+        SPREAD_MEASURED,
+        "transferred",
+        f"fitted on runs on the {gpu}",
+        "90 % interval, which held 79 % of later runs",
+    )
 
 
 def speed(run: RooflineStep, hardware: Hardware, *, cores: int = 1) -> Speed:
@@ -161,8 +183,21 @@ def speed(run: RooflineStep, hardware: Hardware, *, cores: int = 1) -> Speed:
         )
     tokens = (run.tokens + run.target_tokens) * run.micro_batches * run.devices
     return Speed(
-        step_s=step_s, tokens_per_s=tokens / step_s, spread=spread, tier=tier, evidence=f"{what}; {interval_source}"
-    )
+        step_s=step_s, tokens_per_s=tokens / step_s, spread=spread, tier=tier, evidence=f"{what}; {interval_source}",
+        near=_is_near(run, hardware),
+    )  # fmt: skip
+
+
+def for_other_code(at: Speed) -> Speed:
+    """Return the speed with the interval for the code of a laboratory that no fit has used.
+
+    A wider interval of the speed itself is kept.
+    """
+    width = SPREAD_OTHER_CODE if at.near else SPREAD_OTHER_CODE_FAR
+    if at.spread >= width:
+        return at
+    what = at.evidence.rsplit("; ", 1)[0]
+    return replace(at, spread=width, evidence=f"{what}; {NEAREST if at.near else FAR}; {OTHER_CODE}")
 
 
 def _late(at_best: Ideal) -> float:

@@ -141,7 +141,7 @@ def test_the_less_is_known_the_wider_the_interval() -> None:
     assert at(LONG, BERT).spread == at(LONG, VIT).spread == SPREAD_COUNTED
     assert "an encoder counted, none was measured" in at(LONG, BERT).evidence
     assert "a decoder with such a head" in at(LONG, REWARD).evidence
-    assert (at(LONG, MIXTRAL).spread, at(LONG, MIXTRAL).tier) == (SPREAD_MIXTURE, "measured")
+    assert (at(LONG, MIXTRAL).spread, at(LONG, MIXTRAL).tier) == (SPREAD_MIXTURE, "transferred")
     assert at(LONG, MIXTRAL, devices=8).spread == at(LONG, MIXTRAL, gpu="l4").spread == SPREAD_COUNTED
     preferences = at(replace(LONG, task="dpo", sequences=2, reference=True), LLAMA_3_8B)
     assert preferences.spread == SPREAD_UNMEASURED

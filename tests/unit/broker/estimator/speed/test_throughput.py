@@ -8,11 +8,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.domain.workload import ModelShape, Workload
-from broker.estimator.speed.calibration import SPREAD_COUNTED, SPREAD_CPU, SPREAD_MEASURED, SPREAD_UNMEASURED
+from broker.estimator.speed.calibration import (
+    SPREAD_COUNTED,
+    SPREAD_CPU,
+    SPREAD_MEASURED,
+    SPREAD_OTHER_CODE,
+    SPREAD_OTHER_CODE_FAR,
+    SPREAD_UNMEASURED,
+)
 from broker.estimator.speed.cards import nearest
 from broker.estimator.speed.hardware import TABLE, Hardware, matches
 from broker.estimator.speed.roofline import RooflineStep, ideal, terms
-from broker.estimator.speed.throughput import UNHIDDEN, WorkloadTiming, pace, run_of, speed, timing
+from broker.estimator.speed.throughput import (
+    FAR,
+    NEAREST,
+    OTHER_CODE,
+    UNHIDDEN,
+    WorkloadTiming,
+    for_other_code,
+    pace,
+    run_of,
+    speed,
+    timing,
+)
 from tests.support.machines import LLAMA_3_8B, LONG, SMOLLM2_135M, WORK
 
 GPUS = [h for h in TABLE.values() if h.gpu]
@@ -83,9 +101,20 @@ def test_an_interval_is_wider_where_less_was_measured() -> None:
     assert known.spread == SPREAD_MEASURED < SPREAD_UNMEASURED < SPREAD_CPU
     assert known.interval == (known.tokens_per_s / SPREAD_MEASURED, known.tokens_per_s * SPREAD_MEASURED)
     assert eight.spread == elsewhere.spread == SPREAD_UNMEASURED
-    assert (known.tier, eight.tier, elsewhere.tier) == ("measured", "transferred", "transferred")
+    assert (known.tier, eight.tier, elsewhere.tier) == ("transferred", "transferred", "transferred")
     assert "no measurements on RTX4090" in elsewhere.evidence
     assert (paced(WORK, TABLE["cpu"]).spread, paced(WORK, TABLE["cpu"]).tier) == (SPREAD_CPU, "unchecked")
+
+
+@pytest.mark.parametrize(("gpu", "width"), [("a100-80gb-sxm", SPREAD_OTHER_CODE), ("rtx4090", SPREAD_OTHER_CODE_FAR)])
+def test_other_code_has_the_interval_of_an_unseen_laboratory(gpu: str, width: float) -> None:
+    own = speed(run_of(LONG, LLAMA_3_8B, TABLE[gpu]), TABLE[gpu])
+    other = for_other_code(own)
+    assert (other.spread, other.tokens_per_s) == (width, own.tokens_per_s)
+    assert other.evidence.endswith(f"{NEAREST if own.near else FAR}; {OTHER_CODE}")
+    assert own.near is (gpu == "a100-80gb-sxm")
+    wide = replace(own, spread=3.0)
+    assert for_other_code(wide) == wide, "another cause of a wider interval stays"
 
 
 def test_multi_node_adapters_are_unchecked_and_full_fsdp_is_checked() -> None:
@@ -99,8 +128,9 @@ def test_multi_node_adapters_are_unchecked_and_full_fsdp_is_checked() -> None:
         for nodes in (1, 2)
     }  # fmt: skip
     assert {key: at.tier for key, at in found.items()} == {
-        ("full", 1): "measured", ("full", 2): "measured", ("lora", 1): "measured", ("lora", 2): "transferred",
+        ("full", 1): "transferred", ("full", 2): "transferred", ("lora", 1): "transferred", ("lora", 2): "transferred",
     }  # fmt: skip
+    assert [key for key, at in found.items() if not at.near] == [("lora", 2)]
     assert "none with FSDP over 2 machines" in found["lora", 2].evidence
 
 

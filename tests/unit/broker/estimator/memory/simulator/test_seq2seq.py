@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.estimator.memory.estimate import EstimateOptions
+from broker.estimator.speed.calibration import SPREAD_OTHER_CODE_FAR
 from broker.sizing.estimate import EstimateError, estimate
 from broker.sizing.what_if import what_if
 
@@ -116,7 +117,9 @@ def test_scaling_table_counts_reads_and_writes_and_states_its_evidence() -> None
     assert found["tokens_per_row"] == 640
     for row in found["points"]:
         low, high = row["tokens_per_s_interval"]
-        assert (row["tokens_per_s"] / low, high / row["tokens_per_s"]) == pytest.approx((2, 2), rel=1e-3)
+        assert (row["tokens_per_s"] / low, high / row["tokens_per_s"]) == pytest.approx(
+            (SPREAD_OTHER_CODE_FAR,) * 2, rel=1e-3
+        )
         assert row["plan"]["parallelism"] in ("single", "ddp"), "sharding of encoder-decoders is not known"
         assert 0 < row["mfu"] < 1
         assert row["hours"] * 3600 * row["tokens_per_s"] == pytest.approx(6400 * 16 * 640, rel=1e-3)
