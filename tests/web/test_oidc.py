@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from pydantic import ValidationError
 
+from broker.domain.errors import StoreUnavailable
 from broker.runtime.clock import SystemClock
 from broker.web.oidc import provider as client
 from broker.web.oidc.config import OidcConfig
@@ -173,6 +174,21 @@ async def test_a_wrong_discovery_document_is_refused(
     issuer.discovery = discovery
     async with Visitor(api) as visitor:
         assert (await visitor.get(START)).status == 401
+
+
+async def test_an_error_of_the_database_is_not_shown(
+    api: Running, issuer: LoopbackProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def down(*_: object, **__: object) -> bool:
+        raise StoreUnavailable("relation secrets at db.internal")
+
+    async with Visitor(api) as visitor:
+        back = await authorized(visitor)
+        monkeypatch.setattr(api.service.store, "is_session_ended", down)
+        answer = await visitor.get(back, BACK)
+        assert answer.status == 503
+        assert "the database gave no answer" in answer.text
+        assert "db.internal" not in answer.text
 
 
 async def test_a_private_address_needs_the_setting(issuer: LoopbackProvider, tmp_path: Path) -> None:

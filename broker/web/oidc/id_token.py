@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from broker.domain.errors import GpubrokerError
+from broker.api.core.auth import Unauthenticated
 
 LEEWAY_S = 60
 """Seconds by which the clocks of the provider and the daemon may differ."""
@@ -22,7 +22,7 @@ KEY_TYPES = {"RS256": "RSA", "ES256": "EC"}
 Claims = Mapping[str, object]
 
 
-class OidcRefused(GpubrokerError):
+class OidcRefused(Unauthenticated):
     """A sign-in that the provider or the checks refused."""
 
 

@@ -26,7 +26,7 @@ from broker.estimator.preemption_rate import (
     preemptions_per_s,
 )
 from broker.quote.engine import quote
-from broker.quote.machine_cost import MachineCost, kind_of
+from broker.quote.machine_cost import HostDemands, MachineCost, kind_of
 from tests.support.build import T0, offer, spec
 from trainer.contract.save_interval import interval_s
 
@@ -127,7 +127,7 @@ def kind(setup: float = 300.0, work: float = 36_000.0) -> MachineCost:
     work_of = Workload(shape=None, method="script")
     made = kind_of(
         work_of, offer(), Fit(drop=None, reason=""), Caps(spot=True, boot_s=setup), (None, ""), nodes=1,
-        storage_usd_per_gib_month=0.0,
+        storage_usd_per_gib_month=0.0, demands=HostDemands(),
     )  # fmt: skip
     return replace(made, work=work)
 
