@@ -1,6 +1,6 @@
 """Calibrate the intervals of `gpubroker estimate` over groups of published rows; `external_throughput` prints them.
 
-A group is a laboratory with its code base. Each calibrating group has the same weight, whatever its number of rows
+A group is a laboratory with its code base. Each calibrating group has the same weight, however many rows it has
 (Dunn, Wasserman and Ramdas 2022, arXiv 1809.07441). A width is judged by the group that it was calibrated without.
 """
 

@@ -18,6 +18,7 @@ from tests.crash.checkpoints import (
 )
 from tests.crash.gate import Point
 from tests.crash.scenes import commit
+from tests.crash.trainee import KEEP
 
 KILLS = 5
 """Number of kills in each of the four tests."""
@@ -53,12 +54,14 @@ async def test_a_checkpoint_that_lacks_bytes_is_seen(machines: Bench) -> None:
     found = CrashCounts()
     saved = Saved(machines, "folder", found)
     await saved.life(None)
-    for file in saved.store.glob("**/model.safetensors"):
+    damaged = [*saved.store.glob("**/model.safetensors")]
+    assert len(damaged) >= KEEP  # more if the machine ended between a commit and its prune
+    for file in damaged:
         data = bytearray(file.read_bytes())
         data[-1] ^= 1
         file.write_bytes(data)
     await saved.life(None)
-    assert (found.torn_commits, found.torn_loads, found.without_a_good_one) == (2, 0, 1)
+    assert (found.torn_commits, found.torn_loads, found.without_a_good_one) == (len(damaged), 0, 1)
 
 
 async def test_the_steps_of_a_save_are_found(machines: Bench) -> None:

@@ -68,8 +68,9 @@ SPREAD_MEASURED = 1.113
 fits without their method.
 """
 SPREAD_OTHER_CODE = 1.792
-"""Conformal 90 % interval for the code of an unseen laboratory, on a GPU and family of the fit: over groups of
-published rows, each a laboratory with its code base (`benchmarks.throughput_groups`).
+"""Conformal 90 % interval for the code of an unseen laboratory, on a GPU and family of the fit.
+
+Groups of published rows calibrate it, each a laboratory with its code base (`benchmarks.throughput_groups`).
 """
 SPREAD_OTHER_CODE_FAR = 2.142
 """The same interval for other GPUs, families and ways to divide the work."""
