@@ -23,6 +23,7 @@ from broker.runtime.private_files import FULL
 
 def main() -> None:
     """Run the console script. The imports take some time, so Ctrl-C is handled from the first one on."""
+    gc.disable()  # until the command's modules are imported, which creates many objects and drops few
     try:
         from broker.cli.main import app
 

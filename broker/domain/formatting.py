@@ -5,6 +5,7 @@ reverse the reading direction, or start a formula in a spreadsheet. `visible` is
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from trainer.contract.suggestions import close_matches
@@ -58,7 +59,12 @@ def visible(text: str, *, keep: str = "") -> str:
     """
     if text.isprintable():
         return text
-    return text.translate({code: escape for code, escape in _ESCAPES.items() if chr(code) not in keep})
+    return text.translate(_escapes_without(keep))
+
+
+@lru_cache(maxsize=16)
+def _escapes_without(keep: str) -> Mapping[int, str]:
+    return {code: escape for code, escape in _ESCAPES.items() if chr(code) not in keep}
 
 
 def visible_document(value: Any) -> Any:

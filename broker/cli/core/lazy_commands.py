@@ -1,5 +1,6 @@
 """The group of all commands. It imports the module of a command when that command runs, not when help lists it."""
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,6 +86,8 @@ class LazyGroup(PlainGroup):
             return name, command if name is None else self.load(name), rest
         except ModuleNotFoundError as e:
             raise self._exit(not_installed(e)) from None
+        finally:
+            gc.enable()  # `broker.cli.main` disables it for the imports
 
     def load(self, name: str) -> Any:
         """Import a command or a group and return it. Raises ModuleNotFoundError."""
