@@ -11,7 +11,7 @@ from broker.model_catalog.config_defaults import SAME_CODE, filled
 from broker.model_catalog.config_validation import ACTIVATION_KEYS, EXPERTS, check
 from broker.model_catalog.encoder_shape import ENCODERS, encoder_shape
 from broker.model_catalog.seq2seq_shape import pair_shape
-from trainer.contract.architectures import BIDIRECTIONAL, QUANTISED, model_misuse_message
+from trainer.contract.architectures import BIDIRECTIONAL, QUANTISED, is_mixture, model_misuse_message
 
 PLAIN_MLP = frozenset({"gpt2", "gpt_bigcode", "gpt_neox", "falcon", "phi", "starcoder2"})
 """Families whose MLP has two matrices."""
@@ -55,13 +55,13 @@ def written_shape(name: str, config: Mapping[str, Any]) -> ModelShape | None:
         raise _invalid(f"config.json of {name!r} has {e}") from None
 
 
-def _plain(name: str, family: str, config: Mapping[str, Any], *, mixture: bool) -> None:
+def _plain(name: str, family: str, config: Mapping[str, Any], *, mixtures: bool) -> None:
     """Raise InvalidInput for a model that is not estimated."""
     if config.get("is_encoder_decoder"):
         raise _invalid(
             f"{name!r} is an encoder-decoder, which is not estimated; causal_lm takes a decoder, seq2seq takes this one"
         )
-    if mixture:
+    if not mixtures and (is_mixture(config) or any(config.get(key) for key in EXPERTS)):
         raise _invalid(f"{name!r} is a mixture of experts, which cannot be estimated yet; choose a dense model")
     if config.get("quantization_config"):
         raise _invalid(f"{name!r} {QUANTISED}")
@@ -84,7 +84,7 @@ def shape_of(name: str, config: Mapping[str, Any], *, mixtures: bool = False) ->
         raise _invalid(f"config.json of {name!r} has {e}") from None
     family = str(config.get("model_type", ""))
     experts = next((config[k] for k in EXPERTS if config.get(k)), 0)
-    _plain(name, family, config, mixture=bool(experts) and not (mixtures and family in MIXTURES))
+    _plain(name, family, config, mixtures=mixtures and family in MIXTURES)
     try:
         _known_names(family, config)
         _divisible(config)

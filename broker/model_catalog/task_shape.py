@@ -11,7 +11,7 @@ from broker.model_catalog.config_defaults import filled, kind_of
 from broker.model_catalog.config_validation import EXPERTS, check_kind
 from broker.model_catalog.decoder_shape import MIXTURES, headed_shape, shape_of, written_shape
 from broker.model_catalog.encoder_shape import ENCODERS, labels_of
-from trainer.contract.architectures import model_misuse_message
+from trainer.contract.architectures import is_mixture, model_misuse_message
 
 Head = Literal["tokens", "text", "words", "image"]
 HEADS: Mapping[str, Head] = {
@@ -84,7 +84,8 @@ def _decoder(name: str, config: Mapping[str, Any], family: str, task: str, head:
     config = _of_texts(config)
     if head == "tokens" and family in OTHER_WORDS:
         return None
-    if family in ENCODERS or (any(config.get(key) for key in EXPERTS) and family not in MIXTURES):
+    experts = is_mixture(config) or any(config.get(key) for key in EXPERTS)
+    if family in ENCODERS or (experts and family not in MIXTURES):
         return None
     if head == "tokens":
         return shape_of(name, config, mixtures=True)

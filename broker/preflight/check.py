@@ -65,7 +65,7 @@ def _check_model(
     shape, positions = (None, model.positions) if isinstance(model, Unshaped) else (model, model.max_positions)
     if shape is not None and train.adapters is not None:
         _check_targets(train.adapters, shape)
-    if shape is not None and shape.experts and train.quantised is not None:
+    if model.experts and train.quantised is not None:
         raise InvalidInput(Problem(field="train.method.kind", message=QUANTISED_EXPERTS))
     work = workload(spec, shape, rows_of(train, summary))
     if positions is not None and work.sequence > positions:

@@ -17,7 +17,7 @@ from broker.domain.workload import ModelShape
 from broker.model_catalog import catalog, parameter_count
 from broker.model_catalog.task_shape import task_shape
 from broker.runtime.cpu_threads import RunCpu, run_inline
-from trainer.contract.architectures import is_quantised
+from trainer.contract.architectures import is_mixture, is_quantised
 from trainer.contract.data_config import MODEL_FILES, model_files
 from trainer.contract.train import TrainConfig
 
@@ -146,6 +146,8 @@ class Unshaped:
     name: str
     positions: int | None = None
     """Longest supported row in tokens; None if unknown."""
+    experts: bool = False
+    """True for a mixture of experts."""
 
 
 async def resolve_for(train: TrainConfig, *, hub: HubClient | None, run: RunCpu = run_inline) -> ModelShape | Unshaped:
@@ -167,9 +169,10 @@ def _shape(train: TrainConfig, model: FoundModel) -> ModelShape | Unshaped:
     except InvalidInput:
         if not train.trust_remote_code or is_quantised(model.config):
             raise
-        return Unshaped(name=model.name)  # only the model's own code defines its architecture
+        # only the model's own code defines its architecture
+        return Unshaped(name=model.name, experts=is_mixture(model.config))
     if shape is None:
-        return Unshaped(name=model.name, positions=_positions(model.config))
+        return Unshaped(name=model.name, positions=_positions(model.config), experts=is_mixture(model.config))
     return replace(shape, bundled=model.bundled)
 
 

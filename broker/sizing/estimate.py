@@ -34,6 +34,7 @@ from broker.sizing import traced_run, traced_tables
 from broker.sizing.estimate_result import EstimateResult
 from broker.sizing.fitting import ways, would_fit
 from broker.sizing.hf_aliases import optimizer_of, stack_of, unquantised
+from trainer.contract.architectures import NEEDS_LORA, is_mixture
 from trainer.contract.data_config import TaskName
 
 TASKS: tuple[str, ...] = get_args(TaskName)
@@ -298,13 +299,12 @@ def _answer(
         result = traced_tables.estimate(config_json, ask)
         trace = traced_run.trace(config_json, None, ask, task) if request.exact else None
         return _document(name, kind, result, hardware, traced_tables.NO_SPEED, trace)
+    memory_estimate.check_experts(ask, mixture=is_mixture(config_json))
     shape = model_shape(name, config_json, task)
     task, is_inferred = task or built_for(config_json), task is None
     traced_tables.refuse_resolution(shape.family, request.resolution)
     if task == "dpo" and ask.method == "full":
-        raise EstimateError(
-            "--method full: dpo trains a LoRA, since the model under its adapters is the reference; use lora"
-        )
+        raise EstimateError(f"--method full: dpo {NEEDS_LORA}")
     result = memory_estimate.estimate(shape, ask)
     if task in PAIRED:
         result = memory_estimate.by_formula(

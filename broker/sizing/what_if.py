@@ -19,6 +19,7 @@ from broker.model_catalog import trace_tables
 from broker.sizing import traced_tables
 from broker.sizing.estimate import EstimateError, config_of, hardware_of, links, model_shape, spoken
 from broker.sizing.hf_aliases import unquantised
+from trainer.contract.architectures import is_mixture
 from trainer.contract.train import TrainConfig
 
 MAX_BATCH, MAX_ROWS, MAX_USD = 10**9, 10**15, 10**6
@@ -51,7 +52,7 @@ def what_if(
     if hardware is None:
         raise EstimateError("--what-if: give --gpu, for example --gpu H100-SXM")
     counts = _counts(counts_text)
-    _check(ask, global_batch, rows, usd_per_gpu_hour)
+    _check(ask, config_json, global_batch, rows, usd_per_gpu_hour)
     batch = counts[-1] * ask.rows if global_batch is None else global_batch
     shape = model_shape(name, config_json)
     load = TrainingLoad(
@@ -64,10 +65,17 @@ def what_if(
     return table(name, shape, ask, hardware, counts, load)
 
 
-def _check(ask: EstimateOptions, global_batch: int | None, rows: int | None, usd_per_gpu_hour: float | None) -> None:
-    """Raise EstimateError if a number is out of range."""
+def _check(
+    ask: EstimateOptions,
+    config_json: Mapping[str, Any],
+    global_batch: int | None,
+    rows: int | None,
+    usd_per_gpu_hour: float | None,
+) -> None:
+    """Raise EstimateError if a number is out of range, or if the method is not for the model."""
     try:
         estimate.check_numbers(ask)
+        estimate.check_experts(ask, mixture=is_mixture(config_json))
     except InvalidEstimate as e:
         raise EstimateError(str(e)) from None
     for option, value, most in (("--global-batch", global_batch, MAX_BATCH), ("--rows", rows, MAX_ROWS)):

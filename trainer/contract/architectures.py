@@ -8,7 +8,11 @@ NEXT_TOKEN = ("causal_lm", "dpo")
 QUANTISED = "is quantised; give the model that it was made from"
 """Error for quantised weights (GPTQ, AWQ). They cannot be trained or merged into; QLoRA quantises published weights."""
 QUANTISED_EXPERTS = "qlora quantises linear modules only, and the experts of a mixture are not linear; use lora"
-"""Error for QLoRA of a mixture of experts, in the daemon's checks, the preflight and the trainer."""
+"""Error for QLoRA of a mixture of experts, in the estimate, the daemon's checks, the preflight and the trainer."""
+NEEDS_LORA = "trains a LoRA, since the model under its adapters is the reference; use lora"
+"""Error for a full fine-tune by a task that compares with a reference; it follows the task's name."""
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+"""Names of the number of experts in config.json. A family that allows one expert or none has no mixture then."""
 BIDIRECTIONAL = frozenset({
     "albert", "bert", "bert-generation", "big_bird", "camembert", "convbert", "data2vec-text", "deberta",
     "deberta-v2", "distilbert", "electra", "ernie", "esm", "esmc", "eurobert", "flaubert", "fnet", "funnel",
@@ -41,6 +45,22 @@ def model_misuse_message(task: str, config: Mapping[str, Any]) -> str | None:
 def is_quantised(config: Mapping[str, Any]) -> bool:
     """Return True if the weights are quantised, so not plain numbers."""
     return any(part.get("quantization_config") for part in _parts(config))
+
+
+def is_mixture(config: Mapping[str, Any]) -> bool:
+    """Return True if config.json gives the model, its language model or its feed-forward part several experts."""
+    feed_forward = config.get("ffn_config")  # of DBRX
+    parts = (*_parts(config), feed_forward if isinstance(feed_forward, Mapping) else {})
+    counts = [part.get(name) for part in parts if _may_have_experts(part) for name in EXPERT_COUNTS]
+    return any(isinstance(count, int) and count > 1 for count in counts)
+
+
+def _may_have_experts(part: Mapping[str, Any]) -> bool:
+    """Return False for a Nemotron-H without layers of experts: its config gives their number all the same."""
+    kinds = part.get("hybrid_override_pattern") or part.get("layers_block_type")
+    if part.get("model_type") != "nemotron_h" or not isinstance(kinds, str | list):
+        return True
+    return "E" in kinds or "moe" in kinds
 
 
 def _parts(config: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

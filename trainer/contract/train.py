@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from trainer.contract.architectures import NEEDS_LORA
 from trainer.contract.base import Config, InSeconds, Text, matching
 from trainer.contract.data_config import DataConfig, TaskName, data_misuse_message
 from trainer.contract.guard import GuardConfig, SelectionConfig
@@ -252,7 +253,7 @@ class TrainConfig(Config):
             name = "trust_remote_code" if self.trust_remote_code else "revision"
             raise ValueError(f"{name}: task text_to_image has no use for it; remove it")
         if self.task == "dpo" and self.adapters is None:
-            raise ValueError("method: dpo trains a LoRA, since the model under its adapters is the reference; use lora")
+            raise ValueError(f"method: dpo {NEEDS_LORA}")
         return self
 
     @model_validator(mode="after")

@@ -251,8 +251,7 @@ def _prepare_quantised(model: Any) -> None:
     Embeddings and head stay in half precision, as in that code. bitsandbytes must not repack the base for evaluations
     on a CPU, because this permanently rounds its scales.
     """
-    if has_experts(model):
-        raise UserFault(f"train.method.kind: {QUANTISED_EXPERTS}")
+    check_quantisable(model)
     for module in model.modules():
         if "norm" in type(module).__name__.lower():
             module.float()
@@ -276,6 +275,12 @@ def unloadable(config: TrainConfig, error: Exception) -> Fault:
         f"train.model: cannot load {config.model!r} ({reason}); give {kind} Hub id that this machine may "
         "read, or a folder with config.json, safetensors and tokenizer files"
     )
+
+
+def check_quantisable(model: Any) -> None:
+    """Raise UserFault for a mixture of experts. Granite's experts are no `experts`, but of a class named so."""
+    if has_experts(model) or any("Experts" in type(module).__name__ for module in model.modules()):
+        raise UserFault(f"train.method.kind: {QUANTISED_EXPERTS}")
 
 
 def has_experts(model: Any) -> bool:

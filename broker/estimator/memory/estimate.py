@@ -32,6 +32,7 @@ from broker.estimator.memory.simulator.library_versions import (
 )
 from broker.estimator.memory.simulator.tensors import CATEGORIES as CATEGORIES
 from broker.estimator.memory.simulator.types import Step
+from trainer.contract.architectures import QUANTISED_EXPERTS
 
 Method = Literal["full", "lora", "qlora", "lora8", "adapter"]
 """Training method. `adapter`: any other adapter over a frozen base, given by its number of trained parameters."""
@@ -159,6 +160,17 @@ def check(shape: ModelShape, ask: EstimateOptions) -> None:
         raise InvalidEstimate(f"--trainable-parameters {ask.trainable}: must be from 1 to {shape.parameters}")
     if ask.method in ("qlora", "lora8") and ask.precision == "fp32":
         raise InvalidEstimate(f"--precision fp32: {ask.method} computes in half precision; use bf16 or bf16-autocast")
+    check_experts(ask, mixture=shape.experts > 0)
+
+
+def check_experts(ask: EstimateOptions, *, mixture: bool) -> None:
+    """Raise InvalidEstimate if the method quantises the base of a mixture, whose experts are tensors.
+
+    They were linear modules in transformers 4, and are in libraries with model code of their own.
+    """
+    on_transformers = ask.recipe == "gpubroker" or KNOWN[ask.recipe].on_transformers
+    if mixture and ask.method in ("qlora", "lora8") and on_transformers and not is_version_4(_release(ask)):
+        raise InvalidEstimate(f"--method {ask.method}: {QUANTISED_EXPERTS}")
 
 
 def _check_pair(shape: ModelShape, ask: EstimateOptions) -> None:

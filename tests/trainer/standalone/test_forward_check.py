@@ -14,8 +14,9 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 from tests.trainer.standalone.test_preflight import PLAIN, spec, told
 from tests.trainer.support import tiny_models
 from trainer import preflight
-from trainer.contract.architectures import QUANTISED_EXPERTS
-from trainer.models import remote_code
+from trainer.contract.architectures import QUANTISED_EXPERTS, is_mixture
+from trainer.core.errors import UserFault
+from trainer.models import loading, remote_code
 from trainer.tasks.common.row_sample import RANDOM_ROWS, RowSample
 
 ROWS = "word,meaning\nw1,w2\nw3,w4 w5 w6\nw7,w8\n"
@@ -53,6 +54,20 @@ def test_qlora_of_a_mixture_is_refused_before_a_purchase(tmp_path: Path, capsys:
     assert code == 64
     assert err.endswith(f"{path}: train.method.kind: {QUANTISED_EXPERTS}\n")  # behind a bar of the model's saving
     assert told(spec(tmp_path, ROWS, **train, method={"kind": "lora"}), capsys)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "family", ["mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "granitemoe", "olmoe", "ernie4_5_moe"]
+)
+def test_the_experts_of_every_family_are_found(family: str) -> None:
+    """The daemon finds them by the config, the trainer by the modules."""
+    dense_layers = {"first_k_dense_replace": 1} if family == "deepseek_v3" else {}
+    config = transformers.AutoConfig.for_model(family, num_hidden_layers=2, **dense_layers)
+    assert is_mixture(config.to_dict())
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    with pytest.raises(UserFault, match=QUANTISED_EXPERTS):
+        loading.check_quantisable(model)
 
 
 def test_a_token_without_an_embedding_is_named_by_its_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from trainer.contract.architectures import QUANTISED_EXPERTS
 from trainer.contract.train import TrainConfig
 from trainer.core.errors import UserFault
 from trainer.models import adapters, loading, remote_code
@@ -66,8 +65,8 @@ class TaskModel(ABC, Generic[D]):
 
     def check_targets(self, model: Any) -> None:
         """Raise UserFault if a hollow model lacks the modules that get adapters, or cannot be merged as configured."""
-        if self.config.quantised is not None and loading.has_experts(model):
-            raise UserFault(f"train.method.kind: {QUANTISED_EXPERTS}")
+        if self.config.quantised is not None:
+            loading.check_quantisable(model)
         if self.config.adapters is not None:
             adapters.target_modules(model, self.config.adapters)
             if self.config.output.merge:

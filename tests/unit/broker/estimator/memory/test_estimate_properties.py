@@ -46,7 +46,7 @@ def test_checkpointing_trades_activations_of_deep_models(shape: ModelShape, atte
     deep = replace(shape, layers=40, parameters=shape.parameters + 35 * (3_000_000 if shape.experts else 800_000))
     deep = replace(deep, windowed=(8 * shape.windowed)[:40])
     for method, precision in product(("full", "lora", "qlora"), ("bf16", "bf16-autocast", "fp32")):
-        if (method, precision) == ("qlora", "fp32"):
+        if method == "qlora" and (precision == "fp32" or shape.experts):
             continue
         for rows in (1, 4):
             ask = EstimateOptions(method=method, precision=precision, rows=rows, length=512, attention=attention)
@@ -80,6 +80,8 @@ def answerable(ask: EstimateOptions) -> EstimateOptions:
 def test_more_work_never_takes_less_and_more_shards_never_more(
     shape: ModelShape, ask: EstimateOptions, gpus: int
 ) -> None:
+    if shape.experts and ask.method in ("qlora", "lora8"):  # refused for transformers 5
+        ask = replace(ask, transformers="4.48.1")
     base = estimate(shape, ask)
     assert base.peak_allocated > 0
     assert min(base.by_category.values()) >= 0
