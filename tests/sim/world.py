@@ -47,6 +47,11 @@ from trainer.contract.documents import Limits
 
 DRAIN_S = 6000.0
 """Seconds after the last fault within which all jobs must end."""
+DRAIN_PREEMPTED_S = 3 * DRAIN_S
+"""The same if a job on spot only has had MANY_ATTEMPTS attempts. Each preemption after progress is free, and the bound
+on preemptions without progress alone may take longer than DRAIN_S.
+"""
+MANY_ATTEMPTS = 8
 TICK_S = 10.0
 
 
@@ -312,9 +317,15 @@ class World:
             await asyncio.sleep(TICK_S)
             self.watch.tick()
             await self.watch.strangers()
-            if self.loop.time() > max(CALM_S, calm_at) + TAIL_S + DRAIN_S:
+            if self.loop.time() > max(CALM_S, calm_at) + TAIL_S + self._drain_s():
                 left = [f"{i} {self.state.jobs[i].value.state}" for i in self.jobs] + list(self.cloud.standing())
                 self.fail("drains", f"left: {', '.join(left)}")
+
+    def _drain_s(self) -> float:
+        """Return the seconds within which all jobs must end."""
+        jobs = (self.state.jobs[i].value for i in self.jobs)
+        preempted = any(job.spec.resources.spot == "only" and job.attempts > MANY_ATTEMPTS for job in jobs)
+        return DRAIN_PREEMPTED_S if preempted else DRAIN_S
 
     def _over(self) -> bool:
         if len(self.jobs) < self.expected:
