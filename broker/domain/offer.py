@@ -104,6 +104,8 @@ class Offer:
     simulated: bool = False
     reaches_local_files: bool = False
     """True when the machine can read this host's folders (local, simulated)."""
+    ends_at: datetime | None = None
+    """Time at which the host's contract with its cloud ends, and the machine with it; None: no end is listed."""
     trust: Trust | None = None
     """None: the `trust` of the provider's caps applies."""
     facts: HostFacts | None = None
@@ -199,6 +201,7 @@ class DropReason(StrEnum):
     PRICE = "price"
     HOURLY_LIMIT = "hourly_limit"
     PREEMPTED_TOO_OFTEN = "preempted_too_often"
+    CONTRACT = "contract"
     DEADLINE = "deadline"
     CAP = "cap"
     UNAVAILABLE = "unavailable"

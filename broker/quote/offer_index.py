@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress, groupby, islice
+from math import inf
 from operator import attrgetter, eq
 
 from broker.domain.offer import Offer
@@ -23,7 +24,7 @@ _OPTIONAL_PARTS = attrgetter("emulated_on", "emulated_vcpus", "vcpus", "reaches_
 class OfferGroup:
     """Offers of one kind of machine. Each column has an entry for each offer."""
 
-    __slots__ = ("cores", "disk", "gone", "like", "number", "numbers", "prices", "ram", "rates")
+    __slots__ = ("cores", "disk", "ends", "gone", "like", "number", "numbers", "prices", "ram", "rates")
 
     def __init__(self, like: Offer, number: int) -> None:
         """Start a group with its first offer. Other offers differ in price, region, host and preemption rate only."""
@@ -36,6 +37,8 @@ class OfferGroup:
         """Dollars an hour of one machine, or `IMPLAUSIBLE`."""
         self.rates = array("d")
         """Expected preemptions a second of one machine."""
+        self.ends = array("d")
+        """Epoch seconds at which the host's contract ends; infinite: no end is listed."""
         self.gone = bytearray()
         """1 if the cloud reports that the offer is sold out, otherwise 0."""
 
@@ -90,12 +93,13 @@ def _build(offers: Sequence[Offer], spots: History) -> OfferIndex:
         is_implausible = offer.spot and on_demand is not None and price > on_demand
         kind.prices.append(IMPLAUSIBLE if is_implausible else float(price))
         kind.rates.append(preemptions_per_s(offer, spots))
+        kind.ends.append(inf if offer.ends_at is None else offer.ends_at.timestamp())
         kind.gone.append(offer.available is False)
     return OfferIndex(offers=offers, spots=spots, machines=tuple(kinds.values()), which=which)
 
 
 def _key(offer: Offer) -> object:
-    """Return the key of the offer's group: offers with the same key differ in price, region, host and hazard only."""
+    """Return the key of the offer's group: offers with the same key differ in price, region, host, end and hazard."""
     # Direct attribute access is faster than an `attrgetter`, which serves only the few offers with optional parts.
     key: object = (
         offer.provider, offer.accelerator, offer.gpus, offer.gpu_memory_bytes,

@@ -59,7 +59,9 @@ def apply_rules(case: GroupCase) -> None:
     nodes, limit, cap, is_timed, excluded = ask.nodes, ask.limit, ask.cap_micros, ask.has_time_limit, ask.excluded
     has_place_rules = bool(ask.regions) or _has_small_host(group, kind)
     is_own, bucket_usd, (hours, traffic) = kind.caps.trust == "own", kind.bucket_usd, kind.undisturbed
-    for number, machine_price, rate, gone in zip(group.numbers, group.prices, group.rates, group.gone, strict=True):
+    now_s = ask.now.timestamp()
+    columns = zip(group.numbers, group.prices, group.rates, group.ends, group.gone, strict=True)
+    for number, machine_price, rate, ends, gone in columns:
         price = machine_price * nodes
         if has_place_rules and (drop := _place_drop(ask, offers[number], kind)) is not None:
             drops[number] = drop
@@ -70,6 +72,8 @@ def apply_rules(case: GroupCase) -> None:
             drops[number] = DropReason.HOURLY_LIMIT
         elif (usd := kind.usd(price, rate * nodes) if rate else (price + bucket_usd) * hours + traffic) == inf:
             drops[number] = DropReason.PREEMPTED_TOO_OFTEN
+        elif ends < inf and ends - now_s < ask.occupied_s(offers[number], kind):
+            drops[number] = DropReason.CONTRACT
         else:
             micros[number] = cost = ceil(usd * 1e6)
             if is_timed and _late_s(ask, offers[number], kind) > 0:
@@ -124,6 +128,16 @@ def _deadline_message(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> str
     return f"takes {p50:.2f} h (P50), {p90:.2f} h (P90): {late:.2f} h too long for the deadline or max_duration"
 
 
+def _contract_message(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> str:
+    assert offer.ends_at is not None  # otherwise no contract drops the offer
+    left_s = max(0.0, (offer.ends_at - ask.now).total_seconds())
+    need_s = ask.occupied_s(offer, kind)
+    return (
+        f"the host's contract ends in {left_s / 3600:.2f} h; "
+        f"the job and a changeover take up to {need_s / 3600:.2f} h (P90)"
+    )
+
+
 def _cap_message(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> str:
     rate = ask.rate(offer)
     usd = total_usd(offer, kind, ask.nodes, rate, kind.p50(rate))
@@ -136,6 +150,7 @@ _MESSAGES: Mapping[DropReason, Callable[[QuoteRequest, Offer, MachineCost], str]
     DropReason.PRICE: _price_message,
     DropReason.HOURLY_LIMIT: _limit_message,
     DropReason.PREEMPTED_TOO_OFTEN: _preemptions_message,
+    DropReason.CONTRACT: _contract_message,
     DropReason.DEADLINE: _deadline_message,
     DropReason.CAP: _cap_message,
     DropReason.UNAVAILABLE: lambda ask, offer, kind: busy_message(offer) or "the cloud has none now",

@@ -67,6 +67,9 @@ class QuoteRequest:
     kinds: dict[object, MachineCost] = field(init=False, default_factory=dict)
     """Costs that offers share, by all facts on which they depend."""
 
+    occupied: dict[object, float] = field(init=False, default_factory=dict)
+    """Results of `occupied_s` by all facts on which they depend."""
+
     def __post_init__(self) -> None:
         spec, want = self.spec, self.spec.resources
         self.cap_micros = int(self.cap_left * 1_000_000)
@@ -108,6 +111,19 @@ class QuoteRequest:
     def changeover_s(self, offer: Offer, kind: MachineCost) -> float:
         """Return the seconds without progress that a preemption causes, with the proof that the machines are gone."""
         return kind.lost(self.rate(offer)) + kind.drained_s
+
+    def occupied_s(self, offer: Offer, kind: MachineCost) -> float:
+        """Return the seconds for which the host must exist: P90 of the job, at most `max_duration`, and a changeover.
+
+        The run time of a script is unknown, so the rest of `max_duration` counts; without `max_duration`, its set-up.
+        """
+        rate, sureness = self.rate(offer), certainty(offer, self.learned.spots)
+        key = kind, rate, sureness
+        if (occupied_s := self.occupied.get(key)) is None:
+            is_unknown = self.workload.shape is None and self.duration_s < inf
+            run_s = self.duration_s if is_unknown else min(kind.p90(rate, sureness), self.duration_s)
+            occupied_s = self.occupied[key] = run_s + kind.lost(rate) + kind.drained_s
+        return occupied_s
 
     def p90(self, offer: Offer, kind: MachineCost) -> float:
         """Return the seconds within which nine of ten runs finish on the offer."""

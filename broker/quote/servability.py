@@ -26,6 +26,7 @@ PASSING = frozenset(
         DropReason.PRICE,
         DropReason.HOURLY_LIMIT,
         DropReason.PREEMPTED_TOO_OFTEN,
+        DropReason.CONTRACT,
         DropReason.DEADLINE,
         DropReason.CAP,
         DropReason.UNAVAILABLE,

@@ -21,6 +21,7 @@ LABELS = {
     DropReason.PRICE: "with an impossible price",
     DropReason.HOURLY_LIMIT: "above the hourly limit",
     DropReason.PREEMPTED_TOO_OFTEN: "preempted too often to finish",
+    DropReason.CONTRACT: "on hosts with a contract that ends before the job",
     DropReason.DEADLINE: "too slow for the deadline or max_duration",
     DropReason.CAP: "above the cap",
     DropReason.UNAVAILABLE: "unavailable",

@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -171,6 +171,15 @@ def _contract_s(ask: Mapping[str, Any], now: datetime) -> float | str | None:
     return "unreadable" if len(seconds) < len(ends) else min(seconds, default=None)
 
 
+def _ends_at(ask: Mapping[str, Any], now: datetime) -> datetime | None:
+    """Return when the host's contract ends; None: no end within the calendar's range."""
+    contract_s = _contract_s(ask, now)
+    try:
+        return now + timedelta(seconds=contract_s) if isinstance(contract_s, float) else None
+    except OverflowError:
+        return None
+
+
 def _id(value: Any) -> str:
     """Return the number of an ask. Raises ValueError for any other value, which SkyPilot could not buy."""
     number_of_ask = whole(value)
@@ -191,6 +200,7 @@ class _AskOffers:
         share = min(1.0, effective / cores)
         memory = int(float(ask["gpu_ram"])) * MIB
         self._ask, self._disk, self._on_demand, self._now = ask, disk, on_demand, now
+        self._ends_at = _ends_at(ask, now)
         # Replace hyphens in the GPU's name, because SkyPilot splits the type at hyphens.
         gpu = re.sub(r"[^0-9A-Za-z.]+", "_", ask["gpu_name"])
         self._id, self._gpus = _id(ask["id"]), gpus
@@ -224,6 +234,7 @@ class _AskOffers:
             billed_from=BILL_RULES["vast"].billed_from,
             billing_minimum_s=BILL_RULES["vast"].minimum_s,
             available=True,
+            ends_at=self._ends_at,
             trust="secure" if _is_datacentre(ask) else "community",
             facts=self._facts,
             purchase={

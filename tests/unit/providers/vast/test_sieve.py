@@ -1,10 +1,12 @@
 """Vast's raw rows: untrue, unsuitable and ending asks are counted by reason and cost no other ask."""
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.machines import NOW
 from tests.unit.providers.answers import serving
 from tests.unit.providers.vast.test_provider import World, ask
 
@@ -32,6 +34,26 @@ async def test_unsuitable_rows_are_dropped_and_counted(
         world = World(api, tmp_path)
         offers, dropped = await world.offers(ask(**changes), ask(id=2))
         assert ({offer.purchase["ask"] for offer in offers}, dropped) == ({"2"}, why)
+        await world.clouds[0].close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "days"),
+    [
+        ({"duration": 2 * 86_400}, 2),
+        ({"duration": "172800", "end_date": None}, 2),
+        ({"duration": 30 * 86_400, "end_date": (NOW + timedelta(days=3)).timestamp()}, 3),
+        ({"duration": None, "end_date": (NOW + timedelta(days=4)).isoformat()}, 4),
+        ({"duration": None, "end_date": None}, None),
+        ({"duration": 1e15, "end_date": None}, None),
+    ],
+)
+async def test_offers_end_with_the_hosts_contract(tmp_path: Path, changes: dict[str, Any], days: int | None) -> None:
+    async with serving() as api:
+        world = World(api, tmp_path)
+        offers, dropped = await world.offers(ask(**changes))
+        left_days = {offer.ends_at and round((offer.ends_at - NOW) / timedelta(days=1), 2) for offer in offers}
+        assert (left_days, dropped) == ({days}, {})
         await world.clouds[0].close()
 
 

@@ -76,6 +76,7 @@ class Drop(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DROP_TRUST: _ClassVar[Drop]
     DROP_NO_CHECKPOINTS: _ClassVar[Drop]
     DROP_NO_IMAGES: _ClassVar[Drop]
+    DROP_CONTRACT: _ClassVar[Drop]
 PROSPECT_ACTION_UNSPECIFIED: ProspectAction
 PROSPECT_ACTION_BUY: ProspectAction
 PROSPECT_ACTION_WAIT: ProspectAction
@@ -120,6 +121,7 @@ DROP_HOST: Drop
 DROP_TRUST: Drop
 DROP_NO_CHECKPOINTS: Drop
 DROP_NO_IMAGES: Drop
+DROP_CONTRACT: Drop
 
 class Quote(_message.Message):
     __slots__ = ("check", "lines", "kept", "drops", "proposed_cap_usd", "cheapest_usd", "made_at", "expires_at", "unsold_regions", "held", "chosen", "on_demand", "latest_on_demand_start")
