@@ -58,6 +58,23 @@ SLOW = {
     "tests/trainer/training/test_kill_schedules.py": "runs killed by schedule, 68 s",
     "tests/trainer/training/test_out_of_memory.py": "39 s",
     "tests/trainer/training/test_resume_bitwise.py::test_resume_bitwise[lora]": "94 s, after [full]",
+    "tests/cli/test_base_install.py": "installs the client alone, 30 s",
+    "tests/cli/test_orphans.py": "with and without a daemon, 20 s",
+    "tests/conformance/test_store_twins.py": "both stores compared, 24 s",
+    "tests/controllers/test_clock_steps.py": "clocks that step by an hour and a day, 38 s",
+    "tests/controllers/test_faults.py": "one dead component at a time, 47 s",
+    "tests/controllers/test_rented.py": "clouds whose launcher sets machines up, 66 s",
+    "tests/controllers/test_stories.py::test_the_cap_holds_and_a_raised_cap_resumes[postgres]": "in real time, 23 s",
+    "tests/security/test_rls.py": "a database without each policy, 34 s",
+    "tests/security/test_tenancy.py": "every operation by another team, 88 s",
+    "tests/slack/test_daemon.py": "a whole job in one thread, 28 s",
+    "tests/store/test_unready.py": "databases that fail, 21 s",
+    "tests/unit/broker/model_catalog/test_config_fuzz.py": "13 s",
+    "tests/unit/broker/model_catalog/test_kinds.py": "16 s",
+    "tests/unit/providers/aws/test_iam.py": "a launch by SkyPilot with few rights, 38 s",
+    "tests/unit/providers/common/test_machine_task.py": "the script that a rented machine runs, 97 s",
+    "tests/unit/providers/common/test_self_stop.py": "real scripts that end a machine, 59 s",
+    "tests/unit/providers/skypilot/test_environment.py": "installs SkyPilot's environment, 24 s",
 }
 """Folders (with a slash at the end), files and tests of `make test-slow`, with the seconds they took."""
 

@@ -39,7 +39,7 @@ def test_every_rotation_is_of_several_files(beginning: str) -> None:
         ("tests/trainer/training/test_resume_bitwise.py::test_resume_bitwise[lora]", True),
         ("tests/trainer/training/test_resume_bitwise.py::test_resume_bitwise[full]", False),
         ("tests/controllers/test_rented.py::test_a[memory-shown0]", True),
-        ("tests/controllers/test_rented.py::test_a[postgres-shown0]", False),
+        ("tests/controllers/test_stories.py::test_a[postgres-shown0]", False),
         ("tests/trainer/test_a.py::test_a[memory]", False),
     ],
 )
@@ -56,7 +56,7 @@ def test_slow_tests_are_distinguished_from_the_others(test: str, slow: bool) -> 
         "tests/trainer/training/test_resume_bitwise.py::test_resume_bitwise[lora]",
         "tests/trainer/training/test_resume_bitwise.py::test_resume_bitwise[full]",
         "tests/controllers/test_rented.py::test_a[memory-shown0]",
-        "tests/controllers/test_rented.py::test_a[postgres-shown0]",
+        "tests/controllers/test_stories.py::test_a[postgres-shown0]",
         "tests/unit/broker/test_a.py::test_a",
     ],
 )

@@ -47,7 +47,7 @@ def test_an_estimate_refuses_qlora_of_a_mixture(family: str) -> None:
 
 
 def test_experts_that_are_linear_modules_are_estimated() -> None:
-    """They are in transformers 4, and in libraries with model code of their own."""
+    """Experts are linear modules in transformers 4, and in libraries with model code of their own."""
     for words in (["--stack", "transformers=4.48.1"], ["--recipe", "litgpt"]):
         ran = run("mistralai/Mixtral-8x7B-v0.1", "--method", "qlora", *words)
         assert ran.exit_code == 0, ran.stderr
