@@ -75,6 +75,14 @@ SLOW = {
     "tests/unit/providers/common/test_machine_task.py": "the script that a rented machine runs, 97 s",
     "tests/unit/providers/common/test_self_stop.py": "real scripts that end a machine, 59 s",
     "tests/unit/providers/skypilot/test_environment.py": "installs SkyPilot's environment, 24 s",
+    "tests/trainer/agent/test_attempts.py": "40 s",
+    "tests/trainer/standalone/test_preflight.py": "faults of data sets, with the code that trains, 99 s",
+    "tests/trainer/tasks/test_images.py": "44 s",
+    "tests/trainer/tasks/test_preferences.py": "40 s",
+    "tests/trainer/training/test_before_results.py": "19 s",
+    "tests/trainer/training/test_divergence.py": "runs that diverge and go back, 65 s",
+    "tests/trainer/training/test_faults.py": "24 s",
+    "tests/trainer/training/test_result_writer.py": "42 s",
 }
 """Folders (with a slash at the end), files and tests of `make test-slow`, with the seconds they took."""
 
