@@ -30,6 +30,7 @@ from providers.simulated.virtual_backend import VirtualBackend
 from providers.skypilot.config import SkyConfig
 from providers.skypilot.environment import problem
 from providers.skypilot.launcher import SkyLauncher
+from providers.skypilot.plugin.call_turns import FOLDER_VARIABLE, slots_folder
 from providers.vast.provider import VastCloud, VastConfig
 from trainer.contract.base import Config
 
@@ -131,6 +132,7 @@ def _launcher(
 ) -> SkyLauncher:  # fmt: skip
     """Return the launcher. It has one SkyPilot API server with the credentials and endpoints of all clouds."""
     env = sky_env(rented, os.environ, Path.home())
+    env |= {FOLDER_VARIABLE: str(slots_folder(Path.home()))}
     env |= {CLOUD_CLASSES[name][1]: section.endpoint for name, section in rented.items() if section.endpoint}
 
     def keys() -> Mapping[str, Mapping[str, bytes]]:

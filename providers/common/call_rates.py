@@ -4,12 +4,13 @@ The gate (`broker.runtime.provider_gate`) limits calls of the port; one such cal
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from broker.domain.errors import Throttled
+from providers.skypilot.plugin.call_turns import CallSlots
 
 T = TypeVar("T")
 
@@ -46,53 +47,54 @@ class LoopClock:
 
 
 class CallRates:
-    """Times of the latest calls by kind. All callers of one account share one instance."""
+    """Slots of the calls of one account by kind. With a folder, all processes that use it share the slots."""
 
-    def __init__(self, cloud: str, limits: Mapping[str, CallLimit], clock: RateClock | None = None) -> None:
+    def __init__(
+        self, cloud: str, limits: Mapping[str, CallLimit], clock: RateClock | None = None, folder: Path | None = None
+    ) -> None:
+        """`folder`: see `providers.skypilot.plugin.call_turns`; None: the slots are for this object only."""
         self._cloud, self._limits, self._clock = cloud, limits, clock or LoopClock()
-        self._sent: dict[str, deque[float]] = {kind: deque(maxlen=limit.calls) for kind, limit in limits.items()}
-        """Times of the latest calls; a time in the future belongs to a call that waits."""
-        self._paused_until: dict[str, float] = {}
-
-    def wait_s(self, kind: str) -> float:
-        """Return the seconds until the cloud accepts another call of this kind."""
-        now, limit, sent = self._clock.monotonic(), self._limits[kind], self._sent[kind]
-        free_at = sent[0] + limit.per_s if len(sent) == limit.calls else now
-        return max(0.0, free_at - now, self._paused_until.get(kind, now) - now)
+        self._slots = {
+            kind: CallSlots(folder / kind if folder else None, limit.calls, self._clock.monotonic)
+            for kind, limit in limits.items()
+        }
 
     def free(self, kind: str) -> int:
         """Return the number of calls of this kind that the cloud accepts now."""
-        now, limit = self._clock.monotonic(), self._limits[kind]
-        if now < self._paused_until.get(kind, now):
-            return 0
-        return limit.calls - sum(now - at < limit.per_s for at in self._sent[kind])
+        return self._slots[kind].free()
 
-    async def turn(self, kind: str) -> None:
-        """Wait for the turn of a call. Raises Throttled, with nothing sent, if the wait exceeds `longest_wait_s`."""
-        wait_s = self.wait_s(kind)
-        if wait_s > self._limits[kind].longest_wait_s:
+    async def turn(self, kind: str) -> float:
+        """Wait for the turn of a call, and return the end of its slot.
+
+        Raises Throttled, with nothing sent, if the wait exceeds `longest_wait_s`.
+        """
+        limit = self._limits[kind]
+        wait_s, end = self._slots[kind].take(limit.per_s, limit.longest_wait_s)
+        if end is None:
             raise Throttled(f"{self._cloud} accepts no {kind} for another {wait_s:.0f} s", after_s=wait_s)
-        self._sent[kind].append(self._clock.monotonic() + wait_s)
         if wait_s:
             await self._clock.sleep(wait_s)
+        return end
 
-    def refused(self, kind: str, after_s: float) -> None:
-        """Record a 429: the next call of this kind waits. Other programs may use the same account or address."""
+    def refused(self, kind: str, after_s: float, end: float | None = None) -> None:
+        """Record a 429: the next call of this kind waits. Other programs may use the same account or address.
+
+        `end`: of the refused call's slot, which is free again if refused calls do not count.
+        """
         limit = self._limits[kind]
-        penalty_s = limit.per_s / limit.calls
-        if limit.penalty_s is not None:
-            penalty_s = limit.penalty_s
-            self._sent[kind].clear()  # a refused call does not count
-        self._paused_until[kind] = self._clock.monotonic() + max(after_s, penalty_s)
+        if limit.penalty_s is None:
+            self._slots[kind].refuse(max(after_s, limit.per_s / limit.calls))
+        else:
+            self._slots[kind].refuse(max(after_s, limit.penalty_s), end)
 
     async def call(self, kind: str, send: Callable[[], Awaitable[T]], *, tries: int = 1) -> T:
         """Wait for the turn, then call `send`. After a 429, pause the kind and call again, up to `tries` calls."""
         for left in reversed(range(tries)):
-            await self.turn(kind)
+            end = await self.turn(kind)
             try:
                 return await send()
             except Throttled as e:
-                self.refused(kind, e.after_s)
+                self.refused(kind, e.after_s, end)
                 if not left:
                     raise
         raise AssertionError("unreachable")

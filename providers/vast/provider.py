@@ -26,6 +26,7 @@ from providers.common.http_json import Rest
 from providers.common.machine_task import CUDA_FLOOR, IMAGE_FIX, cannot_start, image_refused
 from providers.common.market_rules import OfferFilter
 from providers.common.skypilot_names import cluster_of, gpu_columns
+from providers.skypilot.plugin.call_turns import address_folder, slots_folder
 from providers.vast.market import GPUS, MIB, TRUNCATED_AT, AskFilter, VastMarket, country
 from providers.vast.searches import SearchCache
 from trainer.contract.base import Config, matching
@@ -44,10 +45,10 @@ LIMITS = {
     ),
     "listing": CallLimit(
         calls=1,
-        per_s=2.0,
+        per_s=1.2,
         longest_wait_s=20.0,
         penalty_s=1.0,
-        source="show_instances.yaml: 1 s between two requests, of which SkyPilot makes half",
+        source="show_instances.yaml: 1 s between two requests; the rest is for delays of the network",
     ),
     "destroy": CallLimit(
         calls=1, per_s=3.0, longest_wait_s=10.0, source="auto_delete_api_v0_instances_id.yaml: x-rateLimit 3"
@@ -55,6 +56,7 @@ LIMITS = {
 }
 """Limits of Vast's API (vast-ai/docs, api-reference/openapi/yaml and rate-limits-and-errors.mdx, read 2026-11-28).
 
+SkyPilot's server makes calls of the same account, so both take their slots from one store.
 A refusal is a 429 in plain text without Retry-After.
 """
 RESERVED_SEARCHES = 2
@@ -125,7 +127,8 @@ class VastCloud:
             min_reliability=config.min_reliability, cuda_min=config.cuda_min, restart_s=config.restart_s,
         )  # fmt: skip
         self._market = VastMarket(ask_filter, clock)
-        self._rates = CallRates("Vast", LIMITS, rate_clock)
+        folder = address_folder(slots_folder(home), config.endpoint or ENDPOINT)
+        self._rates = CallRates("Vast", LIMITS, rate_clock, folder)
         self._searches = SearchCache(clock, self._search)
 
     async def rows(self, offer_filter: OfferFilter) -> None:

@@ -10,13 +10,14 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import requests
 
-from .call_turns import CallTurns
+from .call_turns import FOLDER_VARIABLE, CallTurns, address_folder, slots_folder
 
 TRIES = 3
 """Number of calls before a transient error is raised."""
@@ -42,16 +43,21 @@ class Pace:
     """Pattern of method and path."""
     name: str
     interval_s: float
-    """Seconds between two calls."""
+    """Seconds in which `calls` calls may begin."""
     penalty_s: float
     """Seconds before a call is repeated that was refused by a 429 without Retry-After."""
+    calls: int = 1
+    longest_queue_s: float = inf
+    """See `CallTurns`."""
 
 
 PACES = (
     Pace(r"PUT v0/asks/", "create", interval_s=4.5, penalty_s=12.0),
-    Pace(r"DELETE v0/instances/", "destroy", interval_s=3.0, penalty_s=3.0),
-    Pace(r"GET v1/instances/", "page", interval_s=1.5, penalty_s=1.0),  # 1 s; the daemon lists with the same key
+    Pace(r"DELETE v0/instances/", "destroy", interval_s=3.0, penalty_s=3.0, longest_queue_s=3.0),
+    Pace(r"GET v1/instances/", "listing", interval_s=1.2, penalty_s=1.0, longest_queue_s=5.0),
+    Pace(r"POST v0/bundles/", "search", interval_s=60.0, penalty_s=6.0, calls=10, longest_queue_s=6.0),
 )
+"""The daemon takes slots of the same names (`providers.vast.provider.LIMITS`)."""
 UNPACED_PENALTY_S = 1.0
 """Shortest delay after a 429 of another call, in seconds."""
 PAGE = 25
@@ -153,7 +159,7 @@ class VastAI:
         headers = {"Authorization": f"Bearer {self.client.api_key}", "User-Agent": "gpubroker"}
         url, delay_s = f"{self.client.server_url}/api/{path}", RETRY_DELAY_S
         pace = next((pace for pace in PACES if re.match(pace.pattern, f"{method} {path}")), None)
-        turns = CallTurns(_turns_folder() / pace.name, pace.interval_s) if pace else None
+        turns = self._turns(pace) if pace else None
         for left in reversed(range(READ_TRIES if method == "GET" else TRIES)):
             if turns:
                 turns.wait()
@@ -175,6 +181,11 @@ class VastAI:
             time.sleep(delay_s * random.uniform(1, 1 + JITTER))
             delay_s = min(2 * delay_s, MAX_DELAY_S)
         raise AssertionError("unreachable")
+
+    def _turns(self, pace: Pace) -> CallTurns:
+        folder = Path(os.environ.get(FOLDER_VARIABLE) or slots_folder(Path.home()))
+        path = address_folder(folder, self.client.server_url) / pace.name
+        return CallTurns(path, pace.interval_s, calls=pace.calls, longest_queue_s=pace.longest_queue_s)
 
 
 def parse_query(query: str) -> dict[str, dict[str, Any]]:
@@ -226,11 +237,6 @@ def _raise_for_status(answer: requests.Response) -> None:
         answer.raise_for_status()
     except requests.HTTPError as e:
         raise requests.HTTPError(f"{e}: {' '.join(answer.text.split())[:200]}", response=answer) from None
-
-
-def _turns_folder() -> Path:
-    """Return the folder with the time slots of calls, which all processes of one home share."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpubroker-vast"
 
 
 def _account_key() -> str:

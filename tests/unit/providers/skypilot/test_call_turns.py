@@ -1,14 +1,21 @@
 """Turns of calls: processes that share an account keep the cloud's rate together."""
 
+import json
 import random
 import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from providers.skypilot.plugin.call_turns import MAX_AHEAD_S, CallTurns
+from providers.skypilot.plugin.call_turns import MAX_AHEAD_S, CallSlots, CallTurns
+
+
+def slots(end: object, *, boot: str = "boot", paused_until: float = 0.0) -> str:
+    """Return the content of a file with one slot."""
+    return json.dumps({"boot": boot, "ends": [end], "paused_until": paused_until})
 
 
 class Time:
@@ -17,8 +24,8 @@ class Time:
     def __init__(self, now: float = 1000.0, jitter: float = 0.0) -> None:
         self.now, self.jitter = now, jitter
 
-    def turns(self, path: Path, interval_s: float = 2.0) -> CallTurns:
-        return CallTurns(path, interval_s, lambda: self.now, self.sleep, lambda: self.jitter)
+    def turns(self, path: Path, interval_s: float = 2.0, **changes: Any) -> CallTurns:
+        return CallTurns(path, interval_s, lambda: self.now, self.sleep, lambda: self.jitter, **changes)
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -128,7 +135,14 @@ def test_calls_without_a_boot_id_take_turns(tmp_path: Path) -> None:
     assert time.now == 1004.0
 
 
-@pytest.mark.parametrize("content", ["", "no number", "boot nan", "boot inf", f"boot {1000 + MAX_AHEAD_S + 1}", "1100"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "no JSON", "1100", "[]", "{}", '{"boot": "boot"}', slots(float("nan")), slots(float("inf")), slots("soon"),
+        slots(1000 + MAX_AHEAD_S + 1), slots(1000, paused_until=1000 + MAX_AHEAD_S + 1), slots(2000, boot="another"),
+        slots(None), slots(10**400),
+    ],
+)  # fmt: skip
 def test_slots_that_cannot_be_true_are_ignored(tmp_path: Path, content: str) -> None:
     (tmp_path / "page").write_text(content)
     (tmp_path / "boot").write_text("boot")
@@ -141,11 +155,42 @@ def test_slots_that_cannot_be_true_are_ignored(tmp_path: Path, content: str) -> 
     assert [later - earlier for earlier, later in pairwise([1000.0, *begun])] == [0.0, 2.0, 2.0]
 
 
-def test_call_is_made_without_a_writable_folder(tmp_path: Path) -> None:
+def test_process_without_a_writable_folder_keeps_the_rate_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     time = Time()
     turns = time.turns(tmp_path / "file" / "page")
     turns.wait()
+    assert time.now == 1000.0
     turns.postpone(12.0)
     turns.wait()
-    assert time.now == 1000.0
+    assert time.now == 1012.0
+
+
+def test_ten_calls_a_minute_may_begin_at_once(tmp_path: Path) -> None:
+    begun = []
+    for _ in range(25):
+        time = Time()
+        time.turns(tmp_path / "search", 60.0, calls=10).wait()
+        begun.append(time.now)
+    assert begun == [1000.0] * 10 + [1060.0] * 10 + [1120.0] * 5
+
+
+def test_a_process_behind_a_long_queue_takes_no_slot_yet(tmp_path: Path) -> None:
+    """The daemon, which refuses long waits, takes the slot before the process tries again."""
+    time, daemon = Time(), Time()
+    turns = time.turns(tmp_path / "page", longest_queue_s=3.0)
+    for _ in range(2):
+        Time().turns(tmp_path / "page").wait()
+    slots_of_daemon = CallSlots(tmp_path / "page", 1, lambda: daemon.now)
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        if not waits:
+            waits.append(slots_of_daemon.take(2.0, longest_wait_s=4.0).wait_s)
+        time.now += seconds
+
+    CallTurns(tmp_path / "page", 2.0, lambda: time.now, sleep, lambda: 0.0, longest_queue_s=3.0).wait()
+    assert (waits, time.now) == ([4.0], 1006.0)
+    assert slots_of_daemon.take(2.0, longest_wait_s=4.0).end is None
+    turns.wait()
+    assert time.now == 1008.0

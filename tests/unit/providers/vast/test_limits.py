@@ -1,8 +1,9 @@
 """Vast's rate limits: searches, pages, destroys and creates keep them, and a refusal loses no partial result."""
 
+import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
-from itertools import pairwise
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,12 @@ from broker.domain.errors import Throttled
 from broker.domain.instance import BootSpec
 from broker.domain.offer import GpuAsk, Offer
 from providers.common.market_rules import OfferFilter
+from providers.skypilot.plugin.call_turns import FOLDER_VARIABLE, CallTurns, address_folder, slots_folder
+from providers.skypilot.plugin.vastai_sdk import PACES, VastAI
+from providers.vast.provider import VastCloud, VastConfig
 from tests.unit.providers.answers import serving
-from tests.unit.providers.vast.test_provider import BUNDLES, HANDLE, INSTANCES, World, ask, machine
+from tests.unit.providers.clocks import InstantClock
+from tests.unit.providers.vast.test_provider import BUNDLES, HANDLE, INSTALLATION, INSTANCES, World, ask, machine
 
 REFUSAL = "API requests too frequent endpoint threshold"
 DELETE = "DELETE /api/v0/instances/77/"
@@ -110,20 +115,60 @@ async def test_pages_of_a_listing_wait_for_their_turn(world: World, count: int) 
         assert await cloud.list() == []
 
 
-async def test_listings_leave_every_second_call_to_skypilot(world: World) -> None:
-    """SkyPilot lists with the same key. A daemon that lists at the account's rate leaves it no call."""
-    pages(world, 10)
-    answer, times = world.api.routes[INSTANCES], list[float]()
+def recorded(answer: Callable[[Any, Any], Any], clock: InstantClock, times: list[float]) -> Callable[[Any, Any], Any]:
+    """Return the answer of a route that records the time of each call."""
 
     def record(body: Any, query: Any) -> Any:
-        times.append(world.clock.monotonic())
+        times.append(clock.monotonic())
         return answer(body, query)
 
-    world.api.routes[INSTANCES] = record
+    return record
+
+
+async def test_daemon_and_skypilot_keep_each_limit_together(world: World) -> None:
+    """SkyPilot's server calls with the same account. One clock records the calls of both."""
+    pages(world, 10)
+    market(world)
+    world.api.routes[DELETE] = lambda body, query: {"success": True}
+    clock, times = world.clock, {"listing": list[float](), "search": list[float](), "destroy": list[float]()}
+    for kind, route in (("listing", INSTANCES), ("search", BUNDLES), ("destroy", DELETE)):
+        world.api.routes[route] = recorded(world.api.routes[route], clock, times[kind])
+    folder = address_folder(slots_folder(world.home), world.api.url)
+    skypilot = {
+        pace.name: CallTurns(
+            folder / pace.name, pace.interval_s, clock.monotonic, clock.advance, lambda: 0.5,
+            calls=pace.calls, longest_queue_s=pace.longest_queue_s,
+        )
+        for pace in PACES
+    }  # fmt: skip
     cloud = world.cloud()
-    for _ in range(10):
+    for n in range(40):
+        for kind in ("listing", "search", "destroy") if n % 3 else ():
+            skypilot[kind].wait()
+            times[kind].append(clock.monotonic())
         await cloud.list()
-    assert all(later - earlier >= 2.0 for earlier, later in pairwise(times))
+        with suppress(Throttled):
+            await poll(cloud)
+        await cloud.destroy(HANDLE)
+    for kind, calls, per_s in (("listing", 1, 1.0), ("search", 10, 60.0), ("destroy", 1, 3.0)):
+        assert len(times[kind]) > 40
+        assert min(after - before for before, after in zip(times[kind], times[kind][calls:], strict=False)) >= per_s
+
+
+async def test_searches_of_skypilots_client_use_up_the_daemons(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    market(world)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(slots_folder(world.home)))
+    client = VastAI("test-key", world.api.url + "/")
+    for _ in range(10):
+        await asyncio.to_thread(client.search_offers)
+    cloud = VastCloud(
+        VastConfig(endpoint=world.api.url),
+        installation=INSTALLATION, clock=world.clock, env={"VAST_API_KEY": "test-key"}, home=world.home,
+    )  # fmt: skip
+    world.clouds.append(cloud)
+    with pytest.raises(Throttled, match="Vast accepts no search for another"):
+        await poll(cloud)
+    assert len(world.api.asked) == 10
 
 
 async def test_refused_page_is_repeated_and_not_the_listing(world: World) -> None:
