@@ -63,6 +63,9 @@ REQUESTS = 256
 PROBES = frozenset({"/healthz", "/readyz"})
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
 IDENTITY = "identity"
+LOGGED_CHARACTERS = 512
+"""Characters of a path that the access log shows."""
+NOSNIFF = "nosniff"
 PLAIN_ONLY = {"Accept-Encoding": IDENTITY}
 
 
@@ -87,7 +90,7 @@ def build_app(
         client_max_size=BODY_BYTES,
     )
     app.cleanup_ctx.append(lag.measure)
-    _add_actions(app)
+    _add_hooks(app)
     app[SERVICE] = service
     _add_content(app, service)
     app[AUTH] = auth
@@ -108,7 +111,8 @@ def build_app(
     return app
 
 
-def _add_actions(app: web.Application) -> None:
+def _add_hooks(app: web.Application) -> None:
+    app.on_response_prepare.append(_declared)
     app[ACTIONS] = actions = UninterruptedActions()
     app.on_cleanup.append(lambda _: actions.close())
 
@@ -117,6 +121,11 @@ def _add_content(app: web.Application, service: Service) -> None:
     app[CONTENT] = content = Content(service)
     app[DATA_IMPORTS] = DataImports(service, content)
     app[JOB_METRICS] = JobMetricsReader(service, content)
+
+
+async def _declared(_: web.Request, response: web.StreamResponse) -> None:
+    """Forbid browsers to guess the type of any answer: hosts and users write the content of some."""
+    response.headers.setdefault("X-Content-Type-Options", NOSNIFF)
 
 
 def _readiness(service: Service) -> Readiness:
@@ -153,7 +162,9 @@ def _observed(measured: Metrics) -> Middleware:
             route = resource.canonical if resource is not None else "unknown"
             method = request.method if request.method in KNOWN_METHODS else "OTHER"
             measured.served(method, route, status, seconds)
-            access.info("%s %s %d %.1f ms", method, request.rel_url.raw_path, status, seconds * 1000)
+            access.info(
+                "%s %s %d %.1f ms", method, request.rel_url.raw_path[:LOGGED_CHARACTERS], status, seconds * 1000
+            )
 
     return middleware
 

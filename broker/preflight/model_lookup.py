@@ -77,10 +77,10 @@ class HubClient:
         url = f"{self._endpoint}/{model}/resolve/{quote(revision, safe='')}/{file}"
         try:
             async with (
-                aiohttp.ClientSession(timeout=self._timeout, trust_env=True) as session,
-                session.get(url, headers=self._headers) as answer,
+                aiohttp.ClientSession(timeout=self._timeout, trust_env=True, auto_decompress=False) as session,
+                session.get(url, headers=self._headers | {"Accept-Encoding": "identity"}) as answer,
             ):
-                return answer.status, await answer.content.read(MAX_CONFIG_BYTES)
+                return answer.status, await _bounded_body(answer.content)
         except (aiohttp.ClientError, TimeoutError) as e:
             raise HubUnreachable(f"no answer from {self._endpoint} ({type(e).__name__})") from None
 
@@ -96,6 +96,14 @@ class HubClient:
             case 404:
                 raise _invalid(f"the Hub has no {model!r} with a {file}; check the owner and the name")
         raise HubUnreachable(f"{self._endpoint} answered {status}")
+
+
+async def _bounded_body(content: aiohttp.StreamReader) -> bytes:
+    """Return the body up to MAX_CONFIG_BYTES. One read returns only what has arrived."""
+    body = bytearray()
+    while len(body) < MAX_CONFIG_BYTES and (piece := await content.read(MAX_CONFIG_BYTES - len(body))):
+        body += piece
+    return bytes(body)
 
 
 def parse(body: bytes, where: str, file: str = CONFIG) -> dict[str, Any]:

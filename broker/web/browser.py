@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 from aiohttp import web
 
 from broker.api.core.auth import Caller, Forbidden, Unauthenticated
-from broker.api.core.problems import NotFound, TooLarge
+from broker.api.core.problems import NotFound, TooLarge, drop_tracebacks
 from broker.api.core.sessions import SESSION_S, BrowserSession
 from broker.api.core.status_codes import answer_to, public_text
 from broker.api.http.context import ACTIONS, AUTH, CONTENT, SERVICE, SESSIONS
@@ -34,7 +34,6 @@ FIELDS = 200
 """Maximum number of fields of a form."""
 FORM_BYTES = 256 * 1024
 """Maximum bytes of a form, because the event loop parses it. Files come as multipart forms."""
-NOT_A_FORM = InvalidInput(Problem(field="body", message="is not a form of this page; send it again"))
 
 
 def is_loopback(request: web.Request) -> bool:
@@ -130,7 +129,7 @@ class Visit:
             async with asyncio.timeout(BODY_S):
                 raw = await self.request.read()
         except TimeoutError:
-            raise NOT_A_FORM from None
+            raise _not_a_form() from None
         if len(raw) > FORM_BYTES:
             raise TooLarge(f"the form has more than {FORM_BYTES >> 10} KiB; send less")
         return _fields(raw)
@@ -145,15 +144,19 @@ def _fields(raw: bytes) -> dict[str, str]:
     try:
         fields = parse_qs(raw.decode(), keep_blank_values=True, max_num_fields=FIELDS)
     except ValueError:
-        raise NOT_A_FORM from None
+        raise _not_a_form() from None
     return {name: values[-1] for name, values in fields.items()}
+
+
+def _not_a_form() -> InvalidInput:
+    return InvalidInput(Problem(field="body", message="is not a form of this page; send it again"))
 
 
 def key_of(form: Mapping[str, str]) -> str | None:
     """Return the form's idempotency key; None: it has none. Raises InvalidInput."""
     key = form.get("key", "")[:100]
     if not (key.isascii() and key.isprintable()):
-        raise NOT_A_FORM
+        raise _not_a_form()
     return key or None
 
 
@@ -213,6 +216,7 @@ def error_page(request: web.Request, error: GpubrokerError, caller: Caller | Non
     lines = [public_text(error)]
     if isinstance(error, InvalidInput):
         lines = [f"{p.field}: {p.message}" if p.field else p.message for p in error.problems]
+    drop_tracebacks(error)
     return status_page(request, answer_to(error).http, lines, caller)
 
 

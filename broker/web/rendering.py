@@ -34,6 +34,8 @@ NAVIGATION = (
     ("/ui/estimate", "Estimate"), ("/ui/spend", "Spend"), ("/ui/team", "Team"),
 )  # fmt: skip
 """Links of every page."""
+MAX_SEGMENTS = 10
+"""Segments of a path that may name a page. Paths of strangers can have thousands."""
 THEMES = ("auto", "light", "dark")
 THEME_COOKIE = "gpubroker-theme"
 
@@ -66,10 +68,9 @@ def _here(request: web.Request) -> str:
     """Return the address to which the choice of a theme leads back: this page; for a write, the page above it."""
     if request.method == "GET":
         return request.path_qs
-    path = request.rel_url.raw_path
-    while path and not _is_page(request.app, path):
-        path = path.rpartition("/")[0]
-    return path
+    parts = request.rel_url.raw_path.split("/", MAX_SEGMENTS)[:MAX_SEGMENTS]
+    above = ("/".join(parts[:count]) for count in range(len(parts), 1, -1))
+    return next((path for path in above if _is_page(request.app, path)), "")
 
 
 def _is_page(app: web.Application, path: str) -> bool:

@@ -171,6 +171,8 @@ async def test_log_chunks_that_a_host_made_too_large_are_named_and_not_read(
     path = f"{api.url}/v1/jobs/{job}/logs?follow=0"
     async with api.http.get(path, headers=me) as response:
         first, note, last = (await response.text()).splitlines()
+        assert response.headers["Content-Disposition"].startswith(f'attachment; filename="{job}.log"')
+        assert response.headers["X-Content-Type-Options"] == "nosniff"
     assert (first, last) == ("first", "last")
     assert f"has {CHUNK_BYTES + 1} bytes, more than the {CHUNK_BYTES} that are read" in note
     stream = await opened(api, f"/v1/jobs/{job}/logs", me)

@@ -311,6 +311,8 @@ async def test_artifacts_are_those_of_the_last_committed_checkpoint(api: Running
     async with api.http.get(f"{api.url}{path}/adapter.safetensors", headers=me) as response:
         assert await response.read() == b"new" * 1000
         assert response.headers["ETag"].strip('"') == hashlib.sha256(b"new" * 1000).hexdigest()
+        assert response.headers["X-Content-Type-Options"] == "nosniff"
+        assert response.headers["Content-Disposition"].startswith('attachment; filename="adapter.safetensors"; ')
     await api.call("GET", f"{path}/manifest.json", me, 404)
     large = keys.checkpoint(job, attempt, 20, "n0") + keys.MANIFEST  # a host wrote it, so it is passed over unread
     await api.service.blobs.put(large, b" " * (MANIFEST_BYTES + 1))

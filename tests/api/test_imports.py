@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import gzip
 import shutil
 import socket
 import threading
@@ -52,6 +53,8 @@ class Hub:
             raise web.HTTPFound(request.path)
         if not request.path.startswith("/storage"):
             raise web.HTTPFound(f"/storage/{name}")
+        if name == "packed.csv":
+            return web.Response(body=gzip.compress(bytes(1 << 20)), headers={"Content-Encoding": "gzip"})
         return web.Response(body=b"x" * 300_000 if name == "large.csv" else CSV.encode())
 
 
@@ -101,6 +104,19 @@ async def test_a_data_set_of_the_hub_becomes_an_upload(served: tuple[Running, Hu
                                                                "completion": "{definition}"}})  # fmt: skip
     await api.call("POST", "/v1/jobs", await api.token("ada"), 202, json=quote)
     await api.call("POST", "/v1/jobs", await api.token("eve"), 422, json=quote)  # an upload belongs to its owner
+
+
+async def test_an_answer_that_is_compressed_is_not_inflated(
+    served: tuple[Running, Hub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client would inflate it on the event loop, and a user may own the source."""
+
+    async def inflate(*_: object, **__: object) -> bytes:
+        raise AssertionError("was inflated")
+
+    monkeypatch.setattr("aiohttp.compression_utils.ZLibDecompressor.decompress", inflate)
+    monkeypatch.setattr("aiohttp.compression_utils.ZLibDecompressor.decompress_sync", inflate)
+    assert "sends it compressed" in line(await fetch(served[0], f"{served[1].url}/storage/packed.csv", 422))
 
 
 async def test_training_tables_of_the_hub_are_packed_as_one(served: tuple[Running, Hub]) -> None:

@@ -43,3 +43,13 @@ def test_a_character_that_yaml_forbids_is_named_with_its_line(character: str) ->
 def test_a_value_nested_too_deep_stays_text() -> None:
     text = "[" * 5000
     assert yaml_document.parse_value(text) == text
+
+
+@pytest.mark.parametrize(
+    "value", ["!!timestamp 2001-02-30", "!!timestamp x", "!!float x", "!!bool x", "!!int 0x1", "!!float {a: 1}"]
+)
+def test_a_value_that_is_not_of_its_yaml_tag_is_refused_with_its_line(value: str) -> None:
+    """PyYAML raises ValueError, KeyError or AttributeError: the pages answered 500, the CLI showed a traceback."""
+    with pytest.raises(yaml_document.BadYaml, match=r"^job.yaml:2: not YAML: a "):
+        yaml_document.parse(f"a: 1\nb: {value}\n", "job.yaml")
+    assert yaml_document.parse_value(value) == value

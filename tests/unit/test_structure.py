@@ -171,6 +171,17 @@ def test_variables_of_long_functions_have_telling_names() -> None:
     assert vague == []
 
 
+def test_no_exception_object_is_raised_twice() -> None:
+    """Each raise of a module's exception object adds its frames to the object, so that memory grows forever."""
+    raised = [
+        f"{_shown(path)}:{node.lineno}"
+        for path, tree in _trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Name) and node.exc.id.isupper()
+    ]
+    assert raised == []
+
+
 def test_modules_are_no_fragments() -> None:
     exempt = ("__init__.py", "__main__.py")
     lines = {_shown(path): _code_lines(path, tree) for path, tree in _trees().items() if path.name not in exempt}

@@ -1,13 +1,16 @@
 """Slow, large and malformed requests of browsers: refused in time, and never answered with 500."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from types import FrameType
 
 import pytest
 
+from broker.api.http import connections
 from broker.api.http.context import STREAMS
-from broker.web import anonymous_forms
+from broker.web import anonymous_forms, rendering
 from broker.web.anonymous_forms import ANONYMOUS_FORMS, FORM_BYTES, FORMS_AT_ONCE
 from broker.web.pages import new_job
 from tests.api.harness import Running
@@ -54,6 +57,24 @@ async def test_slow_forms_without_a_session_leave_slots_for_others(
         assert (await ada.get("/ui/jobs")).status == 200
     await until(lambda: forms.reading == 0)
     assert (await ada.send("/ui/theme", theme="dark")).status == 303
+
+
+async def test_refused_forms_of_strangers_leave_nothing_in_memory(api: Running) -> None:
+    async with Visitor(api) as stranger:
+        for path in ("/ui/sign-in", "/ui/theme"):
+            assert (await stranger.raw(path, OWN, b"token=\xff")).status == 422
+    gc.collect()
+    frames = [thing.f_code.co_name for thing in gc.get_objects() if isinstance(thing, FrameType)]
+    assert "_fields" not in frames
+
+
+async def test_a_path_of_many_segments_is_looked_up_in_part(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look-up of each prefix among all pages held the event loop for 3 s, without a token."""
+    looked_up: list[str] = []
+    monkeypatch.setattr(rendering, "_is_page", lambda _, path: looked_up.append(path))
+    async with Visitor(api) as stranger:
+        assert (await stranger.raw("/ui" + "/a" * (connections.MAX_SEGMENTS - 1), OWN, b"")).status == 404
+    assert 0 < len(looked_up) <= rendering.MAX_SEGMENTS
 
 
 @pytest.mark.parametrize("path", ["/ui/sign-in", "/ui/theme"])

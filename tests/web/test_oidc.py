@@ -15,6 +15,7 @@ from broker.runtime.clock import SystemClock
 from broker.web.oidc import provider as client
 from broker.web.oidc.config import OidcConfig
 from broker.web.oidc.id_token import OidcRefused, verified
+from broker.web.oidc.pages import OIDC
 from tests.api.harness import Running, memory_blobs, serving
 from tests.conformance.samples import ManualClock
 from tests.support.memory_store.store import MemoryStore
@@ -89,6 +90,9 @@ async def test_a_member_signs_in_and_out(api: Running, issuer: LoopbackProvider)
         ({"aud": [CLIENT, "other"]}, "issued to another client"),
         ({"azp": "other"}, "issued to another client"),
         ({"exp": time.time() - 100}, "has expired"),
+        ({"exp": float("nan")}, "has expired"),
+        ({"iat": float("nan")}, "from the future"),
+        ({"nonce": "\ud800"}, "another sign-in"),
         ({"iat": time.time() + 900}, "from the future"),
         ({"iss": "http://127.0.0.1:1"}, "another issuer"),
         ({"groups": ["strangers"]}, "none of your groups"),
@@ -166,7 +170,12 @@ async def test_changed_keys_are_fetched_again(
 
 @pytest.mark.parametrize(
     "discovery",
-    [{"issuer": "http://127.0.0.1:1"}, {"authorization_endpoint": "http://idp.example/a"}, {"a": "b" * 300_000}],
+    [
+        {"issuer": "http://127.0.0.1:1"},
+        {"authorization_endpoint": "http://idp.example/a"},
+        {"a": "b" * 300_000},
+        {"authorization_endpoint": "https://idp.example/a\r\nSet-Cookie: a=b"},
+    ],
 )
 async def test_a_wrong_discovery_document_is_refused(
     api: Running, issuer: LoopbackProvider, discovery: dict[str, Any]
@@ -174,6 +183,15 @@ async def test_a_wrong_discovery_document_is_refused(
     issuer.discovery = discovery
     async with Visitor(api) as visitor:
         assert (await visitor.get(START)).status == 401
+
+
+async def test_a_provider_that_hangs_delays_no_sign_in_for_long(
+    api: Running, issuer: LoopbackProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "WAIT_S", 0.05)
+    provider = api.app[OIDC].provider
+    async with provider._lock, Visitor(api) as visitor:  # another sign-in waits for the provider
+        assert "does not answer" in (await visitor.get(START)).text
 
 
 async def test_an_error_of_the_database_is_not_shown(

@@ -98,6 +98,11 @@ async def test_a_token_that_may_only_read_changes_nothing(api: Running) -> None:
         assert "lacks the scope" in refused.text
 
 
+async def test_browsers_guess_no_type_of_a_file(ada: Visitor) -> None:
+    for path in ("/ui/static/app.css", "/openapi.json", "/healthz", "/v1/schema/job", "/v1/nothing"):
+        assert (await ada.get(path)).headers["X-Content-Type-Options"] == "nosniff"
+
+
 async def test_every_answer_has_the_policy(ada: Visitor) -> None:
     for path in ("/ui/sign-in", "/ui/jobs", "/ui/nothing", "/ui/jobs/nothing", "/ui/static/nothing.js"):
         headers = (await ada.get(path)).headers

@@ -23,6 +23,15 @@ class _Loader(yaml.SafeLoader):
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's own attribute)
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Return the value of a node. PyYAML raises other errors for a value that its explicit tag does not allow."""
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
+            kind = node.tag.rpartition(":")[2]
+            message = f"a value that is not of its type {kind}"
+            raise yaml.constructor.ConstructorError(None, None, message, node.start_mark) from None
+
 
 def _integer(_: _Loader, node: yaml.ScalarNode) -> int:
     try:

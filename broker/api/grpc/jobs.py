@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 
+from broker.api.core.log_position import LogPiece, Position
 from broker.api.grpc import queries
 from broker.api.grpc.codec import fill, parse
 from broker.api.grpc.interceptor import GrpcCall, scope
@@ -13,7 +14,7 @@ from broker.api.schemas.metrics import MetricsQuery
 from broker.api.schemas.policies import Approval
 from broker.api.schemas.queries import DataQuery, DecisionQuery, FollowQuery, GrpcRetryQuery, JobsQuery, WatchQuery
 from broker.api.service import views
-from broker.api.service.content import Content, LogPiece, Position
+from broker.api.service.content import Content
 from broker.api.service.job_feed import JobMetricsReader, follow_events
 from broker.api.service.jobs import Service
 from broker.domain.job import Attempt, Event, Job

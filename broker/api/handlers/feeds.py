@@ -6,14 +6,15 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 
 from broker.api.core.auth import Caller
+from broker.api.core.log_position import LogPiece, Position
 from broker.api.http import sse
 from broker.api.http.context import CONTENT, JOB_METRICS, SERVICE
+from broker.api.http.downloads import TEXT, attachment, send_whole
 from broker.api.http.openapi import Api, Call
 from broker.api.schemas.jobs import EventList
 from broker.api.schemas.metrics import MetricsQuery, MetricsView
 from broker.api.schemas.queries import MAX_SEQ, EventsQuery, JobRef, LogsQuery
 from broker.api.service import views
-from broker.api.service.content import LogPiece, Position
 from broker.api.service.job_feed import BATCH, follow_events
 from broker.api.service.jobs import Service
 from broker.domain.errors import InvalidInput, Problem
@@ -77,8 +78,9 @@ async def job_logs(call: Call, job_id: JobRef, query: LogsQuery) -> web.StreamRe
     job = await service.job(call.caller, job_id)
     if query.follow == "0":
         part = LogPart(tail=query.tail, since=query.since, timestamps=query.timestamps == "1")
-        text = await content.log(call.caller, job, query.attempt, part)
-        return web.Response(body=text, content_type="text/plain", charset="utf-8")
+        headers = {"Content-Type": TEXT, "Content-Disposition": attachment(f"{job.id}.log")}
+        async with content.log(call.caller, job, query.attempt, part) as text:
+            return await send_whole(call.request, text, headers)
     position = Position.parse(call.request.headers.get("Last-Event-ID", ""))
     if query.attempt is not None:
         await content.attempt(call.caller, job, query.attempt)

@@ -7,6 +7,7 @@ from aiohttp import web
 from broker.api.core import problems
 from broker.api.core.stream_limits import abort
 from broker.api.http.context import CONTENT, DATA_IMPORTS, STREAMS
+from broker.api.http.downloads import attachment, write_piece
 from broker.api.http.openapi import Api, Call
 from broker.api.schemas.files import ArtifactList, ArtifactView, DataImport, UploadView
 from broker.api.schemas.queries import ArtifactPath, JobRef, UploadQuery
@@ -15,7 +16,6 @@ from broker.api.service.content import Content
 
 api = Api()
 OCTETS = "application/octet-stream"
-WRITE_BYTES = 1024 * 1024
 
 
 @api.op("POST", "/v1/uploads", scope="submit", status=201, upload=OCTETS)
@@ -67,21 +67,16 @@ async def get_artifact(call: Call, job_id: JobRef, path: ArtifactPath) -> web.St
         file, pieces = await request.app[CONTENT].artifact(call.caller, job_id, path)
         async with aclosing(pieces):
             first = await anext(pieces)  # faults of the first piece can still be answered with a status
-            response = web.StreamResponse(headers={"Content-Type": OCTETS, "ETag": f'"{file.sha256}"'})
+            headers = {"Content-Type": OCTETS, "ETag": f'"{file.sha256}"', "Content-Disposition": attachment(path)}
+            response = web.StreamResponse(headers=headers)
             response.content_length = file.bytes
             try:
                 await response.prepare(request)
-                await _send(response, first)
+                await write_piece(response, first)
                 async for piece in pieces:
-                    await _send(response, piece)
+                    await write_piece(response, piece)
                 await response.write_eof()
             except BaseException:
                 abort(request)  # a part of the file was sent; only the dropped connection shows that it is incomplete
                 raise
     return response
-
-
-async def _send(response: web.StreamResponse, piece: bytes) -> None:
-    view = memoryview(piece)
-    for start in range(0, len(piece), WRITE_BYTES):
-        await response.write(view[start : start + WRITE_BYTES])

@@ -5,6 +5,7 @@ Replaces aiohttp's error answers, which are not problem documents, and its log l
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -19,11 +20,16 @@ IDLE_S = 75.0
 """Maximum seconds from the start of a connection, or from its last answer, to a complete request head."""
 LINE_BYTES = 16 * 1024
 """Maximum bytes of the request line, and of each header."""
+MAX_SEGMENTS = 300
+"""Maximum number of `/` of a path: aiohttp looks up each prefix. The path of a result has at most 256."""
 DISCARDED_BYTES, DISCARDED_S = 8 * 1024**2, 5.0
 """Bytes of a body, and seconds, that are read and discarded after an answer that did not wait for the body.
 
 A client that sends its body before it reads gets the answer. A longer body gets a closed connection.
 """
+
+
+Serve = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class Runner(web.AppRunner):
@@ -70,6 +76,7 @@ class _Connection(web.RequestHandler):
         raw = {"auto_decompress": False, "lingering_time": 0}
         super().__init__(server, loop=loop, access_log=None, **bounds, **raw)  # type: ignore[arg-type]
         self._runner = runner
+        self._request_handler = _bounded_path(server.request_handler)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -107,6 +114,17 @@ class _Connection(web.RequestHandler):
         """Log an exception, except for an undecodable body, which was already answered."""
         if not isinstance(named.get("exc_info"), web.RequestPayloadError):
             super().log_exception(*args, **named)
+
+
+def _bounded_path(serve: Serve) -> Serve:
+    """Return a handler that refuses a path of too many segments before it is routed."""
+
+    async def bounded(request: web.BaseRequest) -> web.StreamResponse:
+        if request.rel_url.raw_path.count("/") > MAX_SEGMENTS:
+            return problem(400, f"the path has more than {MAX_SEGMENTS} segments; /openapi.json lists all paths")
+        return await serve(request)
+
+    return bounded
 
 
 async def _discard(body: StreamReader) -> None:

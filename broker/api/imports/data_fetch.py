@@ -36,6 +36,8 @@ LISTING_BYTES = 16 << 20
 PIECE_BYTES = 1 << 16
 FILES = 1000
 """Maximum number of files of one data set."""
+IDENTITY = "identity"
+"""The only encoding that is asked for and accepted: the daemon inflates nothing on its event loop."""
 REDIRECTED = frozenset({301, 302, 303, 307, 308})
 FOUND = 200
 HIDDEN = frozenset({401, 403, 404})
@@ -149,7 +151,8 @@ class DataFetcher:
             connector=aiohttp.TCPConnector(resolver=self._resolver, socket_factory=factory, force_close=True),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=STALLED_S),
-            headers={"User-Agent": "gpubroker"},
+            headers={"User-Agent": "gpubroker", "Accept-Encoding": IDENTITY},
+            auto_decompress=False,  # aiohttp would inflate on the event loop; a user may own the source
         )
 
 
@@ -166,6 +169,9 @@ def _check_status(response: aiohttp.ClientResponse) -> None:
         raise refused(f"{response.url.host} has no such public data (it answered {response.status}); check the address")
     if response.status != FOUND:
         raise refused(f"{response.url.host} answered {response.status}; try again")
+    encoding = response.headers.get("Content-Encoding", IDENTITY)
+    if encoding.strip().lower() != IDENTITY:
+        raise refused(f"{response.url.host} sends it compressed (Content-Encoding); store it plain, or upload it")
 
 
 async def _pieces(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

@@ -5,9 +5,8 @@ import contextlib
 import hashlib
 import logging
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from broker.api.core.auth import Caller
+from broker.api.core.log_position import Chunk, LogPiece, Position
 from broker.api.core.problems import Corrupt, NotFound, TooMany
+from broker.api.core.transfer_memory import HeldMemory, TransferMemory
 from broker.api.core.upload_spool import check_disk_space, spooled
 from broker.api.schemas.queries import UploadFormat
 from broker.api.service.job_data import check_kept
@@ -46,12 +47,16 @@ RANGE_BYTES = 4 << 20
 """Bytes of a file that are read into memory at once while it is sent."""
 STALLED_S = 30.0
 """Seconds without data after which an upload is aborted."""
-MANIFEST_BYTES = 16 << 20
-"""Maximum bytes of a checkpoint's manifest; about 100,000 files."""
+MANIFEST_BYTES, MANIFEST_COMMAS = 4 << 20, 80_000
+"""Maximum size of a checkpoint's manifest: about 20,000 files. The event loop parses it within 0.1 s."""
+MANIFESTS_OF_ATTEMPT = 5
+"""Newest manifests of an attempt that are read. A host can write any number of invalid ones."""
 CHUNK_BYTES = 1 << 20
 """Maximum bytes of a chunk of a log. The agent writes chunks of up to 256 KiB."""
 LOG_BYTES = 64 << 20
 """Bytes of a log's end that are returned at once; `follow` returns the whole log."""
+COPIES = 2
+"""Copies of a log in memory: its chunks, and the text that is made of them."""
 CHUNK_KEY = re.compile(r"(\d+)/([^/]+)-(\d{10})")
 
 
@@ -66,6 +71,7 @@ class Content:
         self._parsing = asyncio.Semaphore(PARSED_AT_ONCE)
         self._parsing_of_team: defaultdict[str, asyncio.Semaphore] = defaultdict(partial(asyncio.Semaphore, 1))
         self._waiting: defaultdict[str, int] = defaultdict(int)
+        self._memory = TransferMemory()
 
     # --------------------------------------------------------------------------------------------------------- uploads
 
@@ -153,7 +159,7 @@ class Content:
         return None if raw is None else _parse(raw)
 
     async def _manifests(self, caller: Caller, job: Job) -> list[str]:
-        """Return the keys of all manifests, newest first: by attempt number, then by step.
+        """Return the keys of the newest manifests of each attempt, newest first: by attempt number, then by step.
 
         For equal steps, the attempt's final checkpoint comes first. Folders of unknown attempts are ignored.
         """
@@ -168,7 +174,13 @@ class Content:
                 manifests.append(
                     (numbers[AttemptId(attempt)], object_keys.step_of(info.key), info.key in ends, info.key)
                 )
-        return [key for *_, key in sorted(manifests, reverse=True)]
+        read: Counter[int] = Counter()
+        newest: list[str] = []
+        for number, *_, key in sorted(manifests, reverse=True):
+            read[number] += 1
+            if read[number] <= MANIFESTS_OF_ATTEMPT:
+                newest.append(key)
+        return newest
 
     async def artifact(self, caller: Caller, wanted: JobId, path: str) -> tuple[ManifestFile, AsyncGenerator[bytes]]:
         """Return one file and its chunks. Raises NotFound; the chunks raise Corrupt.
@@ -176,7 +188,7 @@ class Content:
         The last chunk is returned only after the whole file matched its hash in the manifest.
         """
         prefix, file = await self._located(caller, wanted, path)
-        return file, self._checked(prefix + path, file, f"{path} of job {wanted}")
+        return file, self._held(caller, file, self._checked(prefix + path, file, f"{path} of job {wanted}"))
 
     async def artifact_end(self, caller: Caller, wanted: JobId, path: str, most: int) -> tuple[bytes, int]:
         """Return at most `most` bytes of a file's end, and the number of bytes before them. Raises NotFound, Corrupt.
@@ -199,6 +211,14 @@ class Content:
         if located is None or file is None:
             raise NotFound(f"job {wanted} has no artifact {path!r}; `gpubroker artifacts {wanted}` lists them")
         return located[0], file
+
+    async def _held(self, caller: Caller, file: ManifestFile, pieces: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+        """Yield the pieces of a file, whose memory counts until the client has read them. Raises TooMany."""
+        with self._memory.hold(caller.team) as memory:
+            memory.add(min(RANGE_BYTES, file.bytes))
+            async with contextlib.aclosing(pieces):
+                async for piece in pieces:
+                    yield piece
 
     async def _checked(self, key: str, file: ManifestFile, name: str) -> AsyncGenerator[bytes]:
         corrupt = _corrupt(name)
@@ -227,8 +247,15 @@ class Content:
             return attempts[-1] if attempts else None
         return _numbered(job, attempts, number)
 
-    async def log(self, caller: Caller, job: Job, number: int | None, part: LogPart = WHOLE_LOG) -> bytes:
-        """Return the log of an attempt (by default the latest) up to now. Raises NotFound."""
+    @contextlib.asynccontextmanager
+    async def log(
+        self, caller: Caller, job: Job, number: int | None, part: LogPart = WHOLE_LOG
+    ) -> AsyncGenerator[bytes]:
+        """Return the log of an attempt (by default the latest) up to now, for the block. Raises NotFound, TooMany."""
+        with self._memory.hold(caller.team) as memory:
+            yield await self._log(caller, job, number, part, memory)
+
+    async def _log(self, caller: Caller, job: Job, number: int | None, part: LogPart, memory: HeldMemory) -> bytes:
         check_kept(job, "logs")
         attempt = await self.attempt(caller, job, number)
         chunks = [c for c in await self._chunks(attempt.id) if part.includes(c.written_at)] if attempt else []
@@ -236,6 +263,7 @@ class Content:
         size = lines = 0
         for chunk in reversed(chunks):
             texts.append((chunk.written_at, await self._text(chunk) or b""))
+            memory.add(COPIES * len(texts[-1][1]))
             size += len(texts[-1][1])
             lines += texts[-1][1].count(b"\n")
             if part.tail is not None and lines > part.tail:
@@ -244,9 +272,11 @@ class Content:
                 texts.append((None, f"(only the last {size} bytes of this log are shown)\n".encode()))
                 break
         texts.reverse()
-        return await asyncio.to_thread(part.of, texts)
+        log = await asyncio.to_thread(part.of, texts)
+        memory.add(max(0, len(log) - size))  # times make a log of short lines longer
+        return log
 
-    async def _text(self, chunk: "Chunk") -> bytes | None:
+    async def _text(self, chunk: Chunk) -> bytes | None:
         """Return the text of a chunk, or None if it is absent. A chunk that is too large is replaced by a line."""
         try:
             return await self._blobs.get(chunk.key, most=CHUNK_BYTES)
@@ -254,8 +284,8 @@ class Content:
             return f"(left out: {e})\n".encode()
 
     async def follow(
-        self, caller: Caller, job: Job, number: int | None, position: "Position"
-    ) -> AsyncIterator["LogPiece | None"]:
+        self, caller: Caller, job: Job, number: int | None, position: Position
+    ) -> AsyncIterator[LogPiece | None]:
         """Yield new log text after `position`, through later attempts, until the job ends.
 
         Yields None whenever there is nothing new.
@@ -285,7 +315,7 @@ class Content:
             yield None
             await store.wait(f"job/{job.id}", self._service.settings.poll_s)
 
-    async def _chunks(self, attempt: AttemptId) -> list["Chunk"]:
+    async def _chunks(self, attempt: AttemptId) -> list[Chunk]:
         prefix = object_keys.logs(attempt)
         chunks: list[Chunk] = []
         for info in await self._blobs.list(prefix):
@@ -325,58 +355,6 @@ def _over(job: Job, current: Attempt | None) -> bool:
     return job.state in RESTING_JOB_STATES and (current is None or not current.live)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Chunk:
-    key: str
-    node: int
-    boot: str
-    number: int
-    written_at: datetime | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Position:
-    """Position of a log reader: an attempt, and the last chunk of each agent start. Its text is the SSE id."""
-
-    attempt: AttemptId | None = None
-    last_read: tuple[tuple[str, int], ...] = ()
-    """(`<node>/<boot>`, number of the last chunk read) of each start of an agent."""
-
-    def __str__(self) -> str:
-        return ";".join([self.attempt or "", *(f"{boot}-{n}" for boot, n in self.last_read)])
-
-    @classmethod
-    def parse(cls, text: str) -> "Position":
-        """Return the position that a text describes. Raises InvalidInput."""
-        attempt, *parts = text.split(";")
-        try:
-            last_read = [(boot, int(n)) for boot, _, n in (part.rpartition("-") for part in parts)]
-        except ValueError:
-            raise InvalidInput(Problem(field="Last-Event-ID", message="is not one of ours; leave it out")) from None
-        return cls(attempt=AttemptId(attempt) if attempt else None, last_read=tuple(last_read))
-
-    def current(self, attempts: Sequence[Attempt]) -> Attempt | None:
-        """Return the attempt to read: the one of this position, or the latest for a new reader."""
-        known = next((a for a in attempts if a.id == self.attempt), None)
-        return known or (attempts[-1] if attempts else None)
-
-    def is_new(self, attempt: AttemptId, chunk: Chunk) -> bool:
-        return attempt != self.attempt or chunk.number > dict(self.last_read).get(f"{chunk.node}/{chunk.boot}", -1)
-
-    def after(self, attempt: AttemptId, chunk: Chunk) -> "Position":
-        last_read = dict(self.last_read) if attempt == self.attempt else {}
-        last_read[f"{chunk.node}/{chunk.boot}"] = chunk.number
-        return Position(attempt=attempt, last_read=tuple(sorted(last_read.items())))
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogPiece:
-    position: Position
-    attempt: int
-    node: int
-    text: str
-
-
 def _format(name: str, declared: UploadFormat | None) -> UploadFormat:
     if declared is not None:
         return declared
@@ -390,8 +368,10 @@ def _format(name: str, declared: UploadFormat | None) -> UploadFormat:
 def _parse(raw: bytes) -> Manifest | None:
     """Return a manifest, or None if it is invalid or names files outside its folder.
 
-    A rented machine wrote it, so it is not trusted.
+    A rented machine wrote it, so it is not trusted: 16 MB of wrong values took 22 s to refuse.
     """
+    if raw.count(b",") > MANIFEST_COMMAS:
+        return None
     try:
         manifest = Manifest.model_validate_json(raw)
     except ValidationError:

@@ -1,6 +1,7 @@
 """Settings of the OpenID Connect sign-in."""
 
 import ipaddress
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -10,6 +11,8 @@ from pydantic import Field, field_validator
 from broker.domain.tenancy import DEFAULT_TEAM
 from trainer.contract.base import Config
 
+VISIBLE = re.compile(r"[!-~]+")
+"""Characters of an address."""
 GroupScope = Literal["read", "submit", "manage", "admin"]
 
 
@@ -68,6 +71,8 @@ class OidcConfig(Config):
 
 def is_private(url: str) -> bool:
     """Return True for an https address, or a plain HTTP address of loopback."""
+    if not VISIBLE.fullmatch(url):  # `urlsplit` removes line breaks, which would end a header
+        return False
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname or "", parts.port

@@ -3,6 +3,7 @@
 import base64
 import hmac
 import json
+import math
 from collections.abc import Mapping, Sequence
 
 from cryptography.exceptions import InvalidSignature
@@ -68,12 +69,13 @@ def check_claims(claims: Claims, *, issuer: str, client_id: str, nonce: str, now
         raise OidcRefused("id_token: it has expired; sign in again, and compare the clocks")
     if not _is_number(issued) or float(str(issued)) > now_s + LEEWAY_S:
         raise OidcRefused("id_token: it is from the future; compare the clocks")
-    if not isinstance(given, str) or not hmac.compare_digest(given.encode(), nonce.encode()):
+    if not isinstance(given, str) or not hmac.compare_digest(given.encode(errors="replace"), nonce.encode()):
         raise OidcRefused("id_token: it is of another sign-in; sign in again")
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Return True for a finite number: NaN would compare as neither expired nor too early."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(float(str(value)))
 
 
 def _key(kid: object, algorithm: str, keys: Sequence[Claims]) -> Claims:

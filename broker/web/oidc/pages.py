@@ -14,7 +14,7 @@ from cryptography.fernet import Fernet, InvalidToken
 from pydantic import TypeAdapter, ValidationError
 
 from broker.api.core.auth import Caller, TokenDigest, hashed
-from broker.api.core.problems import Overloaded
+from broker.api.core.problems import Overloaded, drop_tracebacks
 from broker.api.core.sessions import SESSION_S
 from broker.api.core.status_codes import answer_to, public_text
 from broker.api.http.context import ACTIONS, SERVICE, SESSIONS
@@ -196,5 +196,6 @@ def _text(raw: bytes) -> str:
 def _refusal(request: web.Request, error: GpubrokerError) -> web.Response:
     """Return the sign-in page with the reason; the address, which holds a code, is not repeated."""
     now = request.app[SERVICE].clock.now()
+    drop_tracebacks(error)
     values = {"next": "/ui/jobs", "error": public_text(error), "here": SIGN_IN, "oidc": START}
     return rendered(request, "sign_in.html", now, answer_to(error).http, **values)

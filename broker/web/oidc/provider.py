@@ -14,6 +14,9 @@ from broker.web.oidc.id_token import Claims, OidcRefused, UnknownKey, verified
 
 ANSWER_BYTES = 256 * 1024
 CALL_S = 10.0
+WAIT_S = 15.0
+"""Most seconds for a document, including the wait for the fetch of another sign-in."""
+NO_ANSWER = "the provider does not answer; try again, or sign in with a token"
 CACHE_S = 3600.0
 """Seconds for which the discovery document and the keys are used."""
 REFETCH_S = 10.0
@@ -64,6 +67,13 @@ class OidcProvider:
             return verified(token, _keys(await self._document(address, REFETCH_S)))
 
     async def _document(self, url: str, age_s: float) -> Claims:
+        try:
+            async with asyncio.timeout(WAIT_S):
+                return await self._cached_or_read(url, age_s)
+        except TimeoutError:
+            raise OidcRefused(NO_ANSWER) from None
+
+    async def _cached_or_read(self, url: str, age_s: float) -> Claims:
         async with self._lock:
             held = self._cached.get(url)
             if held is not None and self._clock.monotonic() - held[0] < age_s:
@@ -92,7 +102,7 @@ class OidcProvider:
                 raise OidcRefused(
                     "the provider has a private address; set oidc.private_address if it is yours"
                 ) from None
-            raise OidcRefused("the provider does not answer; try again, or sign in with a token") from None
+            raise OidcRefused(NO_ANSWER) from None
 
 
 async def _bounded_body(response: aiohttp.ClientResponse) -> bytes:

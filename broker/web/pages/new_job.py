@@ -45,7 +45,6 @@ TASKS = get_args(TaskName)
 CHUNK = 1 << 16
 FILE_S = 30.0
 """Seconds from an upload's head to the head of its file; then the limits of every upload apply."""
-NO_FILE = InvalidInput(Problem(field="upload", message="no file came; choose one"))
 CHOICES = {
     "task": TASKS,
     "method": ("lora", "qlora", "full"),
@@ -152,7 +151,7 @@ async def upload(visit: Visit) -> web.Response:
     except ValidationError as error:
         return await _not_uploaded(visit, problems.of_validation(error, UploadQuery, {}))
     except (ValueError, HttpProcessingError):
-        return await _not_uploaded(visit, NO_FILE)
+        return await _not_uploaded(visit, _no_file())
     except InvalidInput as error:
         return await _not_uploaded(visit, error)
     except (TooLarge, TooMany, StorageFull) as error:
@@ -178,10 +177,14 @@ async def import_data(visit: Visit) -> web.Response:
     return await _refused(visit, values, InvalidInput(Problem(field="source", message=lines)))
 
 
+def _no_file() -> InvalidInput:
+    return InvalidInput(Problem(field="upload", message="no file came; choose one"))
+
+
 async def _file(request: web.Request) -> BodyPartReader:
     """Return the file's part of a multipart form. Raises InvalidInput, ValueError, HttpProcessingError."""
     if request.content_type != "multipart/form-data":
-        raise NO_FILE
+        raise _no_file()
     try:
         async with asyncio.timeout(FILE_S):
             part = await (await request.multipart()).next()
@@ -189,7 +192,7 @@ async def _file(request: web.Request) -> BodyPartReader:
         message = f"the file did not begin within {FILE_S:g} s; send it again"
         raise InvalidInput(Problem(field="upload", message=message)) from None
     if not isinstance(part, BodyPartReader) or part.name != "file" or not part.filename:
-        raise NO_FILE
+        raise _no_file()
     return part
 
 

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from broker.api.core.auth import Unauthenticated
 from broker.api.core.stream_limits import abort
 from broker.api.http.context import JOB_METRICS, SESSIONS, STREAMS
+from broker.api.http.downloads import TEXT, attachment, send_whole
 from broker.api.schemas.queries import MAX_SEQ, AttemptNumber, JobRef
 from broker.api.service.job_data import check_kept
 from broker.domain.errors import GpubrokerError
@@ -126,30 +127,27 @@ async def logs(visit: Visit, job_id: str) -> web.Response:
     """Show the end of an attempt's log, the lines around `line`, or the lines that contain the text `find`."""
     job = await found(visit, job_id)
     values = await run_values(visit, job, "logs")
-    number, gone, raw = _attempt_number(visit, values["attempts"]), "", b""
+    number = _attempt_number(visit, values["attempts"])
+    values |= {"number": number, "log": None, "search": None, "gone": "", "bytes": 0}
+    values["find"] = visit.request.query.get("find", "")[:QUERY_CHARACTERS]
+    values["line"] = _number(visit.request.query.get("line", ""), MAX_SEQ)
     try:
-        raw = await visit.content.log(visit.caller, job, number) if number else b""
+        if number:
+            async with visit.content.log(visit.caller, job, number) as raw:
+                values |= await _shown_part(visit, raw, values["find"], values["line"])
     except GpubrokerError as error:
         check_kept_message(job, error)
-        gone = str(error)
-    find, line = (
-        visit.request.query.get("find", "")[:QUERY_CHARACTERS],
-        _number(visit.request.query.get("line", ""), MAX_SEQ),
-    )
+        values["gone"] = str(error)
+    return visit.page("run_logs.html", **values)
+
+
+async def _shown_part(visit: Visit, raw: bytes, find: str, line: int) -> dict[str, Any]:
+    """Return what the page shows of a log."""
     run = partial(visit.request.app[LOG_THREADS].stoppable, visit.caller.team)
-    search = await run(lambda check: log_search(raw, find, check)) if find else None
-    log = None if search else await run(lambda check: log_around(raw, line, check) if line else log_end(raw, check))
-    return visit.page(
-        "run_logs.html",
-        **values,
-        number=number,
-        log=log,
-        search=search,
-        find=find,
-        line=line,
-        gone=gone,
-        bytes=len(raw),
-    )
+    if find:
+        return {"search": await run(lambda check: log_search(raw, find, check)), "bytes": len(raw)}
+    part = await run(lambda check: log_around(raw, line, check) if line else log_end(raw, check))
+    return {"log": part, "bytes": len(raw)}
 
 
 def check_kept_message(job: Job, error: GpubrokerError) -> None:
@@ -162,14 +160,16 @@ def check_kept_message(job: Job, error: GpubrokerError) -> None:
 
 
 @routes.get("/ui/jobs/{job_id}/logs.txt")
-async def log_file(visit: Visit, job_id: str) -> web.Response:
+async def log_file(visit: Visit, job_id: str) -> web.StreamResponse:
     """Download an attempt's log."""
     job = await found(visit, job_id)
     number = _attempt_number(visit, list(await visit.service.attempts(visit.caller, job)))
-    raw = await visit.content.log(visit.caller, job, number) if number else b""
-    name = f'attachment; filename="{job.id}-{number}.log"'
-    headers = {**HEADERS, "Content-Disposition": name, "Cache-Control": "no-store"}
-    return web.Response(body=raw, content_type="text/plain", charset="utf-8", headers=headers)
+    name = attachment(f"{job.id}-{number}.log")
+    headers = {**HEADERS, "Content-Type": TEXT, "Content-Disposition": name, "Cache-Control": "no-store"}
+    if not number:
+        return web.Response(headers=headers)
+    async with visit.content.log(visit.caller, job, number) as raw:
+        return await send_whole(visit.request, raw, headers)
 
 
 @routes.get("/ui/jobs/{job_id}/metrics.json")

@@ -78,6 +78,7 @@ def seeds() -> Mapping[str, tuple[bytes, ...]]:
         "yaml": (
             yaml.safe_dump(spec().model_dump(mode="json", exclude_unset=True)).encode(),
             b"a: &x [1, *x]\nb: 0x1F\n",
+            b"a: !!timestamp 2001-02-03\nb: !!float 1.5\nc: !!bool true\n",
         ),
         "heartbeat": (_HEARTBEAT.model_dump_json().encode(),),
         "final": (_FINAL.model_dump_json().encode(),),

@@ -5,6 +5,7 @@ from typing import Any
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
+from broker.api.core.problems import NotFound
 from broker.api.schemas.tenancy import SecretValue
 from broker.domain.errors import InvalidInput
 from broker.domain.spec import EnvName
@@ -14,9 +15,6 @@ from broker.web.routes import Routes
 
 routes = Routes()
 NAME = TypeAdapter[str](EnvName)
-
-
-NO_SECRET = not_found("such secret; the list of secrets shows yours")
 
 
 class SecretForm(SecretValue):
@@ -50,12 +48,16 @@ async def put(visit: Visit) -> web.Response:
     return see("/ui/team/secrets")
 
 
+def _no_secret() -> NotFound:
+    return not_found("such secret; the list of secrets shows yours")
+
+
 def _name(text: str) -> str:
     """Return the name of a secret. Raises NotFound for a text that is not a name."""
     try:
         return NAME.validate_python(text)
     except ValidationError:
-        raise NO_SECRET from None
+        raise _no_secret() from None
 
 
 @routes.get("/ui/team/secrets/{name}/delete", scope="submit")
@@ -63,7 +65,7 @@ async def ask_delete(visit: Visit, name: str) -> web.Response:
     """Ask before a secret is deleted."""
     name = _name(name)
     if name not in await visit.service.rows(visit.caller).secrets(visit.caller.owner):
-        raise NO_SECRET
+        raise _no_secret()
     lines = ("Its value cannot be restored. Jobs that wait for it will fail to start; running jobs keep it.",)
     return ask(visit, title=f"Delete {name}?", lines=lines, button=f"Delete {name}", back="/ui/team/secrets")
 
@@ -72,5 +74,5 @@ async def ask_delete(visit: Visit, name: str) -> web.Response:
 async def delete(visit: Visit, name: str) -> web.Response:
     """Delete a secret."""
     if not await visit.service.rows(visit.caller).delete_secret(visit.caller.owner, _name(name)):
-        raise NO_SECRET
+        raise _no_secret()
     return see("/ui/team/secrets")

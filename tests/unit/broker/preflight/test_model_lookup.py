@@ -159,6 +159,12 @@ async def test_the_hub_is_asked_once_with_the_token(hub: tuple[Hub, str]) -> Non
     assert fake.asked == [("/owner/new/resolve/main/config.json", "Bearer secret")]
 
 
+async def test_a_config_that_comes_in_several_pieces_is_read_whole(hub: tuple[Hub, str]) -> None:
+    fake, url = hub
+    fake.body = json.dumps({"notes": "x" * 800_000, **LLAMA})
+    assert (await resolve("owner/new", hub=HubClient(endpoint=url))).parameters == 8_030_261_248
+
+
 @pytest.mark.parametrize(
     ("status", "words"),
     [
