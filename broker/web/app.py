@@ -42,7 +42,7 @@ def mount(app: web.Application, oidc: OidcConfig | None = None) -> None:
         app.router.add_get(CALLBACK, _guarded(sign_in_by_provider.finish), allow_head=False)
     for routes in PAGES:
         for route in routes.items:
-            page = browser.signed_in(route.handler, route.scope, runs_to_end=route.runs_to_end)
+            page = browser.signed_in(route.handler, route.scope, runs_to_end=route.runs_to_end, streams=route.streams)
             app.router.add_route(route.method, route.path, _guarded(page))
     app.router.add_route("*", "/ui/{rest:.*}", _unknown)
 

@@ -5,6 +5,7 @@ import ipaddress
 import posixpath
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -16,8 +17,8 @@ from broker.api.core.auth import Caller, Forbidden, Unauthenticated
 from broker.api.core.problems import NotFound, TooLarge, drop_tracebacks
 from broker.api.core.sessions import SESSION_S, BrowserSession
 from broker.api.core.status_codes import answer_to, public_text
-from broker.api.http.context import ACTIONS, AUTH, CONTENT, SERVICE, SESSIONS
-from broker.api.http.openapi import BODY_S
+from broker.api.http.context import ACTIONS, AUTH, CONTENT, SERVICE, SESSIONS, STREAMS
+from broker.api.http.openapi import BODY_S, body_size
 from broker.api.service.content import Content
 from broker.api.service.jobs import Service
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem
@@ -164,7 +165,7 @@ VisitHandler = Callable[..., Coroutine[Any, Any, web.StreamResponse]]
 
 
 def signed_in(
-    handler: VisitHandler, scope: Scope, *, runs_to_end: bool = False
+    handler: VisitHandler, scope: Scope, *, runs_to_end: bool = False, streams: bool = False
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     """Return a handler that runs `handler(visit, **path parameters)` for a session whose token has the scope.
 
@@ -178,8 +179,10 @@ def signed_in(
                 check_same_origin(request)
             visit = await _visit(request, scope)
             caller = visit.caller
-            answer = handler(visit, **request.match_info)
-            return await (request.app[ACTIONS].run(answer) if runs_to_end else answer)
+            slots = request.app[STREAMS].requests
+            with nullcontext() if streams else slots.request(caller.team, body_size(request)):
+                answer = handler(visit, **request.match_info)
+                return await (request.app[ACTIONS].run(answer) if runs_to_end else answer)
         except Unauthenticated:
             return _to_sign_in(request)
         except GpubrokerError as error:

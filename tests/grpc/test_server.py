@@ -12,8 +12,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from broker.api.core import request_slots
 from broker.api.core.auth import Authenticator
 from broker.api.core.body_limits import MAX_VALUES
+from broker.api.core.request_slots import LARGE_BYTES
 from broker.api.grpc import jobs as jobs_door
 from broker.api.grpc.interceptor import SINGLE_BYTES
 from broker.api.grpc.server import MESSAGE_BYTES, METADATA_BYTES, SERVICES, AddressUnavailable, serving
@@ -141,6 +143,18 @@ async def test_a_message_of_too_many_values_is_refused(servers: ApiServers) -> N
     for many in (labels, prompts):
         error = await fails(stub.SubmitJob(many, metadata=await signed(servers)))
         assert (error.kind, set(error.fields)) == ("invalid", {"message"})
+
+
+async def test_calls_and_large_messages_of_a_team_are_limited(
+    servers: ApiServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub, me, large = stubs.JobServiceStub(servers.channel), await signed(servers), pb.SubmitJobRequest()
+    large.spec.name = "x" * (LARGE_BYTES + 1)
+    monkeypatch.setattr(request_slots, "LARGE_OF_TEAM", 0)
+    assert "too many requests with more than 64 KiB" in str(await fails(stub.SubmitJob(large, metadata=me)))
+    await stub.ListJobs(pb.ListJobsRequest(), metadata=me)
+    monkeypatch.setattr(request_slots, "REQUESTS_OF_TEAM", 0)
+    assert "run already" in str(await fails(stub.ListJobs(pb.ListJobsRequest(), metadata=me)))
 
 
 async def test_a_refused_message_is_freed_without_garbage_collection(servers: ApiServers) -> None:

@@ -35,7 +35,7 @@ def other_blobs() -> str:
     if not STORE.is_dir():
         return "no store, so nothing was tried"
     files = [path for path in STORE.rglob("*") if path.is_file()]
-    jobs = {path.relative_toSTORE.parts[2] for path in files if "checkpoints" in path.parts}
+    jobs = {path.relative_to(STORE).parts[2] for path in files if "checkpoints" in path.parts}
     data = {path.name.split(".")[0] for path in files if "data" in path.parts}
     uploads = [path for path in files if "uploads" in path.parts]
     return str((jobs, data, uploads)) if len(jobs | data) > 1 or uploads else ""

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from broker.api.core.auth import Authenticator, Caller, Credential, Unauthenticated
 from broker.api.core.problems import TooMany
+from broker.api.core.request_slots import RequestSlots
 from broker.domain.errors import StoreUnavailable
 from broker.ports import Clock
 
@@ -32,6 +33,7 @@ class StreamLimits:
     """Maximum numbers of open streams."""
 
     per_token: int = 100
+    per_team: int = 250
     total: int = 500
     recheck_s: float = 2.0
     """Seconds between two checks of an open stream's token."""
@@ -45,6 +47,9 @@ class Streams:
         self._clock = clock
         self._limits = limits
         self._open: Counter[str] = Counter()
+        self._teams: Counter[str] = Counter()
+        self.requests = RequestSlots()
+        """Limits of all other requests, of HTTP and gRPC together."""
 
     @property
     def open(self) -> int:
@@ -57,7 +62,7 @@ class Streams:
 
         Soon after the token expired or was deleted, the body is cancelled and Unauthenticated is raised.
         """
-        self._enter(caller.token_id)
+        self._enter(caller)
         try:
             async with asyncio.timeout(None) as end:
                 watch = asyncio.create_task(self._watch(caller, authorization, end))
@@ -71,14 +76,18 @@ class Streams:
             raise Unauthenticated("this token has ended or was revoked; give another one") from None
         finally:
             self._open -= Counter({caller.token_id: 1})
+            self._teams -= Counter({caller.team: 1})
 
-    def _enter(self, token_id: str) -> None:
+    def _enter(self, caller: Caller) -> None:
         most = self._limits
-        if self._open[token_id] >= most.per_token:
+        if self._open[caller.token_id] >= most.per_token:
             raise TooMany(f"this token has as many streams open as it may, {most.per_token}; end one of them")
+        if self._teams[caller.team] >= most.per_team:
+            raise TooMany(f"this team has as many streams open as it may, {most.per_team}; end one of them")
         if self.open >= most.total:
             raise TooMany(f"as many streams are open as may be, {most.total}; try again when one has ended")
-        self._open[token_id] += 1
+        self._open[caller.token_id] += 1
+        self._teams[caller.team] += 1
 
     async def _watch(self, caller: Caller, authorization: Credential, end: asyncio.Timeout) -> None:
         try:

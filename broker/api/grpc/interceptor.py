@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, TypeAlias, TypeVar, cast
@@ -152,10 +152,22 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
                 yield await method.request(requests, context, self._guests.silent(method.name, MESSAGE_S)), context
             return
         caller = await self._auth.caller(authorization, method.needed)
-        async with self._streams.slot(caller, authorization) if method.is_streaming else nullcontext():
+        async with self._slot(method, caller, authorization):
             request = await method.request(requests, context, asyncio.timeout(MESSAGE_S))
             await self._auth.recheck(authorization)  # the token may have ended before the message arrived
-            yield request, GrpcCall(caller=caller)
+            size = 0 if method.has_request_stream else request.ByteSize()
+            with self._streams.requests.large(caller.team, size):
+                yield request, GrpcCall(caller=caller)
+
+    @asynccontextmanager
+    async def _slot(self, method: "_Method", caller: Caller, authorization: str | None) -> AsyncIterator[None]:
+        """Count a call by the limits of streams, or by those of requests. Raises TooMany."""
+        if method.is_streaming:
+            async with self._streams.slot(caller, authorization):
+                yield
+        else:
+            with self._streams.requests.request(caller.team, 0):
+                yield
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from aiohttp import web
 
 from broker.api.core import problems
-from broker.api.http.context import ACTIONS, SLACK
+from broker.api.http.context import ACTIONS, SLACK, STREAMS
 from broker.api.http.openapi import Api, Call, whole_body
 from broker.api.schemas import slack_users
 from broker.api.service.slack import NewSlackLink
@@ -22,9 +22,9 @@ async def slack_request(call: Call) -> web.Response:
     if request.content_type != FORM:
         return problems.problem(415, f"send {FORM}, not {request.content_type}")
     headers = request.headers
-    accept = request.app[SLACK].accept(
-        await whole_body(request), headers.get("X-Slack-Request-Timestamp"), headers.get("X-Slack-Signature")
-    )
+    with request.app[STREAMS].requests.anonymous_body():
+        body = await whole_body(request)
+    accept = request.app[SLACK].accept(body, headers.get("X-Slack-Request-Timestamp"), headers.get("X-Slack-Signature"))
     await request.app[ACTIONS].run(accept)
     return web.Response()
 

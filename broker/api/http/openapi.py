@@ -9,6 +9,7 @@ import inspect
 import re
 import typing
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ from pydantic.json_schema import models_json_schema
 from broker.api.core import problems
 from broker.api.core.auth import Authenticator, Caller
 from broker.api.core.body_limits import check_json_values
-from broker.api.http.context import SERVICE
+from broker.api.http.context import SERVICE, STREAMS
 from broker.api.schemas.base import ProblemView
 from broker.api.schemas.queries import HEADERS
 from broker.domain.errors import InvalidInput
@@ -162,30 +163,48 @@ def _serve(op: Operation, auth: Authenticator) -> Callable[[web.Request], Awaita
     async def serve(request: web.Request) -> web.StreamResponse:
         authorization = request.headers.get("Authorization")
         caller = ANONYMOUS if op.scope is None else await auth.caller(authorization, op.scope)
-        for name in op.headers:
-            _check_header(name, request)
-        arguments: dict[str, Any] = {name: _param(name, kind, request) for name, kind in op.params.items()}
-        if op.query is not None:
-            arguments["query"] = _query(op.query, request)
-        if op.body is not None:
-            if request.content_type != JSON:
-                return problems.problem(415, f"send {JSON}, not {request.content_type}")
-            raw = await whole_body(request)
-            check_json_values(raw)
-            try:
-                arguments["body"] = op.body.model_validate_json(raw, strict=True)
-            except ValidationError as error:
-                return _not_json(error, op.body, raw)
-        call = Call(request=request, caller=caller)
-        answer = await op.handler(call, **arguments)
-        if isinstance(answer, web.StreamResponse):
-            return answer
-        if answer is None:
-            return web.Response(status=op.status, headers=call.headers)
-        body = answer.model_dump_json().encode()
-        return web.Response(status=op.status, body=body, content_type=JSON, headers=call.headers)
+        with _slot(op, request, caller):
+            return await _answer(op, request, caller)
 
     return serve
+
+
+def _slot(op: Operation, request: web.Request, caller: Caller) -> AbstractContextManager[None]:
+    """Return the count of a request of a team. Streams have limits of their own."""
+    is_stream = bool(op.media or op.upload) and request.query.get("follow") != "0"
+    if op.scope is None or is_stream:
+        return nullcontext()
+    return request.app[STREAMS].requests.request(caller.team, body_size(request))
+
+
+def body_size(request: web.Request) -> int | None:
+    """Return the number of bytes of a body; None: the sender does not say."""
+    return request.content_length if request.body_exists else 0
+
+
+async def _answer(op: Operation, request: web.Request, caller: Caller) -> web.StreamResponse:
+    for name in op.headers:
+        _check_header(name, request)
+    arguments: dict[str, Any] = {name: _param(name, kind, request) for name, kind in op.params.items()}
+    if op.query is not None:
+        arguments["query"] = _query(op.query, request)
+    if op.body is not None:
+        if request.content_type != JSON:
+            return problems.problem(415, f"send {JSON}, not {request.content_type}")
+        raw = await whole_body(request)
+        check_json_values(raw)
+        try:
+            arguments["body"] = op.body.model_validate_json(raw, strict=True)
+        except ValidationError as error:
+            return _not_json(error, op.body, raw)
+    call = Call(request=request, caller=caller)
+    answer = await op.handler(call, **arguments)
+    if isinstance(answer, web.StreamResponse):
+        return answer
+    if answer is None:
+        return web.Response(status=op.status, headers=call.headers)
+    body = answer.model_dump_json().encode()
+    return web.Response(status=op.status, body=body, content_type=JSON, headers=call.headers)
 
 
 async def whole_body(request: web.Request) -> bytes:

@@ -62,7 +62,7 @@ class SlackApp:
         verifier = SignatureVerifier(secret, clock=self)  # type: ignore[arg-type] # it calls only `now`
         try:
             return verifier.is_valid(body, timestamp, signature)
-        except (ValueError, TypeError):  # an invalid timestamp, or a body or signature that is not text
+        except (ValueError, TypeError, OverflowError):  # an invalid timestamp, or a body or signature that is not text
             return False
 
     async def person(self, channel: Channel, user: str) -> tuple[str, str] | None:

@@ -140,7 +140,7 @@ def _name(file: str) -> str:
     return "".join(c if c.isascii() and c.isalnum() else "-" for c in stem).strip("-")[:40] or "job"
 
 
-@routes.post(NEW + "/upload", runs_to_end=False)
+@routes.post(NEW + "/upload", runs_to_end=False, streams=True)
 async def upload(visit: Visit) -> web.Response:
     """Store the file of a multipart form, and show the form with it."""
     try:

@@ -159,7 +159,7 @@ def check_kept_message(job: Job, error: GpubrokerError) -> None:
     raise error
 
 
-@routes.get("/ui/jobs/{job_id}/logs.txt")
+@routes.get("/ui/jobs/{job_id}/logs.txt", streams=True)
 async def log_file(visit: Visit, job_id: str) -> web.StreamResponse:
     """Download an attempt's log."""
     job = await found(visit, job_id)
@@ -190,7 +190,7 @@ async def spec(visit: Visit, job_id: str) -> web.Response:
     return visit.page("run_spec.html", **await run_values(visit, job, "spec"), yaml=text)
 
 
-@routes.get("/ui/jobs/{job_id}/stream")
+@routes.get("/ui/jobs/{job_id}/stream", streams=True)
 async def stream(visit: Visit, job_id: str) -> web.StreamResponse:
     """Send an event whenever something of the run has changed, and `end` when it has ended or the session has."""
     job = await found(visit, job_id)
