@@ -103,6 +103,11 @@ def _pair(number: int) -> dict[str, Any]:
     return {"prompt": f"Word: {words['word']}\n", "chosen": words["meaning"], "rejected": f"A {_noun(number, 7)}."}
 
 
+def _rated(number: int) -> dict[str, Any]:
+    pair = _pair(number)
+    return {"prompt": pair["prompt"], "completion": pair[("chosen", "rejected")[number % 2]], "label": number % 2 == 0}
+
+
 def _classed(number: int) -> dict[str, Any]:
     return {"text": _words(number)["meaning"], "mood": ("bad", "fine", "good")[number % 3]}
 
@@ -234,6 +239,25 @@ CASES = (
         rows=_pair,
         theirs=_as_it_is,
         train={"task": "dpo", **LORA},
+    ),
+    _sft(
+        "ORPO",  # TRL averages the cross-entropy over the tokens of a micro-batch, this trainer over those of a pair
+        _legacy,
+        peer="ORPOTrainer",
+        data=PAIRS,
+        rows=_pair,
+        theirs=_as_it_is,
+        train={"task": "orpo", "micro_batch": 1},
+    ),
+    _sft(
+        "KTO",
+        tokenizers.byte_level,
+        peer="KTOTrainer",
+        data={"prompt": "{prompt}", "completion": "{completion}", "label": "label"},
+        rows=_rated,
+        theirs=_as_it_is,
+        train={"task": "kto", "kto": {"undesirable_weight": 1.5}, "optim": {"lr": 0.03}, **LORA},
+        options={"undesirable_weight": 1.5},
     ),
     _sft(
         "reward model",

@@ -10,6 +10,7 @@ from trainer.contract.checkpoint_format import Progress
 from trainer.contract.train import TrainConfig
 from trainer.core.ipc import RunFolder, WorkerJob
 from trainer.tasks.common.packing import Pack
+from trainer.tasks.text.kto import RatedAnswer
 from trainer.tasks.text.preference_pairs import Preference
 from trainer.tasks.text.seq2seq import Pair
 from trainer.tasks.text.token_classification import Tagged
@@ -84,6 +85,8 @@ def _sequences(example: Any) -> list[Row]:
     """Return tokens and loss mask of each sequence of an example; a whole text's label is not among its tokens."""
     if isinstance(example, Preference):
         return [_row(example.chosen), _row(example.rejected)]
+    if isinstance(example, RatedAnswer):
+        return [_row(example.answer)]
     if isinstance(example, Pair):
         return [(list(example.ids), []), (list(example.labels), [True] * len(example.labels))]
     return [_row(example)]

@@ -1,6 +1,7 @@
 """The same rows, order and weights in TRL's trainers and in HF Trainer; records tokens, masks and losses."""
 
 import copy
+import importlib
 import inspect
 import warnings
 from collections.abc import Sequence
@@ -55,12 +56,11 @@ class PeerRun:
 
     def _build(self, model: Any, rows: Sequence[dict[str, Any]], folder: Path, config: Any, optimizers: Any) -> Any:
         import datasets
-        import trl
 
         name = self._case.peer
-        made = trl if name != "Trainer" else transformers
-        own = {"max_length": config.max_length} if made is trl else {"remove_unused_columns": False}
-        settings = getattr(made, name.replace("Trainer", "Config") if made is trl else "TrainingArguments")
+        made = _module(name)
+        own = {"max_length": config.max_length} if made is not transformers else {"remove_unused_columns": False}
+        settings = getattr(made, name.replace("Trainer", "Config") if made is not transformers else "TrainingArguments")
         arguments = settings(
             output_dir=str(folder), per_device_train_batch_size=cases.BATCH // self._accumulated,
             gradient_accumulation_steps=self._accumulated, max_steps=cases.STEPS, max_grad_norm=config.optim.clip_norm,
@@ -68,8 +68,9 @@ class PeerRun:
             logging_strategy="no", report_to="none", disable_tqdm=True, **own, **self._case.options,
         )  # fmt: skip
         converted = [self._case.theirs(row) for row in rows]
-        data: Any = datasets.Dataset.from_list(converted) if made is trl else [self._encoded(row) for row in converted]
-        more: dict[str, Any] = {} if made is trl else {"data_collator": self._collator()}
+        is_plain = made is transformers
+        data: Any = [self._encoded(row) for row in converted] if is_plain else datasets.Dataset.from_list(converted)
+        more: dict[str, Any] = {"data_collator": self._collator()} if is_plain else {}
         return getattr(made, name)(
             model=model, args=arguments, train_dataset=data, processing_class=self._tokenizer, optimizers=optimizers,
             **more,
@@ -119,8 +120,25 @@ class PeerRun:
         return [sum(parts[n : n + per_step]) for n in range(0, len(parts), per_step)]
 
 
+def _module(name: str) -> Any:
+    """Return the module of a trainer's class."""
+    import trl
+
+    if name == "Trainer":
+        return transformers
+    return importlib.import_module("trl.experimental.orpo") if name == "ORPOTrainer" else trl
+
+
 def _sequences(row: dict[str, Any], *, is_pair: bool) -> list[Row]:
     """Return tokens and loss mask of each sequence; the mask is empty if the loss is of the whole text."""
+    if "chosen_labels" in row:
+        return [
+            (row[f"{name}_input_ids"], [label != IGNORED for label in row[f"{name}_labels"]])
+            for name in ("chosen", "rejected")
+        ]
+    if "completion_ids" in row and "label" in row:
+        prompt, ids = row["prompt_ids"], row["completion_ids"]
+        return [(prompt + ids, [False] * len(prompt) + [True] * len(ids))]
     if "prompt_ids" in row:
         prompt, answers = row["prompt_ids"], (row["chosen_ids"], row["rejected_ids"])
         return [(prompt + ids, [False] * len(prompt) + [True] * len(ids)) for ids in answers]

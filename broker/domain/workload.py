@@ -139,8 +139,8 @@ class Workload:
     task: str = "causal_lm"
     sequences: int = 1
     """Sequences that the model processes for each row: dpo compares two."""
-    reference: bool = False
-    """True when the base model under the adapters also processes all sequences, without gradients."""
+    reference: int = 0
+    """Forward passes over all sequences without gradients in addition, most by the base under the adapters."""
     method: Literal["full", "lora", "qlora", "lora8", "script"]
     """`qlora`: LoRA over a base of 4 bits, `lora8` over one of 8."""
     lora_r: int = 0

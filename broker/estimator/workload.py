@@ -11,6 +11,8 @@ from trainer.contract.train import LowRank, OptimizerName, TrainConfig
 from trainer.dataset.prompts import held_out
 
 BYTES_A_TOKEN = 4
+REFERENCE_PASSES: Mapping[str, int] = {"dpo": 1, "kto": 3}
+"""Forward passes without gradients before the trained one, by task. KTO's reference point takes two of them."""
 OPTIMIZERS: Mapping[OptimizerName, str] = {"adamw": "adamw_fused"}
 """The estimators' names of the trainer's optimizers, where they differ."""
 
@@ -65,7 +67,7 @@ def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Work
         unestimated=blank,
         task=train.task,
         sequences=rows.sequences,
-        reference=train.task == "dpo",
+        reference=REFERENCE_PASSES.get(train.task, 0),
         **_settings(train),
         sequence=longest,
         tokens_per_row=mean,

@@ -11,11 +11,11 @@ from broker.model_catalog.config_defaults import filled, kind_of
 from broker.model_catalog.config_validation import EXPERTS, check_kind
 from broker.model_catalog.decoder_shape import MIXTURES, headed_shape, shape_of, written_shape
 from broker.model_catalog.encoder_shape import ENCODERS, labels_of
-from trainer.contract.architectures import is_mixture, model_misuse_message
+from trainer.contract.architectures import NEXT_TOKEN, is_mixture, model_misuse_message
 
 Head = Literal["tokens", "text", "words", "image"]
 HEADS: Mapping[str, Head] = {
-    "causal_lm": "tokens", "dpo": "tokens", "text_classification": "text", "text_regression": "text",
+    **dict.fromkeys(NEXT_TOKEN, "tokens"), "text_classification": "text", "text_regression": "text",
     "reward_model": "text", "token_classification": "words", "image_classification": "image",
 }  # fmt: skip
 """Output of the task's model for its last hidden states. Tasks that are not listed are not estimated."""

@@ -89,14 +89,17 @@ def _at(field: str, message: str) -> InvalidInput:
     return InvalidInput(Problem(field=f"train.{field}", message=message.removeprefix(f"{field}: ")))
 
 
-CHATS = {"data.prompt": "turns", "data.chosen": "chat", "data.rejected": "chat"}
-"""Kind of messages by setting. The setting's column may have it, if both answers of a preference are messages."""
+CHATS = {"data.prompt": "turns", **dict.fromkeys(("data.completion", "data.chosen", "data.rejected"), "chat")}
+"""Kind of messages by setting. The setting's column may have it, if all answers of JUDGED tasks are messages."""
+JUDGED = ("dpo", "orpo", "kto", "reward_model")
 
 
 def _has_chat_answers(train: TrainConfig, summary: DataSummary) -> bool:
-    """Return True if both answers of every row are lists of messages, which the trainer also requires."""
-    names = [prompts.whole_column(template) or "" for template in (train.data.chosen, train.data.rejected)]
-    return all(n in summary.columns and "chat" not in summary.columns[n].first_unlike for n in names)
+    """Return True if the answers of every row are lists of messages, which the trainer also requires."""
+    names = [prompts.whole_column(template) or "" for _, template in _learned(train)]
+    return train.task in JUDGED and all(
+        n in summary.columns and "chat" not in summary.columns[n].first_unlike for n in names
+    )
 
 
 def _template(train: TrainConfig, field: str, template: str, summary: DataSummary) -> tuple[tuple[str, ...], int]:
@@ -206,6 +209,8 @@ def _all_columns(train: TrainConfig, summary: DataSummary) -> tuple[tuple[str, .
         return _template(train, "data.prompt", train.data.prompt, summary)
     if train.data.image:
         column("data.image", train.data.image, summary, "picture")
+    if train.task == "kto":
+        _check_ratings(train, summary)
     names, literal = _template(train, "data.prompt", train.data.prompt, summary)
     for field, template in _learned(train):
         more, text = _template(train, field, template, summary)
@@ -218,10 +223,20 @@ def _all_columns(train: TrainConfig, summary: DataSummary) -> tuple[tuple[str, .
 
 def _learned(train: TrainConfig) -> list[tuple[str, str]]:
     """Return (field, template) of the texts that the model learns to write."""
-    settings = ("chosen", "rejected") if train.task in ("dpo", "reward_model") else ("completion",)
+    settings = ("chosen", "rejected") if train.data.chosen else ("completion",)
     if train.task == "text_to_image":
         return []
     return [(f"data.{name}", getattr(train.data, name)) for name in settings]
+
+
+def _check_ratings(train: TrainConfig, summary: DataSummary) -> None:
+    """Raise InvalidInput for ratings that are neither true nor false, or all equal, and for steps of one answer."""
+    values = column("data.label", train.data.label, summary, "flag").values or {}
+    ratings = {cells.flag(text) for text in values}
+    if len(ratings) == 1:
+        raise _at("data.label", cells.one_sided_message(train.data.label, good=ratings == {True}))
+    if train.global_batch == 1:
+        raise _at("global_batch", cells.LONE_ANSWER)
 
 
 LABEL = {
@@ -268,7 +283,7 @@ def _example(train: TrainConfig, summary: DataSummary) -> str:
 
 def _target(train: TrainConfig, summary: DataSummary, examples: dict[str, str]) -> str:
     """Return the learned output of one row."""
-    name = train.data.messages or train.data.label or train.data.image
+    name = train.data.messages or (train.data.label if train.task in LABEL else "") or train.data.image
     return summary.columns[name].example if name else fill(_learned(train)[0][1], examples)
 
 

@@ -25,6 +25,7 @@ from broker.estimator.planning.scaling import run_of, unmeasured
 from broker.estimator.speed.cards import KNOWN, candidates, nearest, no_speed
 from broker.estimator.speed.hardware import Hardware
 from broker.estimator.speed.throughput import Speed, for_other_code, speed
+from broker.estimator.workload import REFERENCE_PASSES
 from broker.model_catalog import catalog, trace_tables
 from broker.model_catalog.config_defaults import SAME_CODE, filled
 from broker.model_catalog.config_validation import check_kind
@@ -34,11 +35,11 @@ from broker.sizing import traced_run, traced_tables
 from broker.sizing.estimate_result import EstimateResult
 from broker.sizing.fitting import ways, would_fit
 from broker.sizing.hf_aliases import optimizer_of, stack_of, unquantised
-from trainer.contract.architectures import NEEDS_LORA, is_mixture
+from trainer.contract.architectures import NEEDS_LORA, REFERENCED, is_mixture
 from trainer.contract.data_config import TaskName
 
 TASKS: tuple[str, ...] = get_args(TaskName)
-PAIRED = frozenset({"dpo", "reward_model"})
+PAIRED = frozenset({"dpo", "orpo", "reward_model"})
 """Tasks in which each row is two sequences."""
 
 
@@ -155,7 +156,7 @@ def _speed(shape: ModelShape, ask: EstimateOptions, hardware: Hardware | None, t
     )
     target = (ask.target or ask.length) if shape.decoder_layers else 0
     run = run_of(shape, ask, plan, ask.length, ask.nodes, written=target)
-    return for_other_code(speed(replace(run, reference=task == "dpo"), hardware))
+    return for_other_code(speed(replace(run, reference=REFERENCE_PASSES.get(task or "", 0)), hardware))
 
 
 def _task_notes(task: str | None, rows: int) -> Iterator[str]:
@@ -303,13 +304,12 @@ def _answer(
     shape = model_shape(name, config_json, task)
     task, is_inferred = task or built_for(config_json), task is None
     traced_tables.refuse_resolution(shape.family, request.resolution)
-    if task == "dpo" and ask.method == "full":
-        raise EstimateError(f"--method full: dpo {NEEDS_LORA}")
+    if task in REFERENCED and ask.method == "full":
+        raise EstimateError(f"--method full: {task} {NEEDS_LORA}")
     result = memory_estimate.estimate(shape, ask)
-    if task in PAIRED:
-        result = memory_estimate.by_formula(
-            result, f"{shape.family} by {task}: a row as two sequences, by formula, not traced"
-        )
+    if task in {*PAIRED, *REFERENCED}:
+        row = "a row as two sequences" if task in PAIRED else "as causal_lm"
+        result = memory_estimate.by_formula(result, f"{shape.family} by {task}: {row}, by formula, not traced")
     by_class = [f"task {task}, by the config's architectures"] if is_inferred and task else []
     links_note = [f"assumed: {links(hardware, ask.gpus // ask.nodes)}"] if hardware and ask.nodes > 1 else []
     notes = *result.notes, *by_class, *_config_notes(config_json, shape), *_task_notes(task, ask.rows), *links_note

@@ -3,14 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-NEXT_TOKEN = ("causal_lm", "dpo")
+NEXT_TOKEN = ("causal_lm", "dpo", "orpo", "kto")
 """Tasks that predict the next token; the model must not attend to later tokens."""
 QUANTISED = "is quantised; give the model that it was made from"
 """Error for quantised weights (GPTQ, AWQ). They cannot be trained or merged into; QLoRA quantises published weights."""
 QUANTISED_EXPERTS = "qlora quantises linear modules only, and the experts of a mixture are not linear; use lora"
 """Error for QLoRA of a mixture of experts, in the estimate, the daemon's checks, the preflight and the trainer."""
 NEEDS_LORA = "trains a LoRA, since the model under its adapters is the reference; use lora"
-"""Error for a full fine-tune by a task that compares with a reference; it follows the task's name."""
+"""Error for a full fine-tune by a task of REFERENCED; it follows the task's name."""
+REFERENCED = ("dpo", "kto")
+"""Tasks that compare the model with a reference, which is the model without its adapters."""
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 """Names of the number of experts in config.json. A family that allows one expert or none has no mixture then."""
 BIDIRECTIONAL = frozenset({

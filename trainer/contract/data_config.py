@@ -16,6 +16,8 @@ TaskName = Literal[
     "token_classification",
     "seq2seq",
     "dpo",
+    "orpo",
+    "kto",
     "reward_model",
     "image_classification",
     "text_to_image",
@@ -64,11 +66,13 @@ class DataConfig(Config):
     number it is the whole text, for a picture the caption.
     """
     completion: Annotated[Text, Field(max_length=8192)] = ""
-    """Template over the columns, e.g. `{definition}`; only this part carries loss. `seq2seq` writes it."""
+    """Template over the columns, e.g. `{definition}`; only this part carries loss. `seq2seq` writes it, `kto`
+    rates it.
+    """
     chosen: Annotated[Text, Field(max_length=8192)] = ""
-    """`dpo`, `reward_model`: template of the better answer to the prompt."""
+    """`dpo`, `orpo`, `reward_model`: template of the better answer to the prompt."""
     rejected: Annotated[Text, Field(max_length=8192)] = ""
-    """`dpo`, `reward_model`: template of the worse answer."""
+    """`dpo`, `orpo`, `reward_model`: template of the worse answer."""
     messages: Column = ""
     """`causal_lm`, in place of `prompt` and `completion`: the column of chats, lists of `{role, content}`. The
     model's own chat template renders them; only the assistant's turns carry loss. The template also gets the row's
@@ -87,7 +91,8 @@ class DataConfig(Config):
     """
     label: Column = ""
     """The column to predict: a class (`text_classification`, `image_classification`), a number (`text_regression`)
-    or a tag for each word (`token_classification`). In an archive of class folders: `label`.
+    or a tag for each word (`token_classification`). In an archive of class folders: `label`. `kto`: the column that is
+    true for a good answer and false for a bad one.
     """
     labels: Annotated[tuple[Label, ...], Field(max_length=1000)] = ()
     """All classes; empty: the classes in the data, in the order of the model's own head if it has the same ones. Whole
@@ -110,6 +115,8 @@ USES: dict[str, tuple[Use, ...]] = {
     "token_classification": ((("words", "label"), ("labels",)),),
     "seq2seq": ((("prompt", "completion"), ()),),
     "dpo": ((("chosen", "rejected"), ("prompt",)),),
+    "orpo": ((("chosen", "rejected"), ("prompt",)),),
+    "kto": ((("completion", "label"), ("prompt",)),),
     "reward_model": ((("chosen", "rejected"), ("prompt",)),),
     "image_classification": ((("image", "label"), ("labels",)),),
     "text_to_image": ((("image", "prompt"), ()),),

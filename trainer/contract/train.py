@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from trainer.contract.architectures import NEEDS_LORA
+from trainer.contract.architectures import NEEDS_LORA, REFERENCED
 from trainer.contract.base import Config, InSeconds, Text, matching
 from trainer.contract.data_config import DataConfig, TaskName, data_misuse_message
 from trainer.contract.guard import GuardConfig, SelectionConfig
@@ -114,6 +114,24 @@ class DpoConfig(Config):
     """Strength with which the model is held to its initial state."""
 
 
+class OrpoConfig(Config):
+    """Odds ratio preference optimization (Hong et al. 2024, arXiv 2403.07691). It needs no reference."""
+
+    beta: Annotated[float, Field(gt=0, le=100)] = 0.1
+    """Weight of the odds ratio next to the cross-entropy of the better answer; lambda in the paper."""
+
+
+class KtoConfig(Config):
+    """Kahneman-Tversky optimization (Ethayarajh et al. 2024, arXiv 2402.01306), of answers rated good or bad."""
+
+    beta: Annotated[float, Field(gt=0, le=100)] = 0.1
+    """Strength with which the model is held to its initial state."""
+    desirable_weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """Weight of good answers. The paper keeps the sum of weights of good answers at 1 to 4/3 of that of bad ones."""
+    undesirable_weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """Weight of bad answers."""
+
+
 class DiffusionConfig(Config):
     """Settings of `text_to_image`: Stable Diffusion 1.x, 2.x and SDXL."""
 
@@ -155,6 +173,8 @@ class TrainConfig(Config):
     method: Method = LoraConfig()
     optim: OptimConfig = OptimConfig()
     dpo: DpoConfig = DpoConfig()
+    orpo: OrpoConfig = OrpoConfig()
+    kto: KtoConfig = KtoConfig()
     diffusion: DiffusionConfig = DiffusionConfig()
     epochs: Annotated[float, Field(gt=0, le=1000)] = 1.0
     """Passes over the data. Ignored if `max_steps` is set."""
@@ -252,8 +272,8 @@ class TrainConfig(Config):
         if self.task == "text_to_image" and (self.trust_remote_code or self.revision):
             name = "trust_remote_code" if self.trust_remote_code else "revision"
             raise ValueError(f"{name}: task text_to_image has no use for it; remove it")
-        if self.task == "dpo" and self.adapters is None:
-            raise ValueError(f"method: dpo {NEEDS_LORA}")
+        if self.task in REFERENCED and self.adapters is None:
+            raise ValueError(f"method: {self.task} {NEEDS_LORA}")
         return self
 
     @model_validator(mode="after")

@@ -34,6 +34,8 @@ RECIPES: dict[str, tuple[Recipe, ...]] = {
     "token_classification": ENCODER,
     "seq2seq": (Recipe(batch=128, rows=87_599, source="Raffel et al. 2020, section 3.1.2, of SQuAD and larger"),),
     "dpo": (Recipe(batch=32, rows=64_000, source="Tunstall et al. 2023, Zephyr, of UltraFeedback"),),
+    "orpo": (Recipe(batch=4, rows=43_835, source="TRL, examples/scripts/orpo.py, of HH-RLHF helpful"),),
+    "kto": (Recipe(batch=16, rows=13_500, source="TRL, examples/scripts/kto.py, of KTO-mix-14k"),),
     "reward_model": (Recipe(batch=8, rows=62_000, source="TRL, examples/scripts/reward_modeling.py"),),
     "image_classification": (
         Recipe(batch=8, rows=1_034, source="transformers, examples/pytorch/image-classification, of beans"),

@@ -15,12 +15,14 @@ from trainer.dataset.archives import BadArchive, Picture
 from trainer.dataset.chats import BadChat, Chat
 from trainer.dataset.prompts import DataError, is_text, not_text_message
 
-KINDS = ("text", "label", "number", "chat", "turns", "words", "tags", "picture")
+KINDS = ("text", "label", "number", "flag", "chat", "turns", "words", "tags", "picture")
 """Kinds that `is_a` checks."""
 INDEX = re.compile(r"\d{1,4}")
 NUMBER = re.compile(r"[+-]?\d{1,18}")
 NO_ANSWER = "has no message of the assistant, so there is nothing to learn; add its answer or drop the row"
 """Problem of a chat without an answer, and the fix."""
+FLAGS = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
+"""Texts of the cells that `flag` reads, in lower case."""
 MAX_LABELS = 1000
 """Largest number of classes of a column."""
 
@@ -60,6 +62,11 @@ def number(value: Any) -> float | None:
     except (ValueError, OverflowError):
         return None
     return converted if math.isfinite(converted) else None
+
+
+def flag(value: Any) -> bool | None:
+    """Return true or false, also from 1, 0 and their text; otherwise None."""
+    return FLAGS.get(str(value).strip().lower()) if isinstance(value, bool | int | float | str) else None
 
 
 def chat(value: Any) -> Chat | None:
@@ -206,6 +213,8 @@ def is_a(kind: str, value: Any) -> bool:
             return label(value) is not None
         case "number":
             return number(value) is not None
+        case "flag":
+            return flag(value) is not None
         case "chat":
             return chat(value) is not None
         case "turns":
@@ -228,6 +237,8 @@ def unlike_message(kind: str, column: str, *, chat_problem: str = "is not a chat
             return f"column {column!r} is empty, or no plain text or number; fill the cell or drop the row"
         case "number":
             return f"column {column!r} is not a finite number; mend the cell or drop the row"
+        case "flag":
+            return f"column {column!r} is neither true nor false; write true for a good answer, false for a bad one"
         case "picture":
             return (
                 f"column {column!r} is not a picture: a PNG, JPEG, WebP, BMP, GIF, TIFF or PPM file in the archive, "
@@ -238,13 +249,22 @@ def unlike_message(kind: str, column: str, *, chat_problem: str = "is not a chat
     return f"column {column!r} is not a list of words; give a JSON list, or words with spaces between them"
 
 
+LONE_ANSWER = "kto compares the answers of a step with each other; give at least 2"
+"""Error for one answer in a step, worded to follow `global_batch`."""
+
+
+def one_sided_message(column: str, *, good: bool) -> str:
+    """Return the error for ratings that are all equal, and the fix."""
+    return f"data.label: column {column!r} is {str(good).lower()} in every row; give good answers and bad ones"
+
+
 def required(kind: str, row: dict[str, Any], column: str, where: str, number_of_row: int) -> Any:
     """Return the cell of a column as a value of the kind. Raises: DataError naming file and row."""
     value = row.get(column)
     if value is None:
         file = next((f" ({cell.name})" for cell in row.values() if isinstance(cell, Picture)), "")
         raise DataError(f"{where} row {number_of_row}{file}: no column {column!r}, or it is null; every row needs it")
-    parse = {"label": label, "number": number, "words": words, "tags": tags, "picture": picture}[kind]
+    parse = {"label": label, "number": number, "flag": flag, "words": words, "tags": tags, "picture": picture}[kind]
     cell = parse(value)
     if cell is None:
         file = f" ({value.name})" if isinstance(value, Picture) else ""

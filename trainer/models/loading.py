@@ -34,6 +34,8 @@ MODEL_KINDS = {
     "token_classification": "a text-model",
     "seq2seq": "an encoder-decoder",
     "dpo": "a causal-LM",
+    "orpo": "a causal-LM",
+    "kto": "a causal-LM",
     "reward_model": "a text-model",
     "image_classification": "a vision-model",
     "text_to_image": "a Stable-Diffusion",

@@ -31,6 +31,8 @@ BASES: dict[str, Base] = {
     "text_regression": ENCODER,
     "token_classification": ENCODER,
     "dpo": (5e-7, 5e-6, None, "alignment-handbook, zephyr-7b-beta, dpo/config_qlora.yaml"),
+    "orpo": (8e-6, 8e-5, None, "TRL, examples/scripts/orpo.py"),
+    "kto": (1e-6, None, None, "TRL, default of KTOConfig"),
     "reward_model": (1e-5, 1e-4, None, "TRL, examples/scripts/reward_modeling.py"),
     "image_classification": (2e-5, None, None, "transformers, examples/pytorch/image-classification"),
     "text_to_image": (1e-5, 1e-4, 4, "diffusers, examples/text_to_image"),

@@ -13,6 +13,8 @@ from trainer.tasks.image.image_classification import ImageClassification
 from trainer.tasks.image.text_to_image import TextToImage
 from trainer.tasks.text.causal_lm import CausalLm
 from trainer.tasks.text.dpo import Dpo
+from trainer.tasks.text.kto import Kto
+from trainer.tasks.text.orpo import Orpo
 from trainer.tasks.text.reward_model import RewardModel
 from trainer.tasks.text.seq2seq import Seq2Seq
 from trainer.tasks.text.text_classification import TextClassification
@@ -26,6 +28,8 @@ TASKS: dict[str, Callable[[TrainConfig], Task[Any]]] = {
     "token_classification": TokenClassification,
     "seq2seq": Seq2Seq,
     "dpo": Dpo,
+    "orpo": Orpo,
+    "kto": Kto,
     "reward_model": RewardModel,
     "image_classification": ImageClassification,
     "text_to_image": TextToImage,

@@ -55,8 +55,8 @@ class RooflineStep:
     micro_batches: float = 1
     """Consecutive micro-batches of a step."""
     recompute: Recompute = "none"
-    reference: bool = False
-    """A forward pass of the model without its adapters runs first, without gradients (dpo)."""
+    reference: int = 0
+    """Forward passes without gradients that run first, by the model without its adapters (dpo: 1)."""
     optimizer: str = "adamw_fused"
     fused: bool = False
     """Norms, rotations and activations are one kernel each."""

@@ -268,7 +268,7 @@ def timing(run: RooflineStep, hardware: Hardware, *, cores: int = 1) -> Timing:
     # adds one forward pass to each.
     alone = replace(run, micro_batches=1.0, recompute="none", devices=1, nodes=1, sharding="none")
     once = terms(ideal(alone, hardware, cores=cores))
-    more, trains = int(run.reference), 3 if run.numerics.full else 2
+    more, trains = run.reference, 3 if run.numerics.full else 2
     products, scores = once.matmul / (trains + more), once.attention / (3.5 + more)
     forward = (products + scores + (once.elementwise + once.host) / (3 + more)) * (1 + more)
     at = speed(run, hardware, cores=cores)

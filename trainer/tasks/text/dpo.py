@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from trainer.batching.examples import IGNORED
 from trainer.contract.train import TrainConfig
 from trainer.models import auxiliary_losses
 from trainer.tasks.common.generation import ContinuationSamples
 from trainer.tasks.common.task import Task
 from trainer.tasks.common.task_data import Batch
 from trainer.tasks.common.task_model import TaskModel
+from trainer.tasks.text.log_probabilities import answer_log_probabilities, frozen
 from trainer.tasks.text.preference_pairs import Preference, PreferenceData, describe_pair
 
 
@@ -34,7 +34,7 @@ class DpoModel(TaskModel[PreferenceData]):
 
     def compared_sum(self, model: Any, batch: Batch) -> torch.Tensor:
         """Return minus the log-probability of all answers: a merged model has no adapter to turn off."""
-        return -_log_probabilities(model, batch).sum()
+        return -answer_log_probabilities(model, batch).sum()
 
     def judge(self, model: Any, batch: Batch) -> tuple[torch.Tensor, Sequence[float]]:
         """Return the sum of the losses, and the margin of each pair in nats."""
@@ -69,20 +69,8 @@ class Dpo(Task[Preference]):
 
 def _margins(model: Any, batch: Batch) -> torch.Tensor:
     """Return for each pair how much more the model prefers the chosen answer than the reference does, in nats."""
-    bare = getattr(model, "module", model)
-    training = bare.training
-    bare.eval()
-    with torch.no_grad(), bare.disable_adapter():
-        reference = _log_probabilities(bare, batch)
-    bare.train(training)
-    gained = _log_probabilities(model, batch) - reference
+    with frozen(model) as bare, bare.disable_adapter():
+        reference = answer_log_probabilities(bare, batch)
+    gained = answer_log_probabilities(model, batch) - reference
     chosen, rejected = gained.chunk(2)
     return chosen - rejected
-
-
-def _log_probabilities(model: Any, batch: Batch) -> torch.Tensor:
-    """Return the log-probability of each row's answer in nats, float32."""
-    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1].float()
-    targets = batch["labels"][:, 1:]
-    each = functional.cross_entropy(logits.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
-    return -each.sum(1)

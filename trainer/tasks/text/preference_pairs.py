@@ -1,8 +1,8 @@
-"""Preference pairs: a chosen and a rejected answer to one prompt."""
+"""Answers to judge: preference pairs, a chosen and a rejected answer to one prompt; chats whose last turn counts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic
 
 import torch
 
@@ -11,7 +11,7 @@ from trainer.dataset import cells
 from trainer.dataset.prompts import DataError, fill_prompt, render_preference, template_columns, whole_column
 from trainer.tasks.common import chat_template
 from trainer.tasks.common.example_reader import Row
-from trainer.tasks.common.task_data import Batch, TaskData
+from trainer.tasks.common.task_data import Batch, E, TaskData
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,34 +24,31 @@ class Preference:
     """True if the answers are an assistant's turns, rendered by the model's chat template."""
 
 
-class PreferenceData(TaskData[Preference]):
-    """Pairs of answers as token ids."""
+class AnswerData(TaskData[E], Generic[E]):
+    """Rows with answers to a prompt: texts, or chats whose last turn is the answer."""
 
-    parsed_type = Preference
-
+    answers: tuple[str, ...]
+    """Settings of `train.data` with the answers of a row."""
     has_chats = False
     """True if the rows are chats. Set by `read`."""
 
     @property
     def _used(self) -> set[str]:
-        """Columns that the templates name."""
+        """Columns that the task reads."""
         data = self.config.data
-        templates = {"data.prompt": data.prompt, "data.chosen": data.chosen, "data.rejected": data.rejected}
-        return {name for field, template in templates.items() for name in template_columns(template, field)}
+        templates = {f"data.{name}": getattr(data, name) for name in ("prompt", *self.answers)}
+        named = {name for field, template in templates.items() for name in template_columns(template, field)}
+        return named | ({data.label} if data.label else set())
 
-    def parse_row(self, row: Row, number: int) -> Preference:
-        config = self.config
-        answers = [row.get(whole_column(template) or "") for template in (config.data.chosen, config.data.rejected)]
-        if all(cells.turns(answer) is not None for answer in answers):
-            texts: dict[str, None] = {}
-            chosen, rejected = (self._chat_answer(row, number, name, texts) for name in ("chosen", "rejected"))
-            self.reader.notices.update(texts.keys())
-            return Preference(chosen=chosen, rejected=rejected, chat=True)
-        prompt, better, worse = render_preference(config.data, row, number)
-        return Preference(
-            chosen=encode(self.tokenizer, prompt, better, config.max_length),
-            rejected=encode(self.tokenizer, prompt, worse, config.max_length),
-        )
+    def chat_answers(self, row: Row, number: int) -> list[Example] | None:
+        """Return the row's answers if all are chats; otherwise None. Raises DataError."""
+        columns = [whole_column(getattr(self.config.data, name)) or "" for name in self.answers]
+        if any(cells.turns(row.get(column)) is None for column in columns):
+            return None
+        texts: dict[str, None] = {}
+        answers = [self._chat_answer(row, number, name, texts) for name in self.answers]
+        self.reader.notices.update(texts.keys())
+        return answers
 
     def _chat_answer(self, row: Row, number: int, setting: str, notices: dict[str, None]) -> Example:
         """Return the last turn of a chat after its other turns and `data.prompt`. Raises DataError.
@@ -76,8 +73,25 @@ class PreferenceData(TaskData[Preference]):
         notices |= dict.fromkeys((*answer.notices, *chat_template.unused(self.tokenizer, whole)))
         return chat_template.encode(self.tokenizer, whole, self.config.max_length, where, last=True)
 
-    def _survey(self, parsed: Sequence[Preference]) -> None:
+    def _survey(self, parsed: Sequence[Any]) -> None:
         self.has_chats = bool(parsed) and parsed[0].chat
+
+
+class PreferenceData(AnswerData[Preference]):
+    """Pairs of answers as token ids."""
+
+    parsed_type = Preference
+    answers = ("chosen", "rejected")
+
+    def parse_row(self, row: Row, number: int) -> Preference:
+        config = self.config
+        if (chats := self.chat_answers(row, number)) is not None:
+            return Preference(chosen=chats[0], rejected=chats[1], chat=True)
+        prompt, better, worse = render_preference(config.data, row, number)
+        return Preference(
+            chosen=encode(self.tokenizer, prompt, better, config.max_length),
+            rejected=encode(self.tokenizer, prompt, worse, config.max_length),
+        )
 
     def sequences(self, parsed: Preference) -> tuple[Sequence[int], ...]:
         return parsed.chosen.ids, parsed.rejected.ids

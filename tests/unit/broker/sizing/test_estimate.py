@@ -281,8 +281,14 @@ def test_dpo_is_a_formula_over_the_form_and_never_full() -> None:
     assert (dpo["evidence"], dpo["margin_pct"]) == ("formula", 10.0)
     assert dpo["device_margin_pct"] > plain["device_margin_pct"]
     assert "mistral by dpo: a row as two sequences" in dpo["evidence_detail"]
-    with pytest.raises(EstimateError, match="--method full: dpo trains a LoRA"):
-        estimate(MISTRAL, task="dpo", method="full")
+    for task in ("dpo", "kto"):
+        with pytest.raises(EstimateError, match=f"--method full: {task} trains a LoRA"):
+            estimate(MISTRAL, task=task, method="full")
+    orpo, kto = (estimate(MISTRAL, task=task, precision="bf16") for task in ("orpo", "kto"))
+    assert orpo["peak_allocated_bytes"] == dpo["peak_allocated_bytes"] > kto["peak_allocated_bytes"]
+    assert kto["peak_allocated_bytes"] == plain["peak_allocated_bytes"]
+    assert "mistral by kto: as causal_lm, by formula" in kto["evidence_detail"]
+    assert orpo["device_margin_pct"] == kto["device_margin_pct"] == dpo["device_margin_pct"]
 
 
 def test_a_failing_tracer_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

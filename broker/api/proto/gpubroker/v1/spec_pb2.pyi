@@ -36,6 +36,8 @@ class Task(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_REWARD_MODEL: _ClassVar[Task]
     TASK_IMAGE_CLASSIFICATION: _ClassVar[Task]
     TASK_TEXT_TO_IMAGE: _ClassVar[Task]
+    TASK_ORPO: _ClassVar[Task]
+    TASK_KTO: _ClassVar[Task]
 
 class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -128,6 +130,8 @@ TASK_DPO: Task
 TASK_REWARD_MODEL: Task
 TASK_IMAGE_CLASSIFICATION: Task
 TASK_TEXT_TO_IMAGE: Task
+TASK_ORPO: Task
+TASK_KTO: Task
 PRECISION_UNSPECIFIED: Precision
 PRECISION_AUTO: Precision
 PRECISION_BF16: Precision
@@ -260,7 +264,7 @@ class IdlePolicy(_message.Message):
     def __init__(self, action: _Optional[_Union[IdleAction, str]] = ..., gpu_below: _Optional[float] = ..., window_s: _Optional[int] = ..., no_progress_s: _Optional[int] = ..., download_action: _Optional[_Union[IdleAction, str]] = ..., download_s: _Optional[int] = ...) -> None: ...
 
 class TrainConfig(_message.Message):
-    __slots__ = ("task", "model", "data", "lora", "full", "qlora", "optim", "epochs", "max_steps", "global_batch", "micro_batch", "max_length", "precision", "gradient_checkpointing", "seed", "eval_every_steps", "samples", "packing", "dpo", "diffusion", "tf32", "compile", "fp8", "attention", "revision", "trust_remote_code", "guard", "selection", "output", "metrics")
+    __slots__ = ("task", "model", "data", "lora", "full", "qlora", "optim", "epochs", "max_steps", "global_batch", "micro_batch", "max_length", "precision", "gradient_checkpointing", "seed", "eval_every_steps", "samples", "packing", "dpo", "diffusion", "orpo", "kto", "tf32", "compile", "fp8", "attention", "revision", "trust_remote_code", "guard", "selection", "output", "metrics")
     TASK_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
@@ -281,6 +285,8 @@ class TrainConfig(_message.Message):
     PACKING_FIELD_NUMBER: _ClassVar[int]
     DPO_FIELD_NUMBER: _ClassVar[int]
     DIFFUSION_FIELD_NUMBER: _ClassVar[int]
+    ORPO_FIELD_NUMBER: _ClassVar[int]
+    KTO_FIELD_NUMBER: _ClassVar[int]
     TF32_FIELD_NUMBER: _ClassVar[int]
     COMPILE_FIELD_NUMBER: _ClassVar[int]
     FP8_FIELD_NUMBER: _ClassVar[int]
@@ -311,6 +317,8 @@ class TrainConfig(_message.Message):
     packing: bool
     dpo: DpoConfig
     diffusion: DiffusionConfig
+    orpo: OrpoConfig
+    kto: KtoConfig
     tf32: bool
     compile: bool
     fp8: bool
@@ -321,7 +329,7 @@ class TrainConfig(_message.Message):
     selection: SelectionConfig
     output: OutputConfig
     metrics: MetricsConfig
-    def __init__(self, task: _Optional[_Union[Task, str]] = ..., model: _Optional[str] = ..., data: _Optional[_Union[DataConfig, _Mapping]] = ..., lora: _Optional[_Union[LoraConfig, _Mapping]] = ..., full: _Optional[_Union[FullConfig, _Mapping]] = ..., qlora: _Optional[_Union[QloraConfig, _Mapping]] = ..., optim: _Optional[_Union[OptimConfig, _Mapping]] = ..., epochs: _Optional[float] = ..., max_steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., max_length: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., gradient_checkpointing: _Optional[bool] = ..., seed: _Optional[int] = ..., eval_every_steps: _Optional[int] = ..., samples: _Optional[_Union[SamplesConfig, _Mapping]] = ..., packing: _Optional[bool] = ..., dpo: _Optional[_Union[DpoConfig, _Mapping]] = ..., diffusion: _Optional[_Union[DiffusionConfig, _Mapping]] = ..., tf32: _Optional[bool] = ..., compile: _Optional[bool] = ..., fp8: _Optional[bool] = ..., attention: _Optional[_Union[Attention, str]] = ..., revision: _Optional[str] = ..., trust_remote_code: _Optional[bool] = ..., guard: _Optional[_Union[GuardConfig, _Mapping]] = ..., selection: _Optional[_Union[SelectionConfig, _Mapping]] = ..., output: _Optional[_Union[OutputConfig, _Mapping]] = ..., metrics: _Optional[_Union[MetricsConfig, _Mapping]] = ...) -> None: ...
+    def __init__(self, task: _Optional[_Union[Task, str]] = ..., model: _Optional[str] = ..., data: _Optional[_Union[DataConfig, _Mapping]] = ..., lora: _Optional[_Union[LoraConfig, _Mapping]] = ..., full: _Optional[_Union[FullConfig, _Mapping]] = ..., qlora: _Optional[_Union[QloraConfig, _Mapping]] = ..., optim: _Optional[_Union[OptimConfig, _Mapping]] = ..., epochs: _Optional[float] = ..., max_steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., max_length: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., gradient_checkpointing: _Optional[bool] = ..., seed: _Optional[int] = ..., eval_every_steps: _Optional[int] = ..., samples: _Optional[_Union[SamplesConfig, _Mapping]] = ..., packing: _Optional[bool] = ..., dpo: _Optional[_Union[DpoConfig, _Mapping]] = ..., diffusion: _Optional[_Union[DiffusionConfig, _Mapping]] = ..., orpo: _Optional[_Union[OrpoConfig, _Mapping]] = ..., kto: _Optional[_Union[KtoConfig, _Mapping]] = ..., tf32: _Optional[bool] = ..., compile: _Optional[bool] = ..., fp8: _Optional[bool] = ..., attention: _Optional[_Union[Attention, str]] = ..., revision: _Optional[str] = ..., trust_remote_code: _Optional[bool] = ..., guard: _Optional[_Union[GuardConfig, _Mapping]] = ..., selection: _Optional[_Union[SelectionConfig, _Mapping]] = ..., output: _Optional[_Union[OutputConfig, _Mapping]] = ..., metrics: _Optional[_Union[MetricsConfig, _Mapping]] = ...) -> None: ...
 
 class MetricsConfig(_message.Message):
     __slots__ = ("wandb", "mlflow")
@@ -504,6 +512,22 @@ class DpoConfig(_message.Message):
     BETA_FIELD_NUMBER: _ClassVar[int]
     beta: float
     def __init__(self, beta: _Optional[float] = ...) -> None: ...
+
+class OrpoConfig(_message.Message):
+    __slots__ = ("beta",)
+    BETA_FIELD_NUMBER: _ClassVar[int]
+    beta: float
+    def __init__(self, beta: _Optional[float] = ...) -> None: ...
+
+class KtoConfig(_message.Message):
+    __slots__ = ("beta", "desirable_weight", "undesirable_weight")
+    BETA_FIELD_NUMBER: _ClassVar[int]
+    DESIRABLE_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    UNDESIRABLE_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    beta: float
+    desirable_weight: float
+    undesirable_weight: float
+    def __init__(self, beta: _Optional[float] = ..., desirable_weight: _Optional[float] = ..., undesirable_weight: _Optional[float] = ...) -> None: ...
 
 class DiffusionConfig(_message.Message):
     __slots__ = ("resolution", "min_snr", "cache", "sample_steps")

@@ -1,6 +1,7 @@
 """Jobs that are not next-token training of a dense decoder: what of them is counted, and how little of it is known."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -112,10 +113,10 @@ PAIRS = {"task": "dpo", "data": {"path": "a.csv", "prompt": "{p}", "chosen": "{c
 ROWS = [{"p": "x" * 360, "c": "y" * 36, "r": "z" * 720}] * 4
 
 
-def made(train: dict[str, Any], shape: ModelShape | None = None) -> Workload:
+def made(train: dict[str, Any], shape: ModelShape | None = None, rows: Sequence[Mapping[str, Any]] = ROWS) -> Workload:
     config = TrainConfig.model_validate({"model": "m", "global_batch": 2, "max_length": 2048, **train})
     return workload(
-        spec(train=config.model_dump()), shape, rows_of(config, summarise(json.dumps(ROWS).encode(), "json"))
+        spec(train=config.model_dump()), shape, rows_of(config, summarise(json.dumps(rows).encode(), "json"))
     )
 
 
@@ -125,6 +126,17 @@ def test_a_preferences_rows_are_the_prompt_with_each_answer() -> None:
     assert found.tokens_per_row == pytest.approx((396 + 1080) / 2 / 3.6)
     assert found.sequence == 450, "of the longer: 1080 bytes / 2.4"
     assert found.counted_per_row == pytest.approx(1476 / 3.6)
+
+
+def test_orpo_has_no_reference_and_kto_three_passes_of_one_sequence() -> None:
+    pair = made(PAIRS | {"task": "orpo"})
+    assert (pair.task, pair.sequences, pair.reference) == ("orpo", 2, 0)
+    data = {"path": "a.csv", "prompt": "{p}", "completion": "{c}", "label": "good"}
+    rated = made({"task": "kto", "data": data}, rows=[{**row, "good": n % 2 == 0} for n, row in enumerate(ROWS)])
+    assert (rated.task, rated.sequences, rated.reference) == ("kto", 1, 3)
+    assert rated.tokens_per_row == pytest.approx(396 / 3.6)
+    plain, judged = (timing(run_of(w, LLAMA_3_8B, A100), A100) for w in (WORK, replace(WORK, reference=3)))
+    assert judged.evaluated_s == pytest.approx(4 * plain.evaluated_s, rel=0.1)
 
 
 def test_encoder_and_decoder_tokens_are_counted_separately() -> None:
