@@ -169,7 +169,7 @@ class Story:
         )  # fmt: skip
         market = MarketPoller({self._cloud: provider}, clock, MarketIntervals(poll_s=300))
 
-        async def trainer() -> TrainerImage:
+        async def trainer(*, for_image: bool) -> TrainerImage:
             return TrainerImage(reference="r/i@sha256:" + "0" * 64)
 
         try:
