@@ -66,6 +66,17 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tower:
+    """Vision part of a language model. Rows of text do not reach it: its weights are held, and get no gradients."""
+
+    parameters: int
+    matrices: int
+    """Weights of its linear modules, which a quantised base quantises too."""
+    sides: int
+    """Inputs plus outputs of its linear modules. A LoRA of rank r holds r weights for each."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelShape:
     """The values of a model's config that determine memory and time."""
 
@@ -81,6 +92,7 @@ class ModelShape:
     vocabulary: int
     tied_embeddings: bool
     parameters: int
+    """All parameters, with those of the tower."""
     known: bool
     """False: the closed form was not validated on this architecture."""
     max_positions: int | None = None
@@ -124,6 +136,8 @@ class ModelShape:
     """True when attention weights pass through dropout; only eager attention keeps their mask."""
     buckets: int = 0
     """Number of relative positions in T5's attention; 0: positions are embedded."""
+    tower: Tower | None = None
+    """Vision part that is loaded with the language model; None: there is none."""
     bundled: bool = False
     """True when the config is from the bundled catalogue: the Hub was not asked, or did not answer."""
 

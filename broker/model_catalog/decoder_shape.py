@@ -11,7 +11,8 @@ from broker.model_catalog.config_defaults import SAME_CODE, filled
 from broker.model_catalog.config_validation import ACTIVATION_KEYS, EXPERTS, check
 from broker.model_catalog.encoder_shape import ENCODERS, encoder_shape
 from broker.model_catalog.seq2seq_shape import pair_shape
-from trainer.contract.architectures import BIDIRECTIONAL, QUANTISED, is_mixture, model_misuse_message
+from broker.model_catalog.uncounted import text_of, tower_of, uncounted
+from trainer.contract.architectures import BIDIRECTIONAL, QUANTISED, is_mixture, is_quantised, model_misuse_message
 
 PLAIN_MLP = frozenset({"gpt2", "gpt_bigcode", "gpt_neox", "falcon", "phi", "starcoder2"})
 """Families whose MLP has two matrices."""
@@ -72,14 +73,22 @@ def _plain(name: str, family: str, config: Mapping[str, Any], *, mixtures: bool)
         raise _invalid(f"{name!r} is an encoder ({family}) that is not supported; supported are {known}")
 
 
+def _counted(name: str, config: Mapping[str, Any]) -> None:
+    """Raise InvalidInput for a model with a part that is not counted."""
+    if (gap := uncounted(config)) is not None:
+        raise _invalid(f"{name!r} {QUANTISED}" if is_quantised(config) else gap.message(name))
+
+
 def shape_of(name: str, config: Mapping[str, Any], *, mixtures: bool = False) -> ModelShape:
     """Return the shape of the decoder that a transformers config describes. Raise InvalidInput for any other model.
 
     `mixtures`: a mixture of experts is accepted too.
     """
-    config, _ = filled(text_of(config))
+    _counted(name, config)
+    whole, (config, _) = config, filled(text_of(config))
     try:
         check(config)
+        tower = tower_of(whole)
     except ValueError as e:
         raise _invalid(f"config.json of {name!r} has {e}") from None
     family = str(config.get("model_type", ""))
@@ -102,24 +111,14 @@ def shape_of(name: str, config: Mapping[str, Any], *, mixtures: bool = False) ->
             kv_heads=parameter_count.kv_heads(config),
             head_dim=parameter_count.head_dim(config),
             vocabulary=parameter_count.number(config, "vocab_size"),
-            tied_embeddings=parameter_count.is_tied(config),
-            parameters=parameter_count.parameters(config),
+            parameters=parameter_count.parameters(config) + (tower.parameters if tower else 0),
+            tower=tower,
             known=family in FAMILIES,
             max_positions=parameter_count.positions(config),
-            gated_mlp=family not in PLAIN_MLP,
             **_traits(family, config),
         )
     except ValueError as e:
         raise _invalid(f"config.json of {name!r} has {e}") from None
-
-
-def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the language model's part of a config that also describes other parts."""
-    text = config.get("text_config")
-    if not isinstance(text, Mapping) or not text:
-        return config
-    whole = {key: config[key] for key in ("tie_word_embeddings", "quantization_config") if key in config}
-    return {**whole, **text}
 
 
 def _known_names(family: str, config: Mapping[str, Any]) -> None:
@@ -186,6 +185,8 @@ def _traits(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
         window = window if config.get("use_sliding_window") else None
     norms = 2 if family == "gpt_neox" or (new and config.get("num_ln_in_parallel_attn") != 1) else 1
     return {
+        "tied_embeddings": parameter_count.is_tied(config),
+        "gated_mlp": family not in PLAIN_MLP,
         "activation": activation,
         "parallel": parallel,
         "parallel_norms": norms,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from reprlib import repr
 from typing import Any
 
+from broker.domain.workload import Tower
 from broker.model_catalog.unet_parameters import unet
 from trainer.contract.architectures import SCALED_ROTARY, position_offset
 
@@ -256,11 +257,19 @@ def _gemma3(c: Config) -> int:
     text, vision = c.get("text_config"), c.get("vision_config")
     if not isinstance(text, Mapping) or not isinstance(vision, Mapping):
         raise ValueError("no text_config with a vision_config")
-    h = number(vision, "hidden_size")
+    return _decoder(text) + siglip_tower(vision, number(text, "hidden_size")).parameters
+
+
+def siglip_tower(vision: Config, width: int) -> Tower:
+    """Return a SigLIP tower with a matrix and a norm from its patches to a decoder of that width. Raise ValueError."""
+    h, i, layers = (number(vision, key) for key in ("hidden_size", "intermediate_size", "num_hidden_layers"))
     positions, convolution = _patches(vision)
-    tower = convolution + positions * h + 2 * h
-    tower += number(vision, "num_hidden_layers") * _layer(h, number(vision, "intermediate_size"))
-    return _decoder(text) + tower + h * number(text, "hidden_size") + h
+    pooled = _layer(h, i) - h if vision.get("vision_use_head", True) else 0  # a query of its own, and one norm
+    return Tower(
+        parameters=convolution + positions * h + 2 * h + layers * _layer(h, i) + pooled + h * width + h,
+        matrices=layers * (4 * h * h + 2 * h * i),
+        sides=layers * (4 * 2 * h + 2 * (h + i)),
+    )
 
 
 FAMILIES: Mapping[str, Callable[[Config], int]] = {

@@ -11,6 +11,7 @@ from broker.model_catalog.config_defaults import filled, kind_of
 from broker.model_catalog.config_validation import EXPERTS, check_kind
 from broker.model_catalog.decoder_shape import MIXTURES, headed_shape, shape_of, written_shape
 from broker.model_catalog.encoder_shape import ENCODERS, labels_of
+from broker.model_catalog.uncounted import uncounted
 from trainer.contract.architectures import NEXT_TOKEN, is_mixture, model_misuse_message
 
 Head = Literal["tokens", "text", "words", "image"]
@@ -20,13 +21,6 @@ HEADS: Mapping[str, Head] = {
 }  # fmt: skip
 """Output of the task's model for its last hidden states. Tasks that are not listed are not estimated."""
 _WITH_TEXTS = (ENCODERS | frozenset(FAMILIES)) - {"vit"}
-OTHER_WORDS = frozenset({
-    "bloom", "codegen", "cpmant", "ctrl", "dbrx", "falcon_mamba", "gpt_neo", "gpt_neox_japanese", "gptj", "mamba",
-    "mamba2", "mpt", "nemotron_h", "openai-gpt", "opt", "rwkv", "xglm", "xlstm", "zaya",
-})  # fmt: skip
-"""Decoders of transformers whose configs have their own names for sizes: the trainer supports them, the estimator does
-not.
-"""
 NUMBERS = frozenset({"text_regression", "reward_model"})
 """Tasks whose head returns one number."""
 
@@ -81,17 +75,17 @@ def task_shape(name: str, config: Mapping[str, Any], task: str) -> ModelShape | 
 
 def _decoder(name: str, config: Mapping[str, Any], family: str, task: str, head: Head) -> ModelShape | None:
     """Return the shape of a decoder with that head, or None if it is not estimated. Raise InvalidInput."""
-    config = _of_texts(config)
-    if head == "tokens" and family in OTHER_WORDS:
+    if uncounted(config) is not None:
         return None
     experts = is_mixture(config) or any(config.get(key) for key in EXPERTS)
+    whole, config = config, _of_texts(config)
     if family in ENCODERS or (experts and family not in MIXTURES):
         return None
     if head == "tokens":
-        return shape_of(name, config, mixtures=True)
+        return shape_of(name, whole, mixtures=True)
     if family not in FAMILIES:
         return None  # it may be an encoder or a decoder, of texts or of images
-    shape = shape_of(name, config, mixtures=True)
+    shape = shape_of(name, whole, mixtures=True)
     labels = 1 if task in NUMBERS else _labels(name, config)
     spared = 0 if shape.tied_embeddings else shape.vocabulary * shape.hidden
     return replace(

@@ -29,8 +29,9 @@ from broker.estimator.workload import REFERENCE_PASSES
 from broker.model_catalog import catalog, trace_tables
 from broker.model_catalog.config_defaults import SAME_CODE, filled
 from broker.model_catalog.config_validation import check_kind
-from broker.model_catalog.decoder_shape import headed_shape, shape_of, text_of, written_shape
+from broker.model_catalog.decoder_shape import headed_shape, shape_of, written_shape
 from broker.model_catalog.task_shape import built_for, task_shape
+from broker.model_catalog.uncounted import text_of
 from broker.sizing import traced_run, traced_tables
 from broker.sizing.estimate_result import EstimateResult
 from broker.sizing.fitting import ways, would_fit
@@ -301,6 +302,8 @@ def _answer(
         trace = traced_run.trace(config_json, None, ask, task) if request.exact else None
         return _document(name, kind, result, hardware, traced_tables.NO_SPEED, trace)
     memory_estimate.check_experts(ask, mixture=is_mixture(config_json))
+    if request.exact and (alone := traced_run.alone(config_json, ask, task or built_for(config_json))) is not None:
+        return _document(name, alone.family, alone.estimate, hardware, traced_tables.NO_SPEED, alone.trace)
     shape = model_shape(name, config_json, task)
     task, is_inferred = task or built_for(config_json), task is None
     traced_tables.refuse_resolution(shape.family, request.resolution)
@@ -338,12 +341,8 @@ def _config_notes(config_json: Mapping[str, Any], shape: ModelShape) -> Iterator
         yield f"the config lacks {', '.join(missing)}: {text['model_type']}'s defaults are used"
     if text.get("model_type") in SAME_CODE:
         yield f"{text['model_type']} is estimated as {shape.family}, whose code it shares"
-    others = [
-        name for name in config_json if name in ("vision_config", "audio_config", "speech_config") and config_json[name]
-    ]
-    if others:
-        model_type = config_json.get("model_type")
-        yield f"{model_type} is estimated without its {' and '.join(others)}: the language model alone"
+    if shape.tower is not None:
+        yield f"{config_json.get('model_type')}: rows of text; its vision tower is held in memory and not trained"
 
 
 def spoken(step_speed: Speed | str) -> dict[str, Any]:

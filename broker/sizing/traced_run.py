@@ -6,28 +6,42 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from importlib import metadata
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker.domain.workload import ModelShape
 from broker.estimator.architecture.families import family_spec
 from broker.estimator.architecture.lora_targets import ALL_LINEAR
-from broker.estimator.memory import estimate
-from broker.estimator.memory.estimate import EstimateOptions, InvalidEstimate
+from broker.estimator.memory.device_overhead import Estimate, with_overhead
+from broker.estimator.memory.estimate import (
+    CATEGORIES,
+    EstimateOptions,
+    InvalidEstimate,
+    adapted_modules,
+    check_numbers,
+)
+from broker.estimator.memory.evidence import FORMULA, Tier
+from broker.estimator.memory.simulator.types import StepPeak
 from broker.model_catalog.config_defaults import kind_of
+from broker.model_catalog.uncounted import uncounted
 
 TRACE_TIMEOUT_S = 300
 EXACT_PRECISIONS = {
     "bf16-autocast": "bf16", "fp16-autocast": "fp16", "fp32": "fp32", "bf16": "bf16-pure", "fp16": "fp16-pure",
 }  # fmt: skip
+MAMBA = frozenset({"bamba", "falcon_h1", "falcon_mamba", "mamba", "mamba2", "zamba", "zamba2"})
 TRACED_TASKS = ("causal_lm", "text_classification", "token_classification", "seq2seq", "image_classification")
 """Tasks that the tracer supports, by the architecture or by its own option."""
 
 
 def _targets(shape: ModelShape | None, ask: EstimateOptions) -> str:
-    """Return the LoRA targets in the tracer's terms. `shape`: None for a model with trace tables."""
-    if shape is None or ask.method == "full":
-        return "all-linear"
-    adapted, names = estimate.adapted_modules(shape, ask.targets)[0], family_spec(shape).names
+    """Return the LoRA targets in the tracer's terms. `shape`: None for a model that has no shape."""
+    if ask.method == "full":
+        return ALL_LINEAR
+    if shape is None and not isinstance(ask.targets, tuple):
+        raise InvalidEstimate(f"--exact traces no pattern for such a model ({ask.targets}); give names of its modules")
+    if shape is None:
+        return ",".join(ask.targets)
+    adapted, names = adapted_modules(shape, ask.targets)[0], family_spec(shape).names
     if ask.targets == (ALL_LINEAR,):
         return ALL_LINEAR
     if isinstance(ask.targets, tuple):  # the tracer uses peft itself
@@ -69,10 +83,38 @@ def _check(ask: EstimateOptions, task: str | None) -> None:
             )
 
 
+class TracedModel(NamedTuple):
+    """A model that no closed form counts: its estimate by the trace alone, and the trace."""
+
+    family: str
+    estimate: Estimate
+    trace: dict[str, Any]
+
+
+def alone(config: Mapping[str, Any], ask: EstimateOptions, task: str | None) -> TracedModel | None:
+    """Return a model that only the tracer can estimate; None for any other model. Raise InvalidEstimate."""
+    gap = uncounted(config)
+    if gap is None or not gap.traceable:
+        return None
+    check_numbers(ask)
+    traced = trace(config, None, ask, task, count=True)
+    by = {category: traced["by_category"].get(category, 0) for category in CATEGORIES}
+    peak = StepPeak(segments={traced["segment"]: by}, trained=traced["trainable"])
+    notes: tuple[str, ...] = ("no closed form counts this model; its trace was not compared with a GPU",)
+    if str(config.get("model_type")) in MAMBA:
+        notes = (*notes, "Mamba layers without mamba-ssm's kernels; traces of small models were 10 to 26 % too high")
+    tier: tuple[Tier, str, float] = "formula", "a trace of the model's own code", FORMULA
+    counted = with_overhead(traced["parameters"], peak, tier, notes, several=ask.gpus > 1)
+    return TracedModel(str(config.get("model_type")), counted, traced)
+
+
 def trace(
-    config: Mapping[str, Any], shape: ModelShape | None, ask: EstimateOptions, task: str | None
+    config: Mapping[str, Any], shape: ModelShape | None, ask: EstimateOptions, task: str | None, *, count: bool = False
 ) -> dict[str, Any]:
-    """Return the exact tracer's result for the trainer's own step. Raise InvalidEstimate for any other step."""
+    """Return the exact tracer's result for the trainer's own step. Raise InvalidEstimate for any other step.
+
+    `count`: the result has `parameters` and `trainable` too.
+    """
     _check(ask, task)
     a_step = ask.rows * ask.gpus * (2 if ask.accumulated else 1)
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
@@ -86,6 +128,7 @@ def trace(
             *(["--gpus", str(ask.gpus), "--sharding", ask.sharding] if ask.gpus > 1 else []),
             *("--lora-r", str(ask.rank), "--lora-dropout", str(ask.dropout), "--lora-targets", _targets(shape, ask)),
             *(["--task", task] if task in TRACED_TASKS[1:] else []),
+            *(["--count"] if count else []),
             "--gradient-checkpointing" if ask.checkpointing else "--no-gradient-checkpointing",
         ]
         try:

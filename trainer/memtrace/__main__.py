@@ -32,7 +32,7 @@ from trainer.core.errors import Fault
 from trainer.memtrace.device_emulation import BLOCK
 from trainer.memtrace.inputs import BY_TASK, KINDS, TRAINED
 from trainer.memtrace.probe import TraceOptions
-from trainer.memtrace.tracer import extrapolate
+from trainer.memtrace.tracer import count, extrapolate
 
 
 def options(args: argparse.Namespace, family: str = "") -> TraceOptions:
@@ -96,6 +96,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--lora-targets", default="all-linear", help="all-linear, attention, or names separated by commas"
     )
+    arguments.add_argument("--count", action="store_true", help="print the model's parameters too")
     arguments.add_argument("--device", choices=tuple(BLOCK), default="cuda", help="device whose kernels are emulated")
     return arguments
 
@@ -108,13 +109,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not isinstance(config, dict):
             raise ValueError("is not a JSON object")
         started = time.monotonic()
-        peak = extrapolate(config, options(args, str(config.get("model_type", config.get("_class_name")))))
+        ask = options(args, str(config.get("model_type", config.get("_class_name"))))
+        peak = extrapolate(config, ask)
+        counted = dict(zip(("parameters", "trainable"), count(config, ask), strict=True)) if args.count else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, Fault) as e:
         print(f"{args.config}: {(str(e).strip().splitlines() or [type(e).__name__])[0]}", file=sys.stderr)
         return 2
     versions = {m.__name__: m.__version__ for m in (torch, transformers, peft)}
     seconds = math.ceil((time.monotonic() - started) * 1000) / 1000
-    print(json.dumps({**asdict(peak), "versions": versions, "seconds": seconds}))
+    print(json.dumps({**asdict(peak), **counted, "versions": versions, "seconds": seconds}))
     return 0
 
 

@@ -229,6 +229,15 @@ def timed(probe: Probe, lasts_s: float) -> float:
     return (time.monotonic() - started) / count
 
 
+def count(config: Mapping[str, Any], ask: TraceOptions) -> tuple[int, int]:
+    """Return (parameters of the base model, trained parameters) at the config's full depth."""
+    task = task_of(ask.task, ask.train, config)
+    with _emulate(ask, real=False):
+        named = dict(_build(config, depths_of(config), ask, task, device="meta").named_parameters())
+    base = sum(p.numel() for name, p in named.items() if "lora_" not in name and ".modules_to_save." not in name)
+    return base, sum(p.numel() for p in named.values() if p.requires_grad)
+
+
 def _kinds(segments: Mapping[str, dict[str, int]], layers: Sequence[int]) -> dict[str, dict[str, int]]:
     """Name the segments by their place in a model of any depth.
 

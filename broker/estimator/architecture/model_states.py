@@ -38,9 +38,11 @@ def base_bytes(shape: ModelShape, n: Numerics) -> int:
     matrices = sum(s.layers * (layer_matrices(s) - (_kept(s) if n.bits else 0)) for s in parts)
     norms = sum(s.layers * (build.norms + (s.decoder_layers > 0)) + 1 for s in parts) * shape.hidden
     head = shape.vocabulary * shape.hidden if n.head_bits else 0
-    matrices += head
+    matrices += head + (shape.tower.matrices if shape.tower else 0)
     width = 4 if n.rest_float32 else n.weight
     rest = (shape.parameters - matrices) * width + (2 * norms if n.norms_float32 else 0)
+    if shape.tower and n.adapted:  # its adapters are held too, as if every linear module had one
+        rest += n.rank * shape.tower.sides * n.trained
     if n.bits == 4 and n.single_scales:  # the tables and the scale of a block, which are not quantised
         return rest + matrices // 2 + matrices // 64 * 4
     if n.bits == 4:  # NF4 in blocks of 64, whose scales are quantised in blocks of 256 (QLoRA, arXiv 2305.14314)
@@ -63,7 +65,7 @@ def layer_bytes(shape: ModelShape, n: Numerics) -> int:
 def trained_parameters(shape: ModelShape, n: Numerics) -> int:
     """Return the number of weights that have gradients and optimizer states."""
     if n.full:
-        return shape.parameters
+        return shape.parameters - (shape.tower.parameters if shape.tower else 0)
     pooler = 2 * shape.hidden * n.rank if "pooler" in n.adapted else 0
     ends = len(n.adapted & {"embeddings", "head"}) * n.rank * (shape.vocabulary + shape.hidden)
     return adapter_parameters(shape, n.rank, n.adapted) + shape.head_parameters + pooler + ends

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
+import torch
 from accelerate.state import AcceleratorState
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.memory_forms import WINDOWS, cases, compared
 from benchmarks.memory_tables import traced as lines_of
@@ -16,7 +18,7 @@ from broker.estimator.memory.device_overhead import CUBLAS_WORKSPACE
 from broker.model_catalog import catalog as catalogue
 from broker.model_catalog.decoder_shape import MIXTURES
 from broker.model_catalog.encoder_shape import ENCODERS
-from broker.sizing.estimate import estimate
+from broker.sizing.estimate import EstimateError, estimate
 from trainer.contract.data_config import DataConfig
 from trainer.contract.train import FullConfig, LoraConfig, TrainConfig
 from trainer.memtrace import __main__ as memtrace_main
@@ -227,3 +229,16 @@ def test_exact_runs_the_tracer_and_agrees() -> None:
     assert "torch" in exact["evidence_detail"]
     assert exact["peak_allocated_bytes"] == pytest.approx(form["peak_allocated_bytes"], rel=0.01)
     assert sum(exact["by_category"].values()) == exact["device_used_bytes"]
+
+
+def test_exact_counts_a_model_without_a_closed_form() -> None:
+    config = {"model_type": "olmo2", **WIDE}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    found = estimate(config=config, seq=128, micro_batch=4, lora_targets="q_proj,v_proj", exact=True)
+    assert found["parameters"] == sum(p.numel() for p in model.parameters())
+    assert found["trainable_parameters"] == 6 * 16 * (2 * 256 + 256 + 64)
+    assert (found["evidence"], found["margin_pct"], found["tokens_per_s"]) == ("exact", 10.0, None)
+    assert sum(found["by_category"].values()) == found["device_used_bytes"]
+    with pytest.raises(EstimateError, match="--exact traces no pattern for such a model"):
+        estimate(config=config, lora_targets=".*q_proj$", exact=True)

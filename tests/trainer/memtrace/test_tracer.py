@@ -92,6 +92,8 @@ def totals(segments: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
         (QWEN2, ask("full", device="cpu")),
         (GEMMA2, ask("lora", device="cpu")),
         (GPT2, ask("full", device="cpu")),
+        (LLAMA | {"model_type": "olmo2"}, ask("lora", device="cpu")),
+        (LLAMA | {"model_type": "cohere2"}, ask("full", device="cpu")),
         (FALCON, ask("full", device="cpu", precision="fp32")),
         (LLAMA, ask("qlora", device="cpu")),
         (LLAMA, ask("qlora", device="cpu", gradient_checkpointing=True)),

@@ -153,7 +153,8 @@ def sharding_of(shape: ModelShape, step: Step, trained: int, tape: Tape) -> NoSh
 def units(shape: ModelShape, n: Numerics, trained: int, shards: int, *, offload: bool) -> tuple[Unit, Unit]:
     """Return (the root, a layer) for `trained` trained weights. `offload`: the shards are in host memory."""
     ends = root_parameters(shape)
-    layer = (shape.parameters - ends) // shape.layers
+    tower = shape.tower.parameters if shape.tower else 0
+    layer = (shape.parameters - tower - ends) // shape.layers
     extra = trained_parameters(shape, n) - adapter_parameters(shape, n.rank, n.adapted)
     layer_base = layer_bytes(shape, n) + (layer - layer_matrices(shape)) * n.weight
 
@@ -165,7 +166,7 @@ def units(shape: ModelShape, n: Numerics, trained: int, shards: int, *, offload:
 
     head = 0 if shape.tied_embeddings or not n.full else shape.vocabulary * shape.hidden * n.weight
     inner = layer if n.full else max(0, trained - extra) // shape.layers
-    return unit(ends * n.weight, ends if n.full else extra, head), unit(layer_base, inner)
+    return unit((ends + tower) * n.weight, ends if n.full else extra, head), unit(layer_base, inner)
 
 
 def root_parameters(shape: ModelShape) -> int:

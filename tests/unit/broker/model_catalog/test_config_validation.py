@@ -62,11 +62,9 @@ def test_a_multimodal_config_is_that_of_its_language_model_and_says_so() -> None
     nested = {
         "model_type": "gemma3",
         "text_config": LLAMA | {"model_type": "gemma3_text"},
-        "vision_config": {"depth": 3},
     }
     found = estimate(config=nested, seq=64)
     assert found["family"] == "gemma3_text"
-    assert "gemma3 is estimated without its vision_config: the language model alone" in found["notes"]
     lacking = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "num_hidden_layers": 3}}
     assert "the config lacks hidden_size" in estimate(config=lacking, seq=64)["notes"][0]
     tied = estimate(config={"text_config": LLAMA, "tie_word_embeddings": True}, seq=64)

@@ -7,6 +7,7 @@ import pytest
 from broker.model_catalog.config_defaults import SAME_CODE
 from broker.model_catalog.encoder_shape import ENCODERS
 from broker.model_catalog.task_shape import task_shape
+from broker.model_catalog.uncounted import PARTS
 from broker.sizing.estimate import EstimateError, estimate
 from trainer.contract.architectures import BIDIRECTIONAL
 
@@ -44,7 +45,7 @@ def test_the_counts_are_those_of_its_classes(kind: str) -> None:
     assert found["parameters"] == sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize("kind", sorted(BIDIRECTIONAL - ENCODERS - SAME_CODE.keys()))
+@pytest.mark.parametrize("kind", sorted(BIDIRECTIONAL - ENCODERS - SAME_CODE.keys() - PARTS.keys()))
 def test_no_other_encoder_is_taken_for_a_decoder(kind: str) -> None:
     with pytest.raises(
         EstimateError, match=rf"is an encoder \({kind}\) that is not supported; supported are bert, camembert"
@@ -52,6 +53,6 @@ def test_no_other_encoder_is_taken_for_a_decoder(kind: str) -> None:
         estimate(config={"model_type": kind, **BASE}, seq=512)
 
 
-def test_one_that_is_built_as_a_decoder_is_one_of_an_unknown_kind() -> None:
-    found = estimate(config={"model_type": "rembert", "is_decoder": True, **BASE}, seq=512)
-    assert found["evidence"] == "unchecked"
+def test_an_encoder_that_is_built_as_a_decoder_is_not_counted() -> None:
+    with pytest.raises(EstimateError, match="no memory model counts the layers of rembert; add --exact"):
+        estimate(config={"model_type": "rembert", "is_decoder": True, **BASE}, seq=512)

@@ -39,7 +39,7 @@ def test_a_shape_has_the_configs_numbers() -> None:
     shape = shape_of("x", LLAMA)
     assert (shape.layers, shape.kv_heads, shape.head_dim, shape.max_positions) == (32, 8, 128, 131072)
     assert shape.known
-    assert not shape_of("g", {**LLAMA, "model_type": "mamba"}).known
+    assert not shape_of("g", {**LLAMA, "model_type": "own"}).known
 
 
 def test_the_text_part_of_a_multimodal_config_is_taken() -> None:
