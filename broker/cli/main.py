@@ -182,13 +182,20 @@ AREAS: Mapping[str, tuple[str, ...]] = {
 """Commands by area, in the order of `gpubroker --help` and of the reference."""
 SYNONYMS: Mapping[str, str] = {
     **dict.fromkeys(("status", "jobs", "ps", "list", "queue"), "gpubroker ls` or `gpubroker get JOB"),
-    **dict.fromkeys(("stop", "down", "kill"), "gpubroker cancel JOB"),
-    **dict.fromkeys(("delete", "remove"), "gpubroker rm JOB --data` for its data, or `gpubroker cancel JOB"),
-    **dict.fromkeys(("run", "launch", "start", "apply"), "gpubroker submit SPEC.yaml"),
-    **dict.fromkeys(("show", "describe"), "gpubroker get JOB"),
+    **dict.fromkeys(("stop", "down", "kill", "terminate", "pause"), "gpubroker cancel JOB"),
+    **dict.fromkeys(("delete", "remove", "destroy"), "gpubroker rm JOB --data` for its data, or `gpubroker cancel JOB"),
+    **dict.fromkeys(("run", "launch", "start", "apply", "create", "up"), "gpubroker submit SPEC.yaml"),
+    **dict.fromkeys(("resume", "restart", "rerun"), "gpubroker retry JOB` or `gpubroker cap JOB USD"),
+    **dict.fromkeys(("show", "describe", "info", "inspect"), "gpubroker get JOB"),
+    **dict.fromkeys(("log", "tail"), "gpubroker logs JOB --follow"),
+    **dict.fromkeys(("shell", "connect", "attach"), "gpubroker ssh JOB"),
+    **dict.fromkeys(("download", "pull", "fetch"), "gpubroker artifacts JOB --to DIR"),
+    **dict.fromkeys(("price", "prices", "market"), "gpubroker offers"),
+    **dict.fromkeys(("cost", "costs", "bill", "usage"), "gpubroker spend"),
+    **dict.fromkeys(("new", "template"), "gpubroker init FILE"),
+    **dict.fromkeys(("whoami", "logout"), "gpubroker login"),
+    **dict.fromkeys(("server", "daemon"), "gpubroker serve"),
     "version": "gpubroker --version",
-    "price": "gpubroker offers",
-    "cost": "gpubroker spend",
 }
 """Commands of similar programs, with the command to use here."""
 CODES = "; ".join(f"{int(code)}: {text}" for code, text in MEANINGS.items())

@@ -251,6 +251,12 @@ def test_only_a_line_without_a_shell_becomes_words(tmp_path: Path, line: str, wo
     assert command == (["bash", "-c", f"{line}\n"] if words is None else words)
 
 
+@pytest.mark.parametrize("name", ["train.yaml", "train.yml", "train.dstack.yml", "train.dstack.yaml"])
+def test_a_task_without_a_name_has_the_files(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("type: task\ncommands: [python x.py]\n")
+    assert converted(tmp_path / name).spec["name"] == "train"
+
+
 def test_commands_of_dstack_stop_at_the_first_error(tmp_path: Path) -> None:
     conversion = of(
         tmp_path,

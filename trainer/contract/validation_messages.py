@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache, partial
 from typing import Any
@@ -21,6 +22,9 @@ PLAIN = {
     "Tuple": "list",
     "valid list": "list such as [a, b]",
     "valid dictionary": "mapping of keys to values",
+    " or object to extract fields from": "",
+    ", unable to parse string as a number": "",
+    ", unable to parse string as an integer": "",
 }
 LENGTH = re.compile(r"^\w+ should have at (least|most) (\d+) (?:item|character)s?(?: after validation.*)?$")
 TAG = re.compile(r"^Input tag '(.*)' found using '(\w+)' does not match any of the expected tags: (.*)$", re.DOTALL)
@@ -88,7 +92,8 @@ def _step(here: Any, part: int | str) -> tuple[Any] | None:
 def _message(detail: ErrorDetails, path: tuple[int | str, ...], model: type[BaseModel]) -> str:
     match detail["type"]:
         case "extra_forbidden":
-            return _unknown_key_message(str(path[-1]) if path else "", _known_keys(model, path[:-1]))
+            key = str(path[-1]) if path else ""
+            return _unknown_key_message(key, _known_keys(model, path[:-1]), _places(model).get(key))
         case "missing":
             return "is missing; add it"
         case "value_error":
@@ -97,7 +102,10 @@ def _message(detail: ErrorDetails, path: tuple[int | str, ...], model: type[Base
             return TAGLESS.sub(r"\1 is missing; add it", detail["msg"])
         case "union_tag_invalid":
             return TAG.sub(r"\2 must be one of \3, not '\1'", detail["msg"])
-    return _plain_message(detail, echoed=not (path and path[0] in NEVER_ECHOED))
+    text = _plain_message(detail, echoed=not (path and path[0] in NEVER_ECHOED))
+    if detail["type"] == "model_attributes_type" and (known := _known_keys(model, path)):
+        return text.replace("of keys to values", f"such as {{{'kind' if 'kind' in known else known[0]}: …}}", 1)
+    return text
 
 
 def _plain_message(detail: ErrorDetails, *, echoed: bool) -> str:
@@ -118,7 +126,10 @@ def _length_message(unit: str, match: re.Match[str]) -> str:
     return f"must have at {match[1]} {match[2]} {unit}{'' if match[2] == '1' else 's'}"
 
 
-def _unknown_key_message(key: str, known: tuple[str, ...]) -> str:
+def _unknown_key_message(key: str, known: tuple[str, ...], place: str | None) -> str:
+    """Return the message for a key. `known`: keys that are allowed there; `place`: where the key is allowed."""
+    if place is not None:
+        return f"unknown key here; did you mean {place}{'' if '.' in place else ' at the top level'}?"
     near = close_matches(key, known, n=1, cutoff=0.6)
     if near:
         return f"unknown key; did you mean {near[0]}?"
@@ -128,6 +139,15 @@ def _unknown_key_message(key: str, known: tuple[str, ...]) -> str:
 @cache
 def _schema(model: type[BaseModel]) -> dict[str, Any]:
     return model.model_json_schema()
+
+
+@cache
+def _places(model: type[BaseModel]) -> Mapping[str, str]:
+    """Return the place of each key of `model` at the top level, and of those below it that occur once."""
+    outer = _known_keys(model, ())
+    below = [(name, f"{section}.{name}") for section in outer for name in _known_keys(model, (section,))]
+    counts = Counter(name for name, _ in below)
+    return {name: place for name, place in below if counts[name] == 1} | {name: name for name in outer}
 
 
 def _known_keys(model: type[BaseModel], path: tuple[int | str, ...]) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ def convert_dstack(conversion: Conversion) -> None:
     commands = task.pop("commands", None)
     if not commands:
         raise conversion.refuse("commands", "is missing; a job is a program that ends")
-    stem = Path(conversion.document.name).name.removesuffix(".yml").removesuffix(".dstack").strip(".")
+    stem = re.sub(r"(\.dstack)?\.ya?ml$", "", Path(conversion.document.name).name).strip(".")
     conversion.name(task.pop("name", None), stem or "job")
     _code(conversion, task.pop("repos", None))
     lines = [str(line) for line in ([commands] if isinstance(commands, str) else commands)]

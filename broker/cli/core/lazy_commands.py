@@ -37,8 +37,29 @@ class PlainCommand(TyperCommand):
         return _without_flag_types(super().get_params(ctx))
 
 
+MEMBERS = (
+    ("new", "create", "add", "make"),
+    ("ls", "list", "show", "get"),
+    ("rm", "delete", "remove", "revoke"),
+    ("set", "put", "store", "update"),
+)
+"""Words for the same action: a group has at most one or two of them as members."""
+
+
 class PlainGroup(TyperGroup):
-    """A group whose help shows no type for options without a value."""
+    """A group whose help shows no type for options without a value, and which suggests members of the same meaning."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        if args and args[0] not in self.commands and (near := self._same_action(args[0])):
+            ctx.fail(f"No such command {args[0]!r}; use `{ctx.command_path} {near}`")
+        return super().resolve_command(ctx, args)
+
+    def _same_action(self, word: str) -> str | None:
+        """Return a member that other programs call `word`."""
+        actions = [action for action in MEMBERS if word in action]
+        # A secret is added by `set`, and a token is removed by `revoke`.
+        actions += [("set", "create", "add", "new")] if word in ("create", "add", "new", "make") else []
+        return next((name for action in actions for name in action if name in self.commands), None)
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_flag_types(super().get_params(ctx))

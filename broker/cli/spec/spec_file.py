@@ -128,5 +128,6 @@ def _place(document: YamlDocument, given: Given, field: str) -> str:
     path = tuple(field.split(".")) if field else ()
     for depth in range(len(path), 0, -1):
         if (option := given.get(path[:depth])) is not None:
-            return option if depth == len(path) else f"{option}: {field}"
+            is_named = depth == len(path) or (depth == len(path) - 1 and path[-1].isdecimal())
+            return option if is_named else f"{option}: {field}"
     return f"{document.place(path)}: {field}" if field else document.place(path)

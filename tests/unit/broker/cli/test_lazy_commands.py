@@ -1,6 +1,7 @@
 """The command line imports what a command needs, and says what is missing."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 from broker.cli.core.exit_codes import Exit, not_installed
 from broker.cli.core.lazy_commands import Entry
-from broker.cli.main import COMMANDS, Commands, app
+from broker.cli.main import COMMANDS, SYNONYMS, Commands, app
 
 SHELLS = ("serve", "ssh", "exec")
 """Commands whose output is not a document."""
@@ -90,3 +91,28 @@ def test_a_missing_package_is_one_line_with_the_fix(words: list[str], monkeypatc
 def test_a_missing_module_of_our_own_is_a_fault(module: str) -> None:
     with pytest.raises(ModuleNotFoundError):
         not_installed(ModuleNotFoundError("gone", name=module))
+
+
+@pytest.mark.parametrize("word", SYNONYMS)
+def test_words_of_similar_programs_name_an_existing_command(word: str) -> None:
+    assert word not in COMMANDS
+    named = re.findall(r"gpubroker ([\w-]+)", SYNONYMS[word])
+    assert named
+    assert all(name.startswith("--") or name in COMMANDS for name in named)
+    ran = CliRunner().invoke(app, [word])
+    assert (ran.exit_code, f"No such command '{word}'; use" in " ".join(ran.output.split())) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (("token", "create"), "token new"), (("token", "list"), "token ls"), (("token", "revoke"), "token rm"),
+        (("team", "add"), "team new"), (("secret", "create"), "secret set"), (("secret", "delete"), "secret rm"),
+        (("policy", "list"), "policy ls"),
+    ],
+)  # fmt: skip
+def test_a_group_suggests_its_member_for_the_same_action(words: tuple[str, ...], command: str) -> None:
+    ran = CliRunner().invoke(app, list(words))
+    assert ran.exit_code == 2
+    assert f"No such command '{words[1]}'; use `" in " ".join(ran.output.replace("│", " ").split())
+    assert f" {command}`" in " ".join(ran.output.replace("│", " ").split())
