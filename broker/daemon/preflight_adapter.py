@@ -79,7 +79,7 @@ class Checks:
 
     async def check(self, spec: JobSpec, summary: Mapping[str, Any] | None, run: RunCpu = run_inline) -> Checked:
         if spec.train is not None:
-            spec = spec.model_copy(update={"train": await self._folders.permit(spec.train)})
+            spec = spec.model_copy(update={"train": await self._folders.permit(spec.train, run)})
         key = (spec.train, spec.checkpoint, id(summary))
         now = self._clock.monotonic()
         held = self._found.get(key)

@@ -7,10 +7,12 @@ import os
 import stat
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from broker.domain.errors import InvalidInput, Problem
 from broker.preflight.model_lookup import is_folder
+from broker.runtime.cpu_threads import RunCpu, run_inline
 from trainer.contract.suggestions import short_list
 from trainer.contract.train import TrainConfig
 
@@ -30,8 +32,8 @@ class ModelFolders:
     is_shared: Callable[[], Awaitable[bool]] = _alone
     """Returns whether the installation has several users."""
 
-    async def permit(self, train: TrainConfig) -> TrainConfig:
-        """Return the config with links resolved, because a link may later point elsewhere.
+    async def permit(self, train: TrainConfig, run: RunCpu = run_inline) -> TrainConfig:
+        """Return the config with links resolved, because a link may later point elsewhere. `run` reads the disk.
 
         Raises InvalidInput with the same answer for a folder that does not exist and one that is not allowed. With
         several users, files that are closed to other users of this host are not read for any of them.
@@ -44,6 +46,9 @@ class ModelFolders:
             if await self.is_shared():
                 raise _refused("folders need model_roots in gpubroker.yaml, as there are several users; give a Hub id")
             return train
+        return await run(partial(self._permitted, train, await self.is_shared()))
+
+    def _permitted(self, train: TrainConfig, is_shared: bool) -> TrainConfig:
         real = self._below_roots(train.model)
         if real is None or not os.path.isdir(real):
             raise _refused(f"no folder {train.model!r} below model_roots of gpubroker.yaml; give such a folder")
@@ -55,7 +60,7 @@ class ModelFolders:
             raise _refused(message) from None
         if any(self._below_roots(str(file)) is None for file in files):
             raise _refused(f"{train.model!r} has links that leave model_roots of gpubroker.yaml; copy the files there")
-        if closed and await self.is_shared():
+        if closed and is_shared:
             name = short_list(sorted(closed), 1)
             raise _refused(f"{train.model!r} has files that only their owner may read: {name}; chmod o+r them")
         return train.model_copy(update={"model": str(real)})

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -127,16 +128,26 @@ class FoundModel:
     """True if the config comes from the bundled catalogue, not from the Hub; shown to users."""
 
 
-def _folder(path: Path, files: Sequence[str]) -> FoundModel:
+def _folder(model: str, files: Sequence[str]) -> FoundModel:
+    path = Path(os.path.expanduser(model))
+    if not os.path.isdir(path):  # os.path.isdir returns False for a name that is too long, Path.is_dir raises
+        raise _invalid(f"no folder {model!r} on the broker's machine; give an existing one or a Hub id")
     try:
         missing = [p for p in files if not any(path.glob(p))]
         if missing:
             raise _invalid(f"{str(path)!r} has no {', '.join(missing)}; save model and tokenizer with save_pretrained")
-        with (path / files[0]).open("rb") as file:
+        with open(path / files[0], "rb", opener=_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise _invalid(f"{files[0]} of {str(path)!r} is not a file; save the model with save_pretrained")
             body = file.read(MAX_CONFIG_BYTES)
     except OSError as e:
         raise _invalid(f"{str(path)!r} cannot be read: {e.strerror}; let the broker read it, or give an id") from None
     return FoundModel(name=path.name, config=parse(body, str(path), files[0]))
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file. A FIFO would otherwise wait for its writer forever."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def is_folder(model: str) -> bool:
@@ -163,7 +174,7 @@ async def resolve_for(train: TrainConfig, *, hub: HubClient | None, run: RunCpu 
 
     Raises InvalidInput like `find`, and for a model that the task cannot train. Raises Busy like `run`.
     """
-    model = await find(train.model, hub=hub, files=model_files(train.task), revision=train.revision)
+    model = await find(train.model, hub=hub, files=model_files(train.task), revision=train.revision, run=run)
     return await run(partial(_shape, train, model))
 
 
@@ -192,19 +203,21 @@ def _positions(config: Mapping[str, Any]) -> int | None:
 
 
 async def find(
-    model: str, *, hub: HubClient | None, files: Sequence[str] = MODEL_FILES, revision: str | None = None
+    model: str,
+    *,
+    hub: HubClient | None,
+    files: Sequence[str] = MODEL_FILES,
+    revision: str | None = None,
+    run: RunCpu = run_inline,
 ) -> FoundModel:
-    """Return the config of a folder or a Hub id. Raises InvalidInput.
+    """Return the config of a folder or a Hub id. Raises InvalidInput. `run` reads the disk.
 
     `files`: files that a folder must contain, the config first. `hub` None: search folders and the catalogue only.
     The Hub is also asked about gated models of the catalogue, so that the user learns of a missing licence before a
     purchase.
     """
     if is_folder(model):
-        path = Path(os.path.expanduser(model))
-        if not os.path.isdir(path):  # os.path.isdir returns False for a name that is too long, Path.is_dir raises
-            raise _invalid(f"no folder {model!r} on the broker's machine; give an existing one or a Hub id")
-        return _folder(path, files)
+        return await run(partial(_folder, model, files))
     if not HUB_ID.fullmatch(model):
         raise _invalid(f"{model!r} is neither a folder nor a Hub id; write owner/name, e.g. HuggingFaceTB/SmolLM2-135M")
     entry = catalog.find(model) if files[0] == CONFIG else None

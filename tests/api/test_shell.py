@@ -71,6 +71,17 @@ async def test_streams_and_the_exit_code_come_back(api: Running, training: tuple
     assert outcome == (3, b"some \x00 bytes", b"wrong\n")
 
 
+async def test_malformed_and_long_orders_are_ignored(api: Running, training: tuple[str, dict[str, str]]) -> None:
+    """The event loop parses them; 4 MB of brackets, or a list, ended the shell."""
+    job, headers = training
+    url = f"{api.url}/v1/jobs/{job}/shell"
+    async with api.http.ws_connect(url, headers=headers, params=[("word", "cat")], compress=15) as socket:
+        assert not socket.compress
+        for order in ("[" * 4_000_000, "[" * 900, "[]", "1", '{"resize": 1}', "x", '{"eof": true}'):
+            await socket.send_str(order)
+        assert json.loads((await socket.receive()).data) == {"exit": 0}
+
+
 async def test_a_machine_in_a_cloud_that_is_not_configured_is_refused_in_words(
     api: Running, training: tuple[str, dict[str, str]]
 ) -> None:

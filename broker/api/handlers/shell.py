@@ -83,7 +83,7 @@ async def _open(request: web.Request, caller: Caller, name: JobId, words: tuple[
     await service.quotes.check_host_shell(caller, latest.handles[0])
     argv = await service.reach(latest.handles[0], words, tty)
     log.info("%s opens %s on %s of job %s", caller.owner, words[:1] or "a shell", latest.name, job.id)
-    socket = web.WebSocketResponse(heartbeat=20.0, max_msg_size=4 * 1024**2)
+    socket = web.WebSocketResponse(heartbeat=20.0, max_msg_size=4 * 1024**2, compress=False)  # no inflating
     if not socket.can_prepare(request).ok:
         raise InvalidInput(Problem(field="Upgrade", message="this endpoint speaks WebSocket; use `gpubroker exec JOB`"))
     try:

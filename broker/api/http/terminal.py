@@ -22,6 +22,8 @@ from aiohttp import WSMsgType, web
 
 OUT, ERR = b"\x01", b"\x02"
 CHUNK = 65536
+ORDER_CHARACTERS = 1000
+"""Longest text message that is parsed: the event loop parses it."""
 HANG_UP_S = 5.0
 """Seconds from SIGHUP to SIGKILL for a program that does not end."""
 
@@ -47,7 +49,9 @@ async def _listen(socket: web.WebSocketResponse, session: "_Session") -> None:
         if message.type is WSMsgType.BINARY:
             await session.write(message.data)
         elif message.type is WSMsgType.TEXT:
-            with contextlib.suppress(ValueError, TypeError, KeyError, struct.error):
+            if len(message.data) > ORDER_CHARACTERS:
+                continue
+            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError, struct.error):
                 order = json.loads(message.data)
                 if order.get("eof"):
                     session.eof()

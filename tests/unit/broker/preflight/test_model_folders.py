@@ -1,16 +1,24 @@
 """A quote must not tell which folders the daemon's host has."""
 
+import asyncio
 import errno
 import json
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from broker.domain.errors import InvalidInput
+from broker.preflight import model_lookup
 from broker.preflight.model_folders import ModelFolders
 from broker.preflight.model_lookup import find, is_folder
+from broker.runtime.cpu_threads import CpuThreads
 from trainer.contract.train import TrainConfig
+
+T = TypeVar("T")
 
 
 def train(model: str) -> TrainConfig:
@@ -72,9 +80,9 @@ async def test_files_closed_to_others_are_not_read_for_tenants(tmp_path: Path) -
     assert (await folders.permit(train(str(model)))).model == str(model)
 
 
-@pytest.mark.parametrize("call", ["iterdir", "open", "glob"])
+@pytest.mark.parametrize(("owner", "call"), [(Path, "iterdir"), (model_lookup, "_without_waiting"), (Path, "glob")])
 async def test_an_unreadable_folder_is_refused_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: object, call: str
 ) -> None:
     """Root reads every file, so the error of another user is raised in its place."""
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
@@ -83,7 +91,7 @@ async def test_an_unreadable_folder_is_refused_in_one_line(
     def denied(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(Path, call, denied)
+    monkeypatch.setattr(owner, call, denied)
     with pytest.raises(InvalidInput) as caught:
         await found(ModelFolders(roots=(tmp_path,)), tmp_path)
     [problem] = caught.value.problems
@@ -104,3 +112,27 @@ def test_hub_id_never_probes_the_working_folder(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "etc" / "ssl").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert not is_folder("etc/ssl")
+
+
+async def test_a_folder_is_read_by_threads_and_a_pipe_holds_none(tmp_path: Path) -> None:
+    """The read of a FIFO held the event loop of the daemon forever."""
+    os.mkfifo(tmp_path / "config.json")
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "tokenizer.json").touch()
+    threads = CpuThreads()
+    folders, run = ModelFolders(roots=(tmp_path,)), threads.of_team("red")
+    loop_thread, used = threading.get_ident(), set[int]()
+
+    async def recorded(compute: Callable[[], T]) -> T:
+        def in_thread() -> T:
+            used.add(threading.get_ident())
+            return compute()
+
+        return await run(in_thread)
+
+    async with asyncio.timeout(60):
+        permitted = await folders.permit(train(str(tmp_path)), recorded)
+        with pytest.raises(InvalidInput, match="is not a file"):
+            await find(permitted.model, hub=None, run=recorded)
+    assert used
+    assert loop_thread not in used
