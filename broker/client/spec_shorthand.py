@@ -9,8 +9,6 @@
 """
 
 import json
-import re
-import shlex
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -19,22 +17,11 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 from broker.domain.spec import JobSpec
+from trainer.contract.script import line_words
 
 Path = tuple[str, ...]
 SCALARS = (str, int, float, bool)
 COMMAND: Path = ("script", "command")
-SHELL_CHARACTERS = frozenset("\n\r();<>|&$`*?[{~#")
-"""Characters that have a meaning to a shell, outside quotes."""
-SHELL_WORDS = frozenset({
-    "!", ".", ":", "[[", "alias", "bg", "break", "builtin", "case", "cd", "command", "continue", "coproc", "declare",
-    "dirs", "disown", "enable", "eval", "exec", "exit", "export", "fg", "for", "function", "getopts", "hash",
-    "history", "if", "jobs", "let", "local", "logout", "popd", "pushd", "read", "readonly", "return", "select", "set",
-    "shift", "shopt", "source", "suspend", "time", "times", "trap", "type", "typeset", "ulimit", "umask", "unalias",
-    "unset", "until", "wait", "while",
-})  # fmt: skip
-"""First words of a line that only a shell understands."""
-_QUOTED = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"|\\.", re.DOTALL)
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(\[.*\])?\+?=")
 
 
 def full_form(spec: Mapping[str, Any], texts: Mapping[Path, str] | None = None) -> dict[str, Any]:
@@ -113,24 +100,3 @@ def _command(value: Any, texts: Mapping[Path, str]) -> Any:
         return [_text(item, (*COMMAND, str(number)), texts) for number, item in enumerate(value)]
     words = line_words(value) if isinstance(value, str) else None
     return value if words is None else words
-
-
-def line_words(line: str) -> list[str] | None:
-    """Return the words of a line that means the same without a shell, otherwise None."""
-    line = line.strip(" \t\r\n")
-    bare = _QUOTED.sub(_unquoted, line)
-    if SHELL_CHARACTERS.intersection(bare) or _ASSIGNMENT.match(bare):
-        return None
-    try:
-        words = shlex.split(line)
-    except ValueError:  # a quotation without its end
-        return None
-    return words if words and words[0] not in SHELL_WORDS else None
-
-
-def _unquoted(quoted: re.Match[str]) -> str:
-    """Return the characters of a quoted text that keep their meaning to a shell, after a quotation mark."""
-    text = quoted[0]
-    if text.startswith('"'):
-        return '"' + "".join(re.findall(r"[$`]|(?<=\\)\n", text))
-    return "\n" if text == "\\\n" else '"'

@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -13,6 +14,7 @@ import yaml
 from broker.domain.errors import InvalidInput, Problem
 from trainer.contract import yaml_document
 from trainer.contract.data_config import COLUMN_SETTINGS, USES
+from trainer.contract.script import line_words
 
 NUMBER = re.compile(r"-?\d+(\.\d+)?([eE]-?\d+)?")
 MORE = "more"
@@ -49,10 +51,21 @@ FIELDS: tuple[FormField, ...] = (
     FormField(name="spot", path="resources.spot", default="allowed"),
     FormField(name="objective", path="resources.objective", default="cheapest"),
     FormField(name="accelerators", path="resources.accelerators"),
+    FormField(name="cpus", path="resources.cpus"),
+    FormField(name="memory_gb", path="resources.memory_gb"),
+    FormField(name="disk_gb", path="resources.disk_gb"),
+    FormField(name="command", path="script.command"),
+    FormField(name="requirements", path="script.requirements"),
+    FormField(name="setup", path="script.setup"),
+    FormField(name="image", path="script.image"),
 )
+SCRIPT = "script"
+"""Choice of the field `task` for a job that runs a program instead of the trainer."""
+LISTS = frozenset({"accelerators", "command", "setup"})
+"""Fields whose values are lists of texts: parted by commas, the words of a line, the lines."""
 TEMPLATES = frozenset(("prompt", "completion", "chosen", "rejected"))
 """Fields whose spaces at both ends count: prompt and completion are one text."""
-TEXTS = frozenset({"name", "cap_usd", "deadline", "model", *COLUMN_SETTINGS})
+TEXTS = frozenset({"name", "cap_usd", "deadline", "model", "requirements", "image", *COLUMN_SETTINGS})
 """Fields whose values stay texts, also where they look like numbers."""
 PAIRS = (
     ("prompt", "completion"), ("instruction", "output"), ("instruction", "response"), ("question", "answer"),
@@ -63,7 +76,9 @@ PAIRS = (
 
 def field_of(path: str) -> str:
     """Return the form's field for a path of the spec; the path itself if the form has none."""
-    names = {field.path: field.name for field in FIELDS} | {"train.data.path": "upload", "train.method": "method"}
+    names = {field.path: field.name for field in FIELDS} | {
+        "train.data.path": "upload", "train.method": "method", "script.code": "upload"
+    }  # fmt: skip
     while path:
         if path in names:
             return names[path]
@@ -71,25 +86,42 @@ def field_of(path: str) -> str:
     return ""
 
 
+def fields_of(task: str) -> tuple[FormField, ...]:
+    """Return the fields that the form has for a task."""
+    other = "train." if task == SCRIPT else "script."
+    return tuple(field for field in FIELDS if field.name == "task" or not field.path.startswith(other))
+
+
 def document(form: Mapping[str, str], upload: str, more: Mapping[str, Any]) -> dict[str, Any]:
     """Return the spec that the form describes, with `more` on top. Fields with their default are left out.
 
-    `upload`: what `train.data.path` shall be.
+    `upload`: what `train.data.path`, or `script.code` of a script, shall be.
     """
     spec: dict[str, Any] = {}
-    for field in FIELDS:
+    task = form.get("task", "")
+    for field in fields_of(task):
+        if task == SCRIPT and field.name == "task":
+            continue
         written = form.get(field.name, "")
         text = written if field.name in TEMPLATES and written.strip() else written.strip()
         if text and (text != field.default or field.name == "task"):
             _put(spec, field.path.split("."), _value(field.name, text))
     if upload:
-        _put(spec, ["train", "data", "path"], upload)
+        _put(spec, _upload_path(task), upload)
     return _merged(spec, more)
+
+
+def _upload_path(task: str) -> list[str]:
+    return ["script", "code"] if task == SCRIPT else ["train", "data", "path"]
 
 
 def _value(name: str, text: str) -> Any:
     if name == "accelerators":
         return [part.strip() for part in text.split(",") if part.strip()]
+    if name == "setup":
+        return [line.strip() for line in text.splitlines() if line.strip()]
+    if name == "command":
+        return line_words(text) or text
     if name in TEXTS or len(text) > NUMBER_CHARS or not NUMBER.fullmatch(text):
         return text
     return float(text) if set(text) & set(".eE") else int(text)
@@ -143,14 +175,14 @@ def as_yaml(spec: Mapping[str, Any]) -> str:
 
 
 def form_of(spec: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return (the form's fields, the further settings) of a spec without its data's path."""
+    """Return (the form's fields, the further settings) of a spec without the path of its data or code."""
     rest: dict[str, Any] = copy.deepcopy(dict(spec))
-    form: dict[str, str] = {}
-    _take(rest, ["train", "data", "path"])
-    for field in FIELDS:
+    form: dict[str, str] = {"task": SCRIPT} if isinstance(rest.get("script"), dict) else {}
+    _take(rest, _upload_path(form.get("task", "")))
+    for field in fields_of(form.get("task", "")):
         folders = field.path.split(".")
         value = _take(rest, folders)
-        text = ", ".join(map(str, value)) if field.name == "accelerators" and isinstance(value, list) else str(value)
+        text = _text(field.name, value)
         if isinstance(value, Mapping) or (value is not None and not _survives(field.name, text, value)):
             _put(rest, folders, value)
         elif value is not None:
@@ -158,11 +190,21 @@ def form_of(spec: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
     return form, rest
 
 
+def _text(name: str, value: Any) -> str:
+    """Return the text of a field that `_value` may read as `value`."""
+    if name not in LISTS or not isinstance(value, list):
+        return str(value)
+    texts = [str(item) for item in value]
+    return shlex.join(texts) if name == "command" else ("\n" if name == "setup" else ", ").join(texts)
+
+
 def _survives(name: str, text: str, value: Any) -> bool:
     """Return whether an input of one line sends `text` unchanged, and `document` reads `value` from it again.
 
     Browsers remove line breaks from such an input, and `document` strips all fields except TEMPLATES.
     """
+    if name in LISTS and name != "accelerators":
+        return isinstance(value, list) and (_value(name, text) == value or not value)
     if "\r" in text or "\n" in text:
         return False
     return not isinstance(value, str) or (bool(text.strip()) and (name in TEMPLATES or text == text.strip()))

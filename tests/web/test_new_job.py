@@ -1,17 +1,21 @@
 """The form for a new job: data, columns, the quote, and one write."""
 
 import asyncio
+import io
 import re
+import tarfile
 import threading
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from typing import Any
 
 import pytest
 import yaml
 
 from broker.domain.errors import InvalidInput
+from broker.domain.ids import JobId
 from broker.domain.spec import JobSpec
-from broker.web.job_form import MORE, MORE_BYTES, cap_text, document, field_of, further_settings, suggested
+from broker.web.job_form import MORE, MORE_BYTES, cap_text, document, field_of, form_of, further_settings, suggested
 from broker.web.quote_view import deadline_chance, memory_parts, quote_summary
 from tests.api.harness import CSV, MODEL, Running
 from tests.support.machines import offer, quoted
@@ -223,6 +227,53 @@ async def test_the_downloaded_spec_is_the_form_for_the_command_line(ada: Visitor
 
 async def test_the_query_prefills_the_model(ada: Visitor) -> None:
     assert 'value="a/b"' in (await ada.get("/ui/new?model=a/b")).text
+
+
+async def test_a_script_is_quoted_downloaded_submitted_and_cloned(api: Running, ada: Visitor) -> None:
+    page = (await ada.get("/ui/new?task=script")).text
+    assert 'name="model"' not in page
+    [action] = re.findall(r'action="(/ui/new/upload[^"]*)"', page)
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("train.py"))
+    location = (await ada.upload(action, "code.tar", packed.getvalue())).location
+    assert 'name="command"' in (await ada.get(location)).text
+    fields = {
+        "upload": location.partition("upload=")[2].partition("&")[0], "task": "script", "name": "s", "key": "s1",
+        "cap_usd": "5", "shown_cap": "5", "cpus": "2", "memory_gb": "4", "disk_gb": "20",
+        "command": "python train.py --lr 1e-4", "requirements": "requirements.txt", "setup": "pip list\r\necho hi\r\n",
+    }  # fmt: skip
+    quoted = await ada.htmx("/ui/new/quote", **fields | {"command": "a | b", "cpus": "0"})
+    assert re.search(r'id="fault-command"[^>]*>must be a list', quoted.text)
+    assert re.search(r'id="fault-cpus"[^>]*>[^<]', quoted.text)
+    spec = yaml.safe_load((await ada.send("/ui/new/spec", **fields)).text)
+    assert spec["script"]["code"] == "code"
+    assert spec["resources"] == {"cpus": 2, "memory_gb": 4, "disk_gb": 20}
+    sent = await ada.send("/ui/new/submit", **fields)
+    assert sent.status == 303, sent.text
+    job = await api.service.store.job(JobId(sent.location.rpartition("/")[2]))
+    assert job is not None
+    assert job.spec.script is not None
+    assert job.spec.script.command == ("python", "train.py", "--lr", "1e-4")
+    assert job.spec.script.setup == ("pip list", "echo hi")
+    clone = (await ada.get(f"/ui/new?clone={job.id}")).text
+    for shown in ('value="python train.py --lr 1e-4"', "pip list\necho hi</textarea>", 'value="20"', "code.tar"):
+        assert shown in clone, shown
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        {"command": ["bash", "-c", "a | b; c"], "setup": ["a ", "b"]}, {"command": ["a", "b\nc", ""], "setup": []},
+        {"command": ["cd", "x"], "image": "a/b:1", "setup": ["# x", "y"], "setup_timeout_s": 9},
+    ],
+)  # fmt: skip
+def test_a_cloned_script_describes_the_same_spec(script: dict[str, Any]) -> None:
+    spec = {"script": {"code": "upload:1", **script}, "resources": {"disk_gb": 9, "gpus": 2}}
+    form, more = form_of(spec)
+    again = document(form, "upload:1", more)
+    assert again["script"] | {"setup": again["script"].get("setup", [])} == spec["script"]
+    assert again["resources"] == spec["resources"]
 
 
 def test_other_settings_win_over_the_fields() -> None:

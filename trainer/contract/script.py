@@ -1,10 +1,25 @@
 """`ScriptConfig`: the user's own program of a script job, and how its environment is prepared."""
 
+import re
+import shlex
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from trainer.contract.base import Config, InSeconds, Text, matching
+
+SHELL_CHARACTERS = frozenset("\n\r();<>|&$`*?[{~#")
+"""Characters that have a meaning to a shell, outside quotes."""
+SHELL_WORDS = frozenset({
+    "!", ".", ":", "[[", "alias", "bg", "break", "builtin", "case", "cd", "command", "continue", "coproc", "declare",
+    "dirs", "disown", "enable", "eval", "exec", "exit", "export", "fg", "for", "function", "getopts", "hash",
+    "history", "if", "jobs", "let", "local", "logout", "popd", "pushd", "read", "readonly", "return", "select", "set",
+    "shift", "shopt", "source", "suspend", "time", "times", "trap", "type", "typeset", "ulimit", "umask", "unalias",
+    "unset", "until", "wait", "while",
+})  # fmt: skip
+"""First words of a line that only a shell understands."""
+_QUOTED = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"|\\.", re.DOTALL)
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(\[.*\])?\+?=")
 
 
 def _within_code(path: str) -> str:
@@ -75,3 +90,24 @@ class ScriptConfig(Config):
     """`false`: the program writes no checkpoints, so a preemption loses everything and no spot machine is bought for
     it.
     """
+
+
+def line_words(line: str) -> list[str] | None:
+    """Return the words of a line that means the same without a shell, otherwise None."""
+    line = line.strip(" \t\r\n")
+    bare = _QUOTED.sub(_unquoted, line)
+    if SHELL_CHARACTERS.intersection(bare) or _ASSIGNMENT.match(bare):
+        return None
+    try:
+        words = shlex.split(line)
+    except ValueError:  # a quotation without its end
+        return None
+    return words if words and words[0] not in SHELL_WORDS else None
+
+
+def _unquoted(quoted: re.Match[str]) -> str:
+    """Return the characters of a quoted text that keep their meaning to a shell, after a quotation mark."""
+    text = quoted[0]
+    if text.startswith('"'):
+        return '"' + "".join(re.findall(r"[$`]|(?<=\\)\n", text))
+    return "\n" if text == "\\\n" else '"'

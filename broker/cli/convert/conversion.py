@@ -8,7 +8,7 @@ from math import ceil
 from typing import Any
 
 from broker.cli.core.exit_codes import BadInput
-from broker.client.spec_shorthand import line_words
+from trainer.contract.script import line_words
 from trainer.contract.yaml_document import YamlDocument
 
 PROVIDERS = {"aws": "aws", "lambda": "lambda", "runpod": "runpod", "vast": "vast", "vastai": "vast"}

@@ -24,10 +24,12 @@ from broker.web.browser import Visit, key_of, see
 from broker.web.job_form import (
     FIELDS,
     MORE,
+    SCRIPT,
     as_yaml,
     cap_text,
     document,
     field_of,
+    fields_of,
     form_of,
     further_settings,
     suggested,
@@ -46,7 +48,7 @@ CHUNK = 1 << 16
 FILE_S = 30.0
 """Seconds from an upload's head to the head of its file; then the limits of every upload apply."""
 CHOICES = {
-    "task": TASKS,
+    "task": (*TASKS, SCRIPT),
     "method": ("lora", "qlora", "full"),
     "gpus": ("auto", "1", "2", "4", "8"),
     "spot": ("allowed", "never", "only"),
@@ -66,30 +68,38 @@ async def new_job(visit: Visit) -> web.Response:
 
 
 async def _started_from(visit: Visit) -> tuple[dict[str, str], dict[str, str]]:
-    """Return (the form's values, its faults) of the job that the query names as `clone`; both empty without one."""
+    """Return (the form's values, its faults) of the job that the query names as `clone`, and of its `task`."""
     job_id = visit.request.query.get("clone", "")
-    return await _cloned(visit, job_id) if job_id else ({}, {})
+    values, faults = await _cloned(visit, job_id) if job_id else ({}, {})
+    return values | {name: visit.request.query[name] for name in ("task",) if name in visit.request.query}, faults
 
 
 def _with_data(visit: Visit, sha256: str) -> web.Response:
-    """Show the form with an upload, and with the fields of the job that it started from."""
-    clone = visit.request.query.get("clone", "")
-    query = {"upload": f"upload:{sha256}"} | ({"clone": clone} if clone else {})
+    """Show the form with an upload, its task, and the fields of the job that it started from."""
+    given = {name: visit.request.query.get(name, "") for name in ("clone", "task")}
+    query = {"upload": f"upload:{sha256}"} | {name: value for name, value in given.items() if value}
     return see(f"{NEW}?{urlencode(query, safe=':')}")
 
 
 async def _cloned(visit: Visit, job_id: str) -> tuple[dict[str, str], dict[str, str]]:
     """Return (the form's values, its faults) of a job's spec. Raises NotFound."""
     job = await found(visit, job_id)
-    if job.spec.train is None:
-        return {}, {"": f"job {job.id} runs a script; `gpubroker clone {job.id} job.yaml` writes its spec"}
-    form, more = form_of(job.spec.model_dump(mode="json", exclude_unset=True))
+    spec = job.spec
+    form, more = form_of(spec.model_dump(mode="json", exclude_unset=True))
     threads = visit.service.quotes.threads.of_team(visit.caller.team)
-    form |= {MORE: await threads(lambda: as_yaml(more)) if more else "", "upload": job.spec.train.data.path}
+    form |= {MORE: await threads(lambda: as_yaml(more)) if more else "", "upload": _reference(spec)}
     if await _data(visit, form["upload"]) is not None:
         return form, {}
-    line = f"the data of job {job.id} are not among your uploads; drop the file again"
+    line = f"the {'data' if spec.train else 'code'} of job {job.id} are not among your uploads; drop the file again"
     return form, {"upload": line}
+
+
+def _reference(spec: JobSpec) -> str:
+    """Return the upload of a spec."""
+    if spec.train is not None:
+        return spec.train.data.path
+    assert spec.script is not None
+    return spec.script.code
 
 
 async def _form(visit: Visit, given: Mapping[str, str], faults: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -99,8 +109,9 @@ async def _form(visit: Visit, given: Mapping[str, str], faults: Mapping[str, str
     columns = tuple(((data.summary or {}).get("columns") or {}) if data else ())
     mapping = _mapping(values["task"])
     uses = USES.get(values["task"], ())
+    is_script = values["task"] == SCRIPT
     # Further settings may name columns; those of a clone do.
-    if not given.get(MORE) and not any(all(values[name] for name in needed) for needed, _ in uses):
+    if not is_script and not given.get(MORE) and not any(all(values[name] for name in needed) for needed, _ in uses):
         values |= {name: values[name] or guess for name, guess in suggested(values["task"], columns).items()}
     if data is not None and not values["name"]:
         values["name"] = _name(data.name)
@@ -110,17 +121,27 @@ async def _form(visit: Visit, given: Mapping[str, str], faults: Mapping[str, str
         "data": data,
         "columns": columns,
         "mapping": mapping,
+        "is_script": is_script,
         "more": given.get(MORE, ""),
         "source": given.get("source", ""),
-        "clone": visit.request.query.get("clone", ""),
+        "upload_query": _upload_query(visit, values["task"]),
         "choices": CHOICES,
         "faults": faults or {},
         "key": visit.service.entropy(12).hex(),
     }
 
 
+def _upload_query(visit: Visit, task: str) -> str:
+    """Return the query with which an upload keeps the job that the form started from, and the task."""
+    given = {"clone": visit.request.query.get("clone", ""), "task": "" if task == TASKS[0] else task}
+    query = urlencode({name: value for name, value in given.items() if value})
+    return f"?{query}" if query else ""
+
+
 def _mapping(task: str) -> list[str]:
     """Return the fields of columns that a task uses."""
+    if task == SCRIPT:
+        return []
     used = {name for need, more in USES.get(task, USES["causal_lm"]) for name in (*need, *more)}
     return [name for name in COLUMN_SETTINGS if name in used and name != "labels"]
 
@@ -267,8 +288,10 @@ async def _quote_values(visit: Visit, form: Mapping[str, str], changed: str = ""
 
 def _shown(form: Mapping[str, str]) -> list[str]:
     """Return the fields that the form shows, each with a place for its fault."""
-    mapping = _mapping(form.get("task", ""))
-    return [name for name in SHOWN_FAULTS if name not in COLUMN_SETTINGS or name in mapping]
+    task = form.get("task", "")
+    mapping = _mapping(task)
+    shown = [*(field.name for field in fields_of(task)), "upload", *(() if task == SCRIPT else ("source",)), MORE]
+    return [name for name in shown if name not in COLUMN_SETTINGS or name in mapping]
 
 
 async def _quoted(visit: Visit, spec: JobSpec) -> tuple[Checked, QuoteSummary, Refusal | None]:
@@ -279,7 +302,9 @@ async def _quoted(visit: Visit, spec: JobSpec) -> tuple[Checked, QuoteSummary, R
 async def _yaml(visit: Visit, form: Mapping[str, str], more: Mapping[str, Any]) -> str:
     """Return the spec as a file for the command line, which names the data's file."""
     data = await _data(visit, form.get("upload", ""))
-    wanted = document(form, data.name if data else "", more)
+    path = data.name if data else ""
+    # The command line packs a folder of code itself.
+    wanted = document(form, path.rpartition(".tar")[0] if form.get("task") == SCRIPT else path, more)
     return await visit.service.quotes.threads.of_team(visit.caller.team)(lambda: as_yaml(wanted))
 
 
