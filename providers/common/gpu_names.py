@@ -48,7 +48,7 @@ _OTHER_MAKER = re.compile(
     r"ascend|huawei|qualcomm|cambricon|mlu\d+|mtt|kunlun\w*|hygon|dcu|xilinx|alveo|graphcore|ipu|groq|apple)\b",
     re.I,
 )
-_ARM = re.compile(r"\bG[BH]\d{2,3}|\b(grace|jetson|orin|dgx spark)\b", re.I)
+_ARM = re.compile(r"\bG[BH]\d{2,3}|\b(grace|jetson|orin|thor|dgx spark)\b", re.I)
 """Superchips with ARM processors, for which no image exists. Lambda does not report the architecture."""
 
 
@@ -100,6 +100,8 @@ def _slug_words(name: str) -> list[str]:
 def name_fault(name: str) -> str | None:
     """Return why a GPU of this name cannot be sold, or None. Dropped rows are counted by this short reason."""
     spelt = name.replace("_", " ")
+    if not re.search(r"[a-z0-9]", spelt, re.I):
+        return "GPU without a name"
     if _SLICE.search(spelt):
         return "share of a GPU"
     if _OTHER_MAKER.search(spelt):

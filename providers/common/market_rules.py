@@ -12,7 +12,9 @@ from providers.common.gpu_names import memory_is_possible, name_fault
 
 MIN_CONTRACT_S = 86_400.0
 """Shortest rest of a host's contract in seconds: a shorter contract may end during a job [assumed]."""
-X86 = frozenset({"amd64", "x86_64", "x86-64", "x64"})
+X86 = frozenset({"amd64", "x86_64", "x86-64", "x86", "x64"})
+UNLISTED = frozenset({"", "-", "n/a", "none", "null", "unknown"})
+"""Texts of a missing processor or maker."""
 MAX_GPUS = 64
 """Largest plausible number of GPUs of one machine; no cloud sells more than 16."""
 NO_PRICE = "price 0 or less"
@@ -115,9 +117,10 @@ class OfferFilter:
 
 def row_fault(row: RawRow) -> str | None:
     """Return why a row cannot be true or cannot be sold, as a short reason to count by, or None."""
-    if row.maker is not None and not row.maker.strip().lower().startswith("nvidia"):
+    maker, architecture = (str(value or "").strip().lower() for value in (row.maker, row.architecture))
+    if maker not in UNLISTED and not maker.startswith("nvidia"):
         return "not an NVIDIA GPU"
-    if row.architecture is not None and row.architecture.strip().lower() not in X86:
+    if architecture not in UNLISTED and architecture not in X86:
         return "ARM processor: the image is for x86-64"
     if (why := name_fault(row.gpu)) is not None:
         return why

@@ -279,7 +279,8 @@ def _cuda_versions(versions: Any, floor: str) -> tuple[str, ...] | None:
 
     `cudaVersions` is absent for hosts that report none.
     """
-    listed = [row.get("version") for row in versions or [] if isinstance(row, dict)]
+    rows = versions if isinstance(versions, list) else [versions]
+    listed = [row.get("version") if isinstance(row, dict) else row for row in rows]
     readable = [name for row in listed if (name := text(row)) is not None and re.fullmatch(r"\d+(\.\d+)*", name)]
     enough = tuple(name for name in readable if version(name) >= version(floor))
     return None if readable and not enough else enough

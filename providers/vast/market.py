@@ -136,7 +136,7 @@ class VastMarket:
             return f"driver older than CUDA {self._filter.cuda_min}"
         if not self._filter.community and not _is_datacentre(ask):
             return "not in a data centre"
-        reliability = number(ask["reliability2"])
+        reliability = _reliability(ask)
         if reliability is None or not 0 <= reliability <= 1:
             return "reliability that is no share"
         if reliability < self._filter.min_reliability:
@@ -149,8 +149,8 @@ def _raw(ask: Mapping[str, Any], now: datetime) -> RawRow:
     return RawRow(
         gpu=ask["gpu_name"],
         gpus=ask["num_gpus"],
-        architecture=ask.get("cpu_arch"),
-        maker=ask.get("gpu_arch"),
+        architecture=text(ask.get("cpu_arch")),
+        maker=text(ask.get("gpu_arch")),
         contract_s=_contract_s(ask, now),
     )
 
@@ -258,7 +258,7 @@ def _facts(ask: Mapping[str, Any]) -> HostFacts:
         cuda_max=str(ask["cuda_max_good"]),
         driver=text(ask.get("driver_version")),
         interconnect=None if int(ask["num_gpus"]) < 2 else "nvlink" if positive(ask.get("bw_nvlink")) else "pcie",
-        reliability=number(ask["reliability2"]),
+        reliability=_reliability(ask),
     )
 
 
@@ -279,6 +279,12 @@ def _disk_usd_per_hour(ask: Mapping[str, Any]) -> Decimal:
     if per_gb_month is None:
         raise ValueError("the ask has no price of its disk")
     return per_gb_month * DISK_GB / MONTH_H
+
+
+def _reliability(ask: Mapping[str, Any]) -> float | None:
+    """Return the host's reliability. Vast lists it as `reliability2`, and as `reliability` in newer documents."""
+    newest = ask.get("reliability2")
+    return number(ask.get("reliability") if newest is None else newest)
 
 
 def _is_datacentre(ask: Mapping[str, Any]) -> bool:

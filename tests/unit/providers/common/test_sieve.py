@@ -49,6 +49,9 @@ ROW: dict[str, Any] = {"gpu": "H100 SXM", "gpus": 8, "architecture": "amd64", "m
         ({"architecture": " ARM64 "}, "ARM processor: the image is for x86-64"),
         ({"maker": None, "gpu": "Ascend 910B"}, "not an NVIDIA GPU"),
         ({"maker": "Advanced Micro Devices"}, "not an NVIDIA GPU"),
+        ({"gpu": "NVIDIA Thor"}, "ARM processor: the image is for x86-64"),
+        ({"gpu": ""}, "GPU without a name"),
+        ({"gpu": " - "}, "GPU without a name"),
     ],
 )
 def test_row_that_cannot_be_sold_is_counted(changes: dict[str, Any], why: str) -> None:
@@ -60,8 +63,10 @@ def test_row_that_cannot_be_sold_is_counted(changes: dict[str, Any], why: str) -
 
 @pytest.mark.parametrize(
     "changes",
-    [{"gpus": "8"}, {"gpus": 8.0}, {"maker": "NVIDIA Corporation"}, {"contract_s": None}, {"gpu": "H100 2.0"}],
-)
+    [{"gpus": "8"}, {"gpus": 8.0}, {"maker": "NVIDIA Corporation"}, {"contract_s": None}, {"gpu": "H100 2.0"},
+        {"architecture": ""}, {"architecture": "unknown"}, {"architecture": "x86"}, {"maker": " "}, {"maker": "N/A"},
+    ],
+)  # fmt: skip
 def test_unusual_forms_of_a_true_row_are_sold(changes: dict[str, Any]) -> None:
     offer_filter = OfferFilter(GpuAsk())
     assert offer_filter.takes(RawRow(**(ROW | changes)))

@@ -44,6 +44,8 @@ def sell(shop: Shop, *gpus: Any) -> None:
         ({"dataCenters": [None]}, "unreadable"),
         ({"dataCenters": [{"id": None}]}, "unreadable"),
         ({"dataCenters": [{"id": 'US-TX-1" }'}]}, "unreadable"),
+        ({"cudaVersions": ["11.8", "12.1"]}, "driver older than CUDA 12.4"),
+        ({"cudaVersions": "12.2"}, "driver older than CUDA 12.4"),
         ({"cudaVersions": [{"version": "12.1"}, {"version": "11.8"}]}, "driver older than CUDA 12.4"),
         ({"id": None}, "unreadable"),
         ({"id": "NVIDIA H20"}, "SkyPilot has no name for the GPU"),
@@ -61,6 +63,7 @@ async def test_untrue_values_cost_their_gpu_type_alone(shop: Shop, changes: dict
     [
         {"memory": "24"}, {"memory": 24.0}, {"price": {"secure": "0.69"}}, {"maxCount": {"secure": "8"}},
         {"maxCount": {}}, {"cudaVersions": [None, {"version": None}, {"version": "12.8"}, {"version": "next"}]},
+        {"cudaVersions": ["11.8", "12.8"]}, {"cudaVersions": "12.8"},
         {"cudaVersions": [{"version": "12.1"}, {"version": "12.8"}]}, {"manufacturer": None}, {"name": None},
         {"dataCenters": [None, {"id": "US-TX-1", "availability": "high"}]},
     ],

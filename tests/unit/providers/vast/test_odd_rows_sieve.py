@@ -54,6 +54,8 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         ({"id": [1]}, "unreadable"),
         ({"id": "abc"}, "unreadable"),
         ({"num_gpus": True}, "no GPU"),
+        ({"reliability2": None, "reliability": 0.6}, "reliability below 0.9"),
+        ({"gpu_name": ""}, "GPU without a name"),
         ({"num_gpus": "0.5"}, "share of a GPU"),
         ({"geolocation": "Germany"}, "no country"),
         ({"geolocation": 49}, "no country"),
@@ -71,6 +73,7 @@ async def test_untrue_values_cost_their_ask_alone(world: World, changes: dict[st
     [
         {"num_gpus": "1"}, {"gpu_ram": "24564"}, {"gpu_ram": 24564.0}, {"cpu_ram": "257000"}, {"cpu_cores": "64"},
         {"cpu_cores_effective": "16.0"}, {"dph_base": "0.40"}, {"min_bid": "0.20"}, {"reliability2": "0.993"},
+        {"reliability2": None, "reliability": 0.993}, {"cpu_arch": ""}, {"gpu_arch": " "}, {"cpu_arch": "unknown"},
         {"cuda_max_good": "12.6"}, {"disk_bw": "3100.5"}, {"inet_down": "905.0"}, {"inet_down_cost": "0.002"},
         {"storage_cost": "0.10"}, {"disk_space": "800.0"},
         {"storage_total_cost": "0.0139"}, {"id": "9001"}, {"machine_id": "1234"}, {"geolocation": "Bavaria, DE "},
