@@ -10,7 +10,7 @@ from decimal import Decimal
 
 from broker.billing.prices import billed_since, latest_price, spans
 from broker.domain.instance import Caps
-from broker.domain.job import Attempt, AttemptState, Handle, Reason, Traffic
+from broker.domain.job import Attempt, AttemptState, Handle, PriceChange, Reason, Traffic
 from broker.domain.money import ZERO, usd
 from broker.domain.offer import GIB, Offer
 
@@ -38,10 +38,11 @@ def _billable_until(attempt: Attempt, until: datetime) -> datetime:
     return min(until, attempt.charged_to or attempt.created_at) if refused(attempt) else until
 
 
-def accrued(attempt: Attempt, until: datetime) -> Decimal:
+def accrued(attempt: Attempt, until: datetime, expected: tuple[PriceChange, ...] = ()) -> Decimal:
     """Return dollars for machines from the start of billing to `until`, in whole quanta of the provider.
 
-    The rule is the same in every state. A quantum in which the price changed costs its highest price.
+    The rule is the same in every state. A quantum in which the price changed costs its highest price. `expected`: price
+    changes that count in addition to the attempt's own.
     """
     since, until = billed_since(attempt), _billable_until(attempt, until)
     if since is None or until <= since:
@@ -51,7 +52,7 @@ def accrued(attempt: Attempt, until: datetime) -> Decimal:
     quantum = timedelta(seconds=offer.billing_quantum_s)
     total = top = ZERO
     counted = 0
-    for rate, begins, ends in spans(attempt, since, max(until - since, least)):
+    for rate, begins, ends in spans(attempt, since, max(until - since, least), expected):
         first, last = begins // quantum, -(-ends // quantum)
         if first < counted and rate > top:
             total, top = total + rate - top, rate

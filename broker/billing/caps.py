@@ -77,7 +77,7 @@ def cap_is_near(attempt: Attempt, job: Job, caps: Caps, now: datetime, drain_bud
     others = job.spent_usd - attempt.charged_usd
     known = latest_price(attempt)
     highest = replace(known, since=now, usd_per_hour=ceiling(attempt.line.offer, known.usd_per_hour))
-    worst = accrued(replace(attempt, prices=(*attempt.prices, highest)), now + lead)
+    worst = accrued(attempt, now + lead, (highest,))
     # Charges before `running_at` was known began at the create, so they may exceed the accrual. They count as spent.
     machines = max(attempt.charged_usd - attempt.traffic_usd, worst)
     during_s = drain_budget.detect_s + drain_budget.drain_s

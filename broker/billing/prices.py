@@ -36,10 +36,15 @@ def billed_since(attempt: Attempt) -> datetime | None:
     return runs or attempt.create_sent_at
 
 
-def spans(attempt: Attempt, since: datetime, lasted: timedelta) -> Iterator[tuple[Decimal, timedelta, timedelta]]:
-    """Yield (dollars an hour of all machines, from, to) after the start of billing, in order and without gaps."""
+def spans(
+    attempt: Attempt, since: datetime, lasted: timedelta, expected: tuple[PriceChange, ...] = ()
+) -> Iterator[tuple[Decimal, timedelta, timedelta]]:
+    """Yield (dollars an hour of all machines, from, to) after the start of billing, in order and without gaps.
+
+    `expected`: price changes that count in addition to the attempt's own.
+    """
     rate, begins = attempt.line.offer.usd_per_hour * attempt.line.nodes, timedelta(0)
-    for change in sorted(attempt.prices, key=partial(_order, attempt.line.nodes)):
+    for change in sorted((*attempt.prices, *expected), key=partial(_order, attempt.line.nodes)):
         ends = min(max(change.since - since, timedelta(0)), lasted)
         if ends > begins:
             yield rate, begins, ends
@@ -88,7 +93,8 @@ def price_changes(
     changes: tuple[PriceChange, ...] = ()
     if existing:
         price = _reported_price(attempt, existing, price_now(attempt))
-        changes = _changes_now(attempt, price, now, _ExtraMachines(attempt, lives).at(now))
+        extra = 0 if _as_bought(attempt, lives) else _ExtraMachines(attempt, lives).at(now)
+        changes = _changes_now(attempt, price, now, extra)
     return (*changes, *extra_machine_changes(attempt, (*attempt.prices, *changes), lives))
 
 

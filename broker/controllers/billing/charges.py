@@ -16,7 +16,7 @@ from broker.ports import Charge
 
 def up_to(attempt: Attempt, until: datetime, prices: Sequence[PriceChange] = ()) -> Charge:
     """Return the charge of everything owed up to `until`. `prices`: price changes that are not recorded yet."""
-    known = replace(attempt, prices=(*attempt.prices, *prices))
+    known = replace(attempt, prices=(*attempt.prices, *prices)) if prices else attempt
     return Charge(
         attempt_id=attempt.id,
         job_id=attempt.job_id,
