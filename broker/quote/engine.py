@@ -182,6 +182,8 @@ class _LazyLines(Sequence[QuoteLine]):
         self._keys = evaluation.keys()
         self._first = rank(_smallest(eligible, self._keys), self._keys, evaluation.sold.offers)
         """Numbers of the first offers."""
+        self._built: dict[int, QuoteLine] = {}
+        """Lines of the offers that were read first, by number."""
 
     @cached_property
     def _order(self) -> list[int]:
@@ -228,6 +230,14 @@ class _LazyLines(Sequence[QuoteLine]):
         return self._line(number)
 
     def _line(self, number: int) -> QuoteLine:
+        line = self._built.get(number)
+        if line is None:
+            line = self._new_line(number)
+            if len(self._built) < FIRST_LINES:
+                self._built[number] = line
+        return line
+
+    def _new_line(self, number: int) -> QuoteLine:
         offer, kind, drop = self._evaluation.at(number)
         if drop is None:
             return _kept_line(self._ask, offer, kind)

@@ -5,6 +5,7 @@ the decision depends on the answer. `placement_events` words the decision.
 """
 
 import re
+from collections.abc import Hashable
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
@@ -16,13 +17,12 @@ from broker.domain.ids import attempt_id, instance_name
 from broker.domain.instance import Caps
 from broker.domain.job import Attempt, Event, Job, JobState, Reason
 from broker.domain.money import LedgerEntry, LedgerKind
-from broker.domain.offer import Quote, QuoteLine
+from broker.domain.offer import Quote, QuoteLine, SoldOutSpot
 from broker.lifecycle.account_refusals import refusing_accounts
 from broker.lifecycle.decisions.restored_decision import RestoredDecision
-from broker.lifecycle.recovery import workload_left
+from broker.lifecycle.recovery import adjusted_workload, workload_left
 from broker.lifecycle.state_machine import JobEvent, next_job_state
 from broker.policy.budgets import Hold, Refusal, admission, entry, free_gpus, judge
-from broker.quote.decision_record import packed
 from broker.quote.engine import quote
 from broker.quote.offer_rules import busy_message
 from broker.quote.placement import Queue, choose
@@ -34,6 +34,7 @@ from broker.quote.placement_facts import (
     PlacementFacts,
     PlacementOutcome,
     QuotedMarket,
+    SharedQuote,
 )
 
 _NUMBER = re.compile(r"[\d.,]+")
@@ -123,11 +124,58 @@ def _on_market(facts: PlacementFacts) -> PlacementDecision | FactsNeeded:
 
 def _quote(facts: PlacementFacts, market: MarketFacts) -> QuotedMarket:
     """Quote the offers that fit the policies' GPU limits, and choose one."""
+    job, free_gpu_limit = facts.job, free_gpus(facts.policies)
+    shared = _shared_quote(facts, market, None if free_gpu_limit is None else free_gpu_limit[0])
+    market_quote = _quote_of_job(facts, shared.quote)
+    cap_left, least = reservation(job), partial(_min_budget_usd, facts)
+    choice = choose(market_quote, cap_left=cap_left, attempt_number=job.attempts + 1, least=least)
+    room_message = free_gpu_limit[1] if free_gpu_limit else ""
+    return QuotedMarket(quote=market_quote, shared=shared, choice=choice, room_message=room_message)
+
+
+def _shared_quote(facts: PlacementFacts, market: MarketFacts, gpu_limit: int | None) -> SharedQuote:
+    """Return the quote of this job, or of a job of the same round that does not differ in what a quote reads."""
+    make = partial(_market_quote, facts, market, gpu_limit)
+    key = _quote_key(facts, market, gpu_limit)
+    if key is None:
+        return SharedQuote(quote=make())
+    basis = (market.offers, market.learned, market.plans, facts.settings, facts.excluded)
+    return market.quotes.shared(basis, key, make)
+
+
+def _quote_key(facts: PlacementFacts, market: MarketFacts, gpu_limit: int | None) -> Hashable | None:
+    """Return what a quote reads of the job, except the time; None: the time changes more than `_quote_of_job` does."""
+    job, spec = facts.job, facts.job.spec
+    if spec.deadline is not None or spec.max_duration is not None or job.forecast is not None or market.resume_from:
+        return None
+    script = None if spec.script is None else (spec.script.checkpoints, spec.script.image is None)
+    money = (job.spent_usd, reservation(job), spec.hour_worth_usd)
+    return (adjusted_workload(job), spec.resources, script, has_local_model(job), money, gpu_limit)
+
+
+def _quote_of_job(facts: PlacementFacts, shared: Quote) -> Quote:
+    """Return the quote with the times of this job."""
+    now, waited_s = facts.now, _waited_s(facts)
+
+    def sold_out_spot() -> SoldOutSpot | None:
+        spot = shared.sold_out_spot()
+        return None if spot is None else replace(spot, waited_s=waited_s)
+
+    return replace(
+        shared, made_at=now, expires_at=now + (shared.expires_at - shared.made_at), sold_out_spot=sold_out_spot
+    )
+
+
+def _waited_s(facts: PlacementFacts) -> float:
+    return (facts.now - facts.job.created_at).total_seconds() - facts.job.machine_s
+
+
+def _market_quote(facts: PlacementFacts, market: MarketFacts, gpu_limit: int | None) -> Quote:
+    """Quote the offers that fit the policies' GPU limit."""
     job, settings, offers = facts.job, facts.settings, market.offers
-    free_gpu_limit, cap_left = free_gpus(facts.policies), reservation(job)
-    if free_gpu_limit is not None:
-        offers = [offer for offer in offers if offer.gpus * job.spec.resources.nodes <= free_gpu_limit[0]]
-    market_quote = quote(
+    if gpu_limit is not None:
+        offers = [offer for offer in offers if offer.gpus * job.spec.resources.nodes <= gpu_limit]
+    return quote(
         job.spec,
         workload_left(job, market.resume_from),
         offers,
@@ -135,20 +183,17 @@ def _quote(facts: PlacementFacts, market: MarketFacts) -> QuotedMarket:
         local_files=settings.local_files or has_local_model(job),
         scoped_store=settings.scoped_store,
         spent=job.spent_usd,
-        cap_left=cap_left,
+        cap_left=reservation(job),
         excluded=facts.excluded,
         caps=settings.caps,
         machine_s=job.machine_s,
         lead_s=settings.drain_budget.lead_s,
         storage_usd_per_gib_month=settings.storage_usd_per_gib_month,
         learned=market.learned,
-        waited_s=(facts.now - job.created_at).total_seconds() - job.machine_s,
+        waited_s=_waited_s(facts),
         measured_step_s=job.forecast.step_s if job.forecast else None,
         plans=market.plans,
     )
-    least = partial(_min_budget_usd, facts)
-    choice = choose(market_quote, cap_left=cap_left, attempt_number=job.attempts + 1, least=least)
-    return QuotedMarket(quote=market_quote, choice=choice, room_message=free_gpu_limit[1] if free_gpu_limit else "")
 
 
 def _buy_nothing(facts: PlacementFacts, quoted: QuotedMarket) -> PlacementDecision:
@@ -208,7 +253,7 @@ def _buy(facts: PlacementFacts, market: MarketFacts, quoted: QuotedMarket, line:
         job=active,
         message=quoted.choice.reason,
         admit=attempt,
-        record=packed(quoted.quote),
+        record=quoted.shared.record,
         ledger=(reservation_entry,),
         event_data=data | _dearest(quoted.quote),
     )

@@ -1,10 +1,11 @@
 """Facts on which the placement of a job depends, and the decision about it. See `broker.quote.job_placement`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from broker.billing.drain import DrainBudget
@@ -16,6 +17,7 @@ from broker.domain.offer import Offer, Quote
 from broker.estimator.planning.corrections import Corrections
 from broker.lifecycle.decisions.restored_decision import RestoredDecision
 from broker.policy.budgets import Applied
+from broker.quote.decision_record import packed
 from broker.quote.placement import Choice
 from broker.quote.spot.plan import PlanSource, plan_for
 
@@ -38,6 +40,37 @@ class PlacementSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SharedQuote:
+    """Quote of the first of several jobs that do not differ in anything that a quote reads."""
+
+    quote: Quote
+
+    @cached_property
+    def record(self) -> bytes:
+        """Packed record of the quote."""
+        return packed(self.quote)
+
+
+class QuoteCache:
+    """Quotes of one placement round, over the same offers."""
+
+    def __init__(self) -> None:
+        self._quotes: dict[Hashable, SharedQuote] = {}
+        self._basis: tuple[object, ...] = ()
+
+    def shared(self, basis: tuple[object, ...], key: Hashable, make: Callable[[], Quote]) -> SharedQuote:
+        """Return the quote of `key`; `make` computes the first one.
+
+        `basis`: objects that all quotes of the cache were computed from. If one was replaced, the cache begins anew.
+        """
+        if len(basis) != len(self._basis) or any(a is not b for a, b in zip(basis, self._basis, strict=True)):
+            self._quotes, self._basis = {}, basis
+        if (known := self._quotes.get(key)) is None:
+            known = self._quotes[key] = SharedQuote(quote=make())
+        return known
+
+
+@dataclass(frozen=True, kw_only=True)
 class MarketFacts:
     """The offers of one moment, and the checkpoints that the job can resume from."""
 
@@ -47,6 +80,8 @@ class MarketFacts:
     learned: Corrections
     """Corrections of the estimator from this installation's own runs."""
     plans: PlanSource = plan_for
+    quotes: QuoteCache = field(default_factory=QuoteCache)
+    """Quotes that this job may share with other jobs of the same round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +89,8 @@ class QuotedMarket:
     """The quote of a job and the choice from it."""
 
     quote: Quote
+    shared: SharedQuote
+    """The quote that `quote` was derived from, with the record of a purchase."""
     choice: Choice
     room_message: str = ""
     """Names the policy that limits the job's GPUs; empty: no policy does."""

@@ -33,6 +33,7 @@ from broker.quote.placement_facts import (
     PlacementDecision,
     PlacementFacts,
     PlacementSettings,
+    QuoteCache,
 )
 from broker.runtime.spot_planner import PlanRound
 from trainer.contract import object_keys
@@ -47,14 +48,15 @@ class _PlacementRound:
     """Facts that all jobs of one claim share."""
 
     settings: PlacementSettings
-    excluded: Mapping[str, str]
     now: datetime
     """Time at which the store read `applied`."""
     applied: Mapping[JobOwner, Sequence[Applied]]
     """Policies that cover the jobs of an owner."""
-    refused_on_host: Mapping[JobOwner, Mapping[str, str]]
-    """Reason by id of each offer of the daemon's host, for owners whose jobs may not run there."""
+    excluded: Mapping[JobOwner, Mapping[str, str]]
+    """Reason by key of each excluded offer. It contains the offers of the daemon's host if the owner is refused there.
+    """
     plans: PlanRound
+    quotes: Mapping[JobOwner, QuoteCache]
 
 
 class Placement:
@@ -116,14 +118,13 @@ class Placement:
         excluded = {**await context.store.blocked_offers(), **self._inventory.refusals}
         on_host = host_offers(self._offers(), {name: provider.caps for name, provider in context.providers.items()})
         refused = {owner: await refused_offers(context.host_admission, owner, on_host) for owner in applied}
-        settings = context.placement_settings
         return _PlacementRound(
-            settings=settings,
-            excluded=excluded,
+            settings=context.placement_settings,
             now=now,
             applied=applied,
-            refused_on_host=refused,
+            excluded={owner: {**excluded, **offers} for owner, offers in refused.items()},
             plans=context.plans.begin(),
+            quotes={owner: QuoteCache() for owner in applied},
         )
 
     def _gather(self, job: Job, shared: _PlacementRound) -> PlacementFacts:
@@ -134,7 +135,7 @@ class Placement:
             policies=shared.applied[job.team, job.owner],
             policies_at=shared.now,
             forbidden=self._context.forbidden(job.spec),
-            excluded={**shared.excluded, **shared.refused_on_host[job.team, job.owner]},
+            excluded=shared.excluded[job.team, job.owner],
             troubles=self._troubles(),
         )
 
@@ -153,7 +154,13 @@ class Placement:
 
     async def _market(self, job: Job, shared: _PlacementRound) -> MarketFacts:
         resume_from = await self._resume_from(job)
-        return MarketFacts(offers=self._offers(), resume_from=resume_from, learned=self._learned(), plans=shared.plans)
+        return MarketFacts(
+            offers=self._offers(),
+            resume_from=resume_from,
+            learned=self._learned(),
+            plans=shared.plans,
+            quotes=shared.quotes[job.team, job.owner],
+        )
 
     async def _resume_from(self, job: Job) -> tuple[str, ...]:
         """Return the committed manifests of the job and of the job it starts from, the furthest step first."""
