@@ -9,10 +9,14 @@ from time import process_time
 import pytest
 
 from broker.api.core import transfer_memory
+from broker.api.core.log_position import MAX_STARTS, Position, chunks_of
 from broker.api.http import downloads
 from broker.api.http.context import CONTENT, STREAMS
 from broker.api.http.downloads import attachment
+from broker.api.schemas.queries import HEADERS
 from broker.api.service.content import COPIES, MANIFESTS_OF_ATTEMPT
+from broker.domain.ids import AttemptId
+from broker.ports import BlobInfo
 from tests.api.harness import Running, spec
 from tests.api.test_files import admitted, put_checkpoint
 from trainer.contract import object_keys as keys
@@ -96,6 +100,22 @@ async def test_manifests_of_very_many_values_are_not_parsed(api: Running) -> Non
     for step in range(10, 10 + MANIFESTS_OF_ATTEMPT):
         await api.service.blobs.put(keys.checkpoint(job, attempt, step, "n0") + keys.MANIFEST, b"{}")
     assert (await api.call("GET", f"/v1/jobs/{job}/artifacts", me, 200))["step"] is None
+
+
+def test_names_that_a_host_gave_its_log_reach_no_event() -> None:
+    """A line break in a key became lines of an event; 10,000 starts took seconds of the loop."""
+    odd = ("a\nevent: end\n-0000000001", "b;c-0000000001", "b-1", f"{'b' * 17}-0000000001")
+    names = ["0/boot-0000000001", *(f"0/{name}" for name in odd), "٣/boot-0000000001", "9999/boot-0000000001"]
+    names += [f"1/b{number}-0000000001" for number in range(10_000)]
+    listed = [BlobInfo(key=f"log/{name}", bytes=1, etag="e") for name in names]
+    chunks = chunks_of(listed, "log/")
+    assert (len(chunks), chunks[0].key) == (MAX_STARTS, "log/0/boot-0000000001")
+    position = Position()
+    for chunk in chunks:
+        position = position.after(AttemptId("a" * 15), chunk)
+    assert len(str(position)) <= HEADERS["Last-Event-ID"]["maxLength"]
+    assert position.unread(AttemptId("a" * 15), chunks) == []
+    assert position.unread(AttemptId("b" * 15), chunks) == chunks
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import re
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
 from datetime import datetime
@@ -15,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from broker.api.core.auth import Caller
-from broker.api.core.log_position import Chunk, LogPiece, Position
+from broker.api.core.log_position import Chunk, LogPiece, Position, chunks_of
 from broker.api.core.problems import Corrupt, NotFound, TooMany
 from broker.api.core.transfer_memory import HeldMemory, TransferMemory
 from broker.api.core.upload_spool import check_disk_space, spooled
@@ -57,7 +56,6 @@ LOG_BYTES = 64 << 20
 """Bytes of a log's end that are returned at once; `follow` returns the whole log."""
 COPIES = 2
 """Copies of a log in memory: its chunks, and the text that is made of them."""
-CHUNK_KEY = re.compile(r"(\d+)/([^/]+)-(\d{10})")
 
 
 class Content:
@@ -298,7 +296,7 @@ class Content:
                 attempts = [_numbered(job, attempts, number)]
             current = position.current(attempts)
             if current is not None:
-                chunks = [c for c in await self._chunks(current.id) if position.is_new(current.id, c)]
+                chunks = position.unread(current.id, await self._chunks(current.id))
                 for chunk in chunks:
                     data = await self._text(chunk)
                     position = position.after(current.id, chunk)
@@ -317,13 +315,7 @@ class Content:
 
     async def _chunks(self, attempt: AttemptId) -> list[Chunk]:
         prefix = object_keys.logs(attempt)
-        chunks: list[Chunk] = []
-        for info in await self._blobs.list(prefix):
-            match = CHUNK_KEY.fullmatch(info.key.removeprefix(prefix))
-            if match is not None:
-                node, boot, number = int(match[1]), match[2], int(match[3])
-                chunks.append(Chunk(key=info.key, node=node, boot=boot, number=number, written_at=info.written_at))
-        return sorted(chunks, key=lambda c: (c.node, c.boot, c.number))
+        return chunks_of(await self._blobs.list(prefix), prefix)
 
 
 def _corrupt(name: str) -> Corrupt:
