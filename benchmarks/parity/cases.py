@@ -103,6 +103,12 @@ def _pair(number: int) -> dict[str, Any]:
     return {"prompt": f"Word: {words['word']}\n", "chosen": words["meaning"], "rejected": f"A {_noun(number, 7)}."}
 
 
+def _dialogue(number: int) -> dict[str, Any]:
+    """Return a pair in the form of HH-RLHF: each answer is the whole dialogue."""
+    start = f"The user: what is the {_noun(number)}?\nThe tailor:"
+    return {"chosen": f"{start} The {_noun(number, 3)} lay still.", "rejected": f"{start} A {_noun(number, 7)}."}
+
+
 def _rated(number: int) -> dict[str, Any]:
     pair = _pair(number)
     return {"prompt": pair["prompt"], "completion": pair[("chosen", "rejected")[number % 2]], "label": number % 2 == 0}
@@ -246,6 +252,15 @@ CASES = (
         peer="ORPOTrainer",
         data=PAIRS,
         rows=_pair,
+        theirs=_as_it_is,
+        train={"task": "orpo", "micro_batch": 1},
+    ),
+    _sft(
+        "ORPO, dialogues without prompt",
+        _legacy,
+        peer="ORPOTrainer",
+        data={"chosen": "{chosen}", "rejected": "{rejected}"},
+        rows=_dialogue,
         theirs=_as_it_is,
         train={"task": "orpo", "micro_batch": 1},
     ),

@@ -21,7 +21,7 @@ from trainer.core.ipc import INDEX, NOTE, ROWS
 
 E = TypeVar("E")
 T = TypeVar("T")
-VERSION = 4
+VERSION = 5
 WIDTH = array("i").itemsize
 
 

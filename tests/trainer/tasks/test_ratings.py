@@ -20,6 +20,7 @@ from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, SamplesC
 from trainer.core.errors import DataFault, UserFault
 from trainer.tasks.text.kto import Kto, RatedAnswer
 from trainer.tasks.text.orpo import Orpo, log_odds
+from trainer.tasks.text.preference_pairs import shared_start
 
 CPU = torch.device("cpu")
 ORPO: dict[str, Any] = {
@@ -133,6 +134,32 @@ def test_odds_of_a_certain_answer_have_a_finite_gradient() -> None:
     assert means.grad is not None
     assert bool(means.grad.isfinite().all())
     assert odds.tolist()[2:] == pytest.approx([-0.5 - math.log(1 - math.exp(-0.5)), -100.0], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "start"),
+    [
+        ("Human: hi\nAssistant: hello", "Human: hi\nAssistant: no", "Human: hi\nAssistant:"),
+        ("so", "so far", "s"),
+        ("yes", "no", ""),
+        ("same", "same", ""),
+        ("", "x", ""),
+    ],
+)
+def test_the_start_that_two_answers_share_is_their_prompt(better: str, worse: str, start: str) -> None:
+    assert shared_start(better, worse) == shared_start(worse, better) == start
+
+
+@pytest.mark.parametrize("task", ["orpo", "dpo", "reward_model"])
+def test_dialogues_without_a_prompt_are_learned_from_the_first_difference(
+    task: str, model: Path, tmp_path: Path
+) -> None:
+    """The rows have the form of HH-RLHF; a reward model reads the whole text."""
+    (tmp_path / "p.csv").write_text("good,bad\nw1 w2 w5,w1 w2 w50 w9\n")
+    data = {"path": "p.csv", "chosen": "{good}", "rejected": "{bad}"}
+    pair = tasks.build_task(config(model, ORPO, task=task, data=data)).examples(tmp_path / "p.csv", "csv")[0][0]
+    assert (len(pair.chosen.ids), len(pair.rejected.ids)) == (4, 5)
+    assert {pair.chosen.prompt, pair.rejected.prompt} == ({0} if task == "reward_model" else {2})
 
 
 def test_the_loss_of_kto_is_that_of_the_paper(model: Path, rated: Path) -> None:

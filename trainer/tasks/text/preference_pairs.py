@@ -7,6 +7,7 @@ from typing import Any, Generic
 import torch
 
 from trainer.batching.examples import IGNORED, Example, collate, encode
+from trainer.contract.architectures import NEXT_TOKEN
 from trainer.dataset import cells
 from trainer.dataset.prompts import DataError, fill_prompt, render_preference, template_columns, whole_column
 from trainer.tasks.common import chat_template
@@ -88,6 +89,9 @@ class PreferenceData(AnswerData[Preference]):
         if (chats := self.chat_answers(row, number)) is not None:
             return Preference(chosen=chats[0], rejected=chats[1], chat=True)
         prompt, better, worse = render_preference(config.data, row, number)
+        if not prompt and config.task in NEXT_TOKEN:
+            prompt = shared_start(better, worse)
+            better, worse = better[len(prompt) :], worse[len(prompt) :]
         return Preference(
             chosen=encode(self.tokenizer, prompt, better, config.max_length),
             rejected=encode(self.tokenizer, prompt, worse, config.max_length),
@@ -111,6 +115,18 @@ class PreferenceData(AnswerData[Preference]):
         The chosen answers are the first half, the rejected answers the second half in the same order.
         """
         return collate([e.chosen for e in examples] + [e.rejected for e in examples], self.pad, device)
+
+
+def shared_start(better: str, worse: str) -> str:
+    """Return the text that two different answers begin with, as their prompt: HH-RLHF has whole dialogues in each.
+
+    As in TRL, both answers keep a character, and the space before the first difference. Empty if the answers are equal.
+    """
+    if better == worse:
+        return ""
+    shorter = min(len(better), len(worse))
+    end = next((at for at in range(shorter) if better[at] != worse[at]), max(0, shorter - 1))
+    return better[: end - 1 if end and better[end - 1] == " " else end]
 
 
 def describe_pair(tokenizer: Any, pair: Preference) -> tuple[str, str]:
