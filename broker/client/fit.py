@@ -73,9 +73,9 @@ def _shown(progress: Progress | None) -> Progress | None:
 
 
 async def afit(
-    *,
     model: str,
     data: Rows,
+    *,
     cap_usd: Decimal | int | str,
     prompt: str | None = None,
     completion: str | None = None,

@@ -1,5 +1,6 @@
 """Jobs of a list on the wire. Kept apart from a job's details, because `gpubroker ls` needs no spec."""
 
+from collections.abc import Iterator
 from datetime import datetime
 from decimal import Decimal
 
@@ -40,3 +41,7 @@ class JobPage(Wire):
     """Jobs, newest first."""
     next: str | None
     """Cursor of the next page for `?cursor=`; null on the last page."""
+
+    def __iter__(self) -> Iterator[JobView]:  # type: ignore[override]
+        """Iterate over the jobs, as in `for job in client.jobs()`."""
+        return iter(self.items)
