@@ -55,6 +55,21 @@ def quantile_over_groups(rows: Sequence[GroupedError], coverage: float = COVERAG
     return row.error
 
 
+def widest_quantile(rows: Sequence[GroupedError], coverage: float = COVERAGE) -> float:
+    """Return the largest quantile of any group's errors, for the few groups of one way to run."""
+    groups = {row.group for row in rows}
+    return max(quantile_over_groups([row for row in rows if row.group == group], coverage) for group in groups)
+
+
+def held_without_group(rows: Sequence[GroupedError]) -> float:
+    """Return the share of rows in the interval that the other groups make by `widest_quantile`."""
+    held = 0
+    for group in {row.group for row in rows}:
+        width = widest_quantile([row for row in rows if row.group != group])
+        held += sum(row.error <= width for row in rows if row.group == group)
+    return held / len(rows)
+
+
 def group_widths(rows: Sequence[GroupedError]) -> GroupWidths | None:
     """Return the widths by the calibrating groups of `rows`, or None without such rows.
 

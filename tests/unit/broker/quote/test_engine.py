@@ -341,7 +341,7 @@ def test_a_job_whose_machine_ran_out_of_its_own_memory_gets_one_with_more() -> N
 def test_a_line_says_what_its_speed_rests_on() -> None:
     (line,) = quoted([offer()], work=LONG).lines
     assert line.runs == 0
-    assert line.evidence == "fitted on runs on the h100-sxm; 90 % interval, which held 79 % of later runs"
+    assert line.evidence == "fitted on runs on the h100-sxm; 90 % interval, which held 90 % of runs of unseen groups"
 
 
 HOST_CAPS = {**CAPS, "mine": replace(CAPS["mine"], named_only=True)}
