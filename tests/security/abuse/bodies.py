@@ -7,10 +7,12 @@ from tests.security.abuse.registry import attack
 from tests.security.abuse.target import Target, repeated, send_raw
 
 HEAD = "POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\n{more}\r\n"
+FORM = "application/x-www-form-urlencoded"
+REQUESTS = 300
 PATHS = (
     ("/v1/jobs", "application/json"),
     ("/v1/uploads?name=a.csv", "application/octet-stream"),
-    ("/v1/slack", "application/x-www-form-urlencoded"),
+    ("/v1/slack", FORM),
     ("/nowhere", "application/json"),
 )
 
@@ -84,3 +86,32 @@ async def bodies_of_very_many_values(target: Target, seconds: float) -> None:
         ),
         parallel=1,
     )
+
+
+@attack
+async def slow_bodies(target: Target, seconds: float) -> None:
+    """Hold as many requests as a daemon answers at once by one byte of a body each, without and with a token."""
+    held: list[asyncio.StreamWriter] = []
+    signed = f"Authorization: Bearer {target.attacker}\r\nContent-Length: 100\r\n"
+    kinds = (("/v1/slack", FORM, "Content-Length: 100\r\n"), ("/v1/quotes", "application/json", signed))
+
+    async def hold() -> None:
+        for path, kind, more in kinds:
+            _, writer = await asyncio.open_connection("127.0.0.1", target.port)
+            held.append(writer)
+            writer.write(HEAD.format(path=path, kind=kind, more=more).encode() + b"{")
+
+    try:
+        await asyncio.gather(*(hold() for _ in range(REQUESTS)))
+        await asyncio.sleep(seconds)
+    finally:
+        for writer in held:
+            writer.close()
+
+
+@attack
+async def paths_of_very_many_segments(target: Target, seconds: float) -> None:
+    """Send 15,000 slashes to the pages and to the API, without a token."""
+    heads = [f"{method} {path}{'/' * 15_000} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode()
+             for method, path in (("POST", "/ui"), ("GET", "/v1/jobs"))]  # fmt: skip
+    await repeated(seconds, lambda: asyncio.gather(*(send_raw(target, head) for head in heads)))
