@@ -1,5 +1,7 @@
 """Tables of offers: the current offers with one line per provider, and the offers of a past decision."""
 
+from collections import Counter
+
 from broker.api.schemas.offers import OfferList, OfferView, ProviderStatusView
 from broker.api.schemas.plans import DecisionView
 from broker.cli.core import formatting
@@ -80,6 +82,18 @@ DECISION = (
 )
 
 
+REASONS_FROM = 100
+"""Terminal cells from which the table of a decision has room for the reasons."""
+
+
+def dropped_examples(decision: DecisionView) -> list[str]:
+    """Return one line for each reason of drops, such as `memory (12): needs 31 GiB of 24`, most frequent first."""
+    dropped = [line for line in decision.items if line.drop is not None]
+    examples = {line.drop: line.reason for line in reversed(dropped)}
+    counts = Counter(line.drop for line in dropped)
+    return [f"{drop} ({count}): {examples[drop]}" for drop, count in counts.most_common()]
+
+
 def show_decision(out: Output, decision: DecisionView, limit: int) -> None:
     """Print the first `limit` offers of a purchase decision, ranked as they were then."""
     rows = [
@@ -93,5 +107,8 @@ def show_decision(out: Output, decision: DecisionView, limit: int) -> None:
         for line in decision.items[:limit]
     ]
     out.say(TerminalTable(DECISION, rows, title="Offers at the time of purchase", plain=True))
+    if out.console.width < REASONS_FROM:
+        for text in dropped_examples(decision):
+            out.say(text)
     if (more := len(decision.items) - limit) > 0:
         out.say(f"{more} more offers; --limit {len(decision.items)} shows all")
