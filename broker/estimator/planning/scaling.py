@@ -6,7 +6,8 @@ Uses the rules of `plan_search`, on machines with eight GPUs.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import lru_cache
+from itertools import takewhile
 from typing import Literal
 
 from broker.domain.workload import DIVIDED, ModelShape, Parallelism, Plan
@@ -23,6 +24,8 @@ from broker.estimator.speed.throughput import Speed, speed, step_seconds
 GPUS_PER_MACHINE = 8
 """GPUs of a machine."""
 MAX_GPUS = 16_384
+MEMORY_ESTIMATES = 2048
+"""Memory estimates that a process keeps, about 3 KB each; a table for 1 to 512 GPUs needs about 110."""
 Sharding = Literal["none", "ddp", "fsdp", "hybrid"]
 SHARDED: dict[Parallelism, Sharding] = {"single": "none", "ddp": "ddp", "fsdp": "fsdp", "hybrid": "hybrid"}
 
@@ -130,10 +133,19 @@ def scaling(
     return tuple(scale.point(count) for count in counts)
 
 
+@lru_cache(maxsize=MEMORY_ESTIMATES)
+def _needed(shape: ModelShape, options: EstimateOptions) -> tuple[tuple[str, int], ...]:
+    """Return (category, bytes) of one GPU. GPU type, data set and price have no influence, so calls share results."""
+    memory = estimate.estimate(shape, options)
+    margin = int(memory.peak_allocated * (1 + memory.margin)) - memory.peak_allocated
+    return tuple({**memory.by_category, "context": CONTEXT, "margin": margin}.items())
+
+
 class _Scale:
     def __init__(self, shape: ModelShape, ask: EstimateOptions, hardware: Hardware, load: TrainingLoad) -> None:
         self._shape, self._ask, self._hardware, self._load = shape, ask, hardware, load
-        self._need = cache(self._needed)
+        self._fitting: dict[tuple[Parallelism, bool], int] = {}
+        """Most rows that fit on the GPUs of the last point, by parallelism and checkpointing."""
 
     def point(self, gpus: int) -> Point:
         devices = max(d for d in range(1, min(gpus, self._load.global_batch) + 1) if self._load.global_batch % d == 0)
@@ -156,42 +168,44 @@ class _Scale:
 
     def _most_rows(self, way: Parallelism, devices: int, nodes: int, checkpointing: bool) -> tuple[Plan, bool]:
         """Return (plan, fits): the plan with the most rows that fits, otherwise the plan with one row."""
-        rows_per_device, plan = self._load.global_batch // devices, None
-        for rows in dividers(rows_per_device, MAX_ROWS):
-            larger = Plan(
+        rows_per_device = self._load.global_batch // devices
+        plans = [
+            Plan(
                 parallelism=way, devices=devices, micro_batch=rows, accumulation=rows_per_device // rows,
                 gradient_checkpointing=checkpointing,
-            )  # fmt: skip
-            if self._of(larger, nodes) > self._hardware.memory_bytes:
-                return plan or larger, plan is not None
-            plan = larger
-        assert plan is not None
-        return plan, True
+            )
+            for rows in dividers(rows_per_device, MAX_ROWS)
+        ]  # fmt: skip
+        # A GPU among more has at least the memory left, so the rows that fitted before are where the search starts.
+        known = [plan for plan in plans if plan.micro_batch <= self._fitting.get((way, checkpointing), 0)]
+        known = [plan for plan in known if self._fits(known[-1], nodes)]
+        fitting = [*known, *takewhile(lambda plan: self._fits(plan, nodes), plans[len(known) :])]
+        if not fitting:
+            return plans[0], False
+        self._fitting[way, checkpointing] = fitting[-1].micro_batch
+        return fitting[-1], True
+
+    def _fits(self, plan: Plan, nodes: int) -> bool:
+        return self._of(plan, nodes) <= self._hardware.memory_bytes
 
     def _of(self, plan: Plan, nodes: int) -> int:
         """Return the bytes that one GPU needs."""
-        return sum(self._memory(plan, nodes).values())
+        return sum(size for _, size in self._by_category(plan, nodes))
 
     def _memory(self, plan: Plan, nodes: int) -> Mapping[str, int]:
         """Return the bytes that one GPU needs, by category."""
+        return dict(self._by_category(plan, nodes))
+
+    def _by_category(self, plan: Plan, nodes: int) -> tuple[tuple[str, int], ...]:
         # DDP needs the same memory on any number of devices from 2. Only hybrid sharding depends on the machines.
         devices = {"single": 1, "ddp": 2}.get(plan.parallelism, plan.devices)
         machines = nodes if plan.parallelism == "hybrid" else 1
-        return self._need(
-            plan.micro_batch, plan.accumulation > 1, plan.gradient_checkpointing, SHARDED[plan.parallelism], devices,
-            machines,
-        )  # fmt: skip
-
-    def _needed(
-        self, rows: int, accumulated: bool, checkpointing: bool, way: Sharding, devices: int, machines: int
-    ) -> Mapping[str, int]:
         options = replace(
-            self._ask, rows=rows, accumulated=accumulated, checkpointing=checkpointing, gpus=devices, nodes=machines,
-            sharding="none" if devices == 1 else way,
+            self._ask, rows=plan.micro_batch, accumulated=plan.accumulation > 1,
+            checkpointing=plan.gradient_checkpointing, gpus=devices, nodes=machines,
+            sharding="none" if devices == 1 else SHARDED[plan.parallelism],
         )  # fmt: skip
-        memory = estimate.estimate(self._shape, options)
-        margin = int(memory.peak_allocated * (1 + memory.margin)) - memory.peak_allocated
-        return {**memory.by_category, "context": CONTEXT, "margin": margin}
+        return _needed(self._shape, options)
 
     def _step_s(self, plan: Plan, nodes: int) -> float:
         return step_seconds(self._run(plan, nodes), self._hardware)

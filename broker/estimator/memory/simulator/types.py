@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from broker.estimator.architecture.families import Numerics
@@ -82,7 +83,7 @@ class StepPeak:
     trained: int
     """Weights that the optimizer updates."""
 
-    @property
+    @cached_property
     def worst(self) -> str:
         """Return the name of the segment with the highest peak."""
         return max(self.segments, key=lambda name: sum(self.segments[name].values()))

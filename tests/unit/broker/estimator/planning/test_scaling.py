@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from broker.domain.workload import Plan
 from broker.estimator.memory import estimate as sizes
 from broker.estimator.memory.device_overhead import CONTEXT
-from broker.estimator.planning.scaling import Point, TrainingLoad, counts_of, run_of, scaling
+from broker.estimator.planning.scaling import Point, TrainingLoad, _needed, counts_of, run_of, scaling
 from broker.estimator.speed.hardware import TABLE
 from broker.estimator.speed.roofline import model_flop
 from tests.support.machines import LLAMA_3_8B, MISTRAL_7B
@@ -60,6 +60,21 @@ def test_ddp_over_machines_needs_what_its_plan_estimates() -> None:
         )  # fmt: skip
         alone = sizes.estimate(LLAMA_3_8B, ask)
         assert point.need_bytes == int(alone.peak_allocated * (1 + alone.margin)) + CONTEXT
+
+
+def test_a_point_does_not_depend_on_the_points_before_it() -> None:
+    counts = (2, 4, 8, 16, 64)
+    found = table(counts, method="full")
+    assert table(counts[::-1], method="full") == found
+    assert {count: table((count,), method="full")[count] for count in counts} == found
+
+
+def test_other_steps_prices_and_gpus_share_memory_estimates() -> None:
+    first = table(method="full")
+    misses = _needed.cache_info().misses
+    again = table(method="full", load=replace(LOAD, steps=7, usd_per_gpu_hour=3.0))
+    assert _needed.cache_info().misses == misses
+    assert [point.memory for point in again.values()] == [point.memory for point in first.values()]
 
 
 def test_throughput_grows_and_utilisation_falls_with_gpus() -> None:
