@@ -276,6 +276,23 @@ def test_a_cloned_script_describes_the_same_spec(script: dict[str, Any]) -> None
     assert again["resources"] == spec["resources"]
 
 
+async def test_a_whole_spec_as_yaml_fills_the_fields(ada: Visitor) -> None:
+    spec = "name: other\npriority: 3\nresources: {cpus: 8}\ntrain: {model: a/b, epochs: 3, optim: {lr: 0.0002}}\n"
+    form = await filled(ada, more=spec)
+    page = (await ada.send("/ui/new/fields", **form)).text
+    for field, value in (("name", "other"), ("model", "a/b"), ("epochs", "3"), ("lr", "0.0002"), ("cpus", "8")):
+        assert f'name="{field}" type="text" value="{value}"' in page, field
+    assert re.search(r'<textarea id="f-more"[^>]*>\s*priority: 3\s*</textarea>', page)
+    assert f'name="upload" value="{form["upload"]}"' in page
+    script = (await ada.send("/ui/new/fields", **form | {"more": "script: {command: [python, x.py]}"})).text
+    assert 'name="command" type="text" value="python x.py"' in script
+    assert re.search(r'<textarea id="f-more"[^>]*>\s*</textarea>', script)
+    back = await ada.send("/ui/new/fields", **form | {"task": "script", "more": "train: {model: c/d}"})
+    assert 'name="model" type="text" value="c/d"' in back.text
+    bad = await ada.send("/ui/new/fields", **form | {"more": "a: [1"})
+    assert (bad.status, "a: [1" in bad.text) == (422, True)
+
+
 def test_other_settings_win_over_the_fields() -> None:
     form = {"name": "a", "epochs": "3", "lr": "1e-4", MORE: "train: {epochs: 5}\nlabels: {team: nlp}"}
     assert document(form, "", further_settings(form)) == {

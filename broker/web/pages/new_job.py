@@ -257,6 +257,21 @@ def _spec(form: Mapping[str, str], more: Mapping[str, Any], model: type[JobSpec]
         raise problems.of_validation(error, model, wanted) from None
 
 
+@routes.post(NEW + "/fields", scope="submit", runs_to_end=False)
+async def to_fields(visit: Visit) -> web.Response:
+    """Show the form with its further settings moved into the fields; settings without a field stay there."""
+    form = await visit.form()
+    try:
+        more = await _more(visit, form)
+    except InvalidInput as error:
+        return await _refused(visit, form, error)
+    kind = SCRIPT if "script" in more else TASKS[0] if "train" in more and form.get("task") == SCRIPT else ""
+    fields, rest = form_of(document(form | ({"task": kind} if kind else {}), "", more))
+    threads = visit.service.quotes.threads.of_team(visit.caller.team)
+    fields |= {MORE: await threads(lambda: as_yaml(rest)) if rest else "", "upload": form.get("upload", "")}
+    return visit.page("new_job.html", **await _form(visit, fields))
+
+
 @routes.post(NEW + "/quote", scope="submit", runs_to_end=False)
 async def quote(visit: Visit) -> web.Response:
     """Quote the form: for htmx the quote and the lines next to the fields, otherwise the whole page."""
