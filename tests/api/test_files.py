@@ -281,6 +281,17 @@ async def test_a_script_runs_from_an_uploaded_archive(api: Running) -> None:
     assert await api.service.blobs.get(keys.job_data(job["id"], upload["sha256"])) == packed.getvalue()
 
 
+async def test_an_image_that_no_provider_runs_is_refused_after_the_same_script(api: Running) -> None:
+    """The job without an image fills the cache of outlooks, and the job with one must not read that entry."""
+    me = await api.token("ada")
+    code = (await api.upload(me, tar({"train.py": b""}), "code.tar"))["ref"]
+    script: dict[str, Any] = {"code": code, "command": ["python", "train.py"]}
+    await api.call("POST", "/v1/jobs", me, 202, json={"name": "s", "cap_usd": 1, "script": script})
+    script["image"] = "pytorch/pytorch:2.9.0"
+    refused = await api.call("POST", "/v1/jobs", me, 422, json={"name": "s", "cap_usd": 1, "script": script})
+    assert "image" in refused["errors"][0]["message"]
+
+
 async def test_an_archive_of_pictures_is_checked_at_upload(api: Running) -> None:
     me = await api.token("ada")
     png = b"\x89PNG\r\n\x1a\n"

@@ -204,8 +204,8 @@ class QuoteService:
         offers = self.market.offers()
         if offers is not self._outlooks_at or len(self._outlooks) > REMEMBERED_OUTLOOKS:
             self._outlooks, self._outlooks_at = {}, offers
-        has_checkpoints = spec.script is None or spec.script.checkpoints
-        key = (checked.workload, checked.local_model, spec.resources, has_checkpoints, self.learned())
+        script = None if spec.script is None else (spec.script.checkpoints, spec.script.image is None)
+        key = (checked.workload, checked.local_model, spec.resources, script, self.learned())
         if key in self._outlooks:
             return self._outlooks[key]
         ranking = await self._rank(team, spec, checked, {}, no_plan)
