@@ -72,14 +72,14 @@ class Checks:
         return await parse(data, fmt)
 
     def permit(self, spec: JobSpec) -> JobSpec:
-        return spec.model_copy(update={"train": code.check(spec.train, self._remote_code)})
+        return spec.with_train(code.check(spec.train, self._remote_code))
 
     def what_if(self, request: WhatIfRequest) -> WhatIfView:
         return answer_what_if(request)
 
     async def check(self, spec: JobSpec, summary: Mapping[str, Any] | None, run: RunCpu = run_inline) -> Checked:
         if spec.train is not None:
-            spec = spec.model_copy(update={"train": await self._folders.permit(spec.train, run)})
+            spec = spec.with_train(await self._folders.permit(spec.train, run))
         key = (spec.train, spec.checkpoint, id(summary))
         now = self._clock.monotonic()
         held = self._found.get(key)

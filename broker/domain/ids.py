@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+from collections.abc import Callable
 from typing import NewType
 
 Installation = NewType("Installation", str)
@@ -11,6 +12,10 @@ InstanceName = NewType("InstanceName", str)
 
 INSTALLATION_LENGTH = 4
 ID_LENGTH = 13
+JOB_ENTROPY = 9
+"""Random bytes of a job's id."""
+DRAWN_AT_ONCE = 64
+"""Number of jobs for whose ids random bytes are drawn at once."""
 PREFIX = "gb"
 
 
@@ -23,6 +28,25 @@ def base32(data: bytes, length: int) -> str:
 def job_id(entropy: bytes) -> JobId:
     """Return a job's id from at least 9 random bytes."""
     return JobId(base32(entropy, ID_LENGTH))
+
+
+class JobIds:
+    """Source of the ids of new jobs.
+
+    Random bytes are drawn for many ids at once, because each draw lets another thread take the interpreter's lock.
+    """
+
+    def __init__(self, entropy: Callable[[int], bytes]) -> None:
+        """`entropy(n)` returns n random bytes."""
+        self._entropy = entropy
+        self._drawn: list[bytes] = []
+
+    def new(self) -> JobId:
+        """Return the id of a new job."""
+        if not self._drawn:
+            data = self._entropy(JOB_ENTROPY * DRAWN_AT_ONCE)
+            self._drawn = [data[first : first + JOB_ENTROPY] for first in range(0, len(data), JOB_ENTROPY)]
+        return job_id(self._drawn.pop())
 
 
 def attempt_id(job: JobId, number: int) -> AttemptId:

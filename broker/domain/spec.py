@@ -229,6 +229,10 @@ class JobSpec(Config):
     `15m`; it bills.
     """
 
+    def with_train(self, train: TrainConfig | None) -> Self:
+        """Return the spec with another training config; the same spec if the config is the same."""
+        return self if train is self.train else self.model_copy(update={"train": train})
+
     @property
     def origin(self) -> JobId | None:
         """The job that `init_from` names."""

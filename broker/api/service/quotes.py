@@ -13,7 +13,7 @@ from broker.api.service.job_data import check_time
 from broker.api.service.policies import Policies
 from broker.api.service.spec_inputs import Inputs, batched
 from broker.domain.errors import InvalidInput, Problem
-from broker.domain.ids import JobId, job_id
+from broker.domain.ids import JobId, JobIds
 from broker.domain.job import Handle, Job
 from broker.domain.money import ZERO, show
 from broker.domain.offer import Offer, Quote
@@ -32,8 +32,6 @@ from broker.runtime.cpu_threads import CpuThreads
 from broker.runtime.spot_planner import InlinePlans, PlanRounds
 from trainer.contract import object_keys
 
-ID_ENTROPY = 9
-"""Random bytes from which a job's id is made."""
 RECENTLY_UNAVAILABLE = "sold out, refused or failed lately: not tried for a while"
 REMEMBERED_OUTLOOKS = 1000
 """Maximum number of outlooks that are cached until the market changes."""
@@ -80,7 +78,7 @@ class QuoteService:
         self._store = store
         self._blobs = blobs
         self._clock = clock
-        self._entropy = entropy
+        self._job_ids = JobIds(entropy)
         self.settings = settings
         self.threads = CpuThreads()
         self.policies = Policies(store, clock, self.threads)
@@ -253,7 +251,7 @@ class QuoteService:
     def new_job(self, team: str, owner: str, spec: JobSpec, workload: Workload, retry_of: JobId | None = None) -> Job:
         """Return a job with a new id, without storing the job."""
         return Job(
-            id=job_id(self._entropy(ID_ENTROPY)),
+            id=self._job_ids.new(),
             team=team,
             owner=owner,
             spec=spec,

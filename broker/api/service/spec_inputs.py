@@ -116,7 +116,7 @@ def batched(spec: JobSpec, upload: Upload) -> tuple[JobSpec, str]:
         return spec, ""
     rows = example_counts.count_summary(upload.summary, spec.train.data)
     train, message = batch_defaults.resolve_global_batch(spec.train, rows, spec.resources.nodes)
-    return spec.model_copy(update={"train": train}), message
+    return spec.with_train(train), message
 
 
 def _settled(spec: JobSpec, upload: Upload) -> JobSpec:
@@ -127,5 +127,7 @@ def _settled(spec: JobSpec, upload: Upload) -> JobSpec:
     if data.format not in (None, detected):
         message = f"{upload.name} was read as {detected}; remove this, or upload the file again as {data.format}"
         raise InvalidInput(Problem(field="train.data.format", message=message))
+    if data.format == detected:
+        return spec
     train = spec.train.model_copy(update={"data": data.model_copy(update={"format": detected})})
-    return spec.model_copy(update={"train": train})
+    return spec.with_train(train)
