@@ -61,7 +61,7 @@ class QuoteCache:
     def shared(self, basis: tuple[object, ...], key: Hashable, make: Callable[[], Quote]) -> SharedQuote:
         """Return the quote of `key`; `make` computes the first one.
 
-        `basis`: objects that all quotes of the cache were computed from. If one was replaced, the cache begins anew.
+        `basis`: objects that all quotes of the cache were computed from. If one was replaced, the cache is emptied.
         """
         if len(basis) != len(self._basis) or any(a is not b for a, b in zip(basis, self._basis, strict=True)):
             self._quotes, self._basis = {}, basis

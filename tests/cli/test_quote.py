@@ -92,7 +92,8 @@ async def test_a_quote_says_what_its_speeds_were_compared_with(shell: Shell) -> 
     }  # fmt: skip
     output = (await to_thread(shell.run, "quote", path)).out
     assert " *" not in output
-    assert "transferred (fitted on runs on the h100-sxm; 90 % interval, which held 90 % of runs of unseen groups)" in output
+    record = "90 % interval, which held 90 % of runs of unseen groups"
+    assert f"transferred (fitted on runs on the h100-sxm; {record})" in output
 
 
 async def test_explain_shows_the_history_of_own_spot_machines(shell: Shell) -> None:

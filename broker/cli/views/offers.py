@@ -83,7 +83,7 @@ DECISION = (
 
 
 REASONS_FROM = 100
-"""Terminal cells from which the table of a decision has room for the reasons."""
+"""Width in terminal cells from which the table of a decision shows the reasons."""
 
 
 def dropped_examples(decision: DecisionView) -> list[str]:

@@ -182,8 +182,8 @@ class CallTurns:
     ) -> None:
         """`interval_s`: least seconds in which `calls` calls begin. `jitter`: returns shares of `JITTER`.
 
-        `longest_queue_s`: a slot further ahead than these seconds is not taken yet, so that the daemon, which waits
-        for a slot no longer than a call of its port may take, is not behind a long queue.
+        `longest_queue_s`: a slot further ahead than these seconds is not taken yet. The daemon waits for a slot no
+        longer than a call of its port may take, so it must not be behind a long queue.
         """
         self._slots = CallSlots(path, calls, monotonic, boot_id)
         self._interval_s, self._calls, self._longest_queue_s = interval_s, calls, longest_queue_s

@@ -86,7 +86,7 @@ def log_probabilities(model: Any, ids: list[int], start: int) -> list[float]:
 
 
 def test_resume_bitwise_of_orpo(model: Path, pairs: Path, tmp_path: Path) -> None:
-    """It needs no adapters, because it has no reference."""
+    """ORPO needs no adapters, because it has no reference."""
     train = config(model, ORPO, method=FullConfig(), optim=OptimConfig(lr=1e-2))
     calm = workers.finished(tmp_path / "calm", train, pairs)
     rough = workers.resumed(tmp_path / "rough", train, pairs)
