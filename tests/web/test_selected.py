@@ -75,7 +75,7 @@ def test_only_checks_before_one_write_end_with_the_tab() -> None:
         route.path for routes in PAGES for route in routes.items if route.method == "POST" and not route.runs_to_end
     }
     assert cancelled == {
-        "/ui/new/upload", "/ui/new/import", "/ui/new/quote", "/ui/new/spec", "/ui/new/submit",
+        "/ui/new/upload", "/ui/new/import", "/ui/new/quote", "/ui/new/spec", "/ui/new/fields", "/ui/new/submit",
         "/ui/jobs/{job_id}/retry", "/ui/system/check",
     }  # fmt: skip
 
