@@ -123,7 +123,7 @@ async def test_bad_input_as_json_is_one_document(shell: Shell) -> None:
         ("train.epochs=many", "error: --set train.epochs: must be a valid number"),
         ("train.data={path: words.csv, prompt: 1, completion: b}", "error: --set train.data: train.data.prompt: must"),
         ("train.data.path=absent.csv", "error: --set train.data.path: "),
-        ("secrets=[HF_TOKEN]", "error: --set secrets: secrets.0: HF_TOKEN is not set; run gpubroker secret set"),
+        ("secrets=[HF_TOKEN]", "error: --set secrets: HF_TOKEN is not set; run gpubroker secret set"),
     ],
 )
 async def test_a_bad_setting_names_its_path_and_creates_nothing(shell: Shell, setting: str, expected: str) -> None:

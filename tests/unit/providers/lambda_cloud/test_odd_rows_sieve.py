@@ -66,7 +66,7 @@ GOOD = kind("a10", "A10 (24 GB PCIe)", 1, 75)
         (h100(price_cents_per_hour="0.0"), "price 0 or less"),
         (h100(gpu_description="H100", description="8x H100"), "unreadable"),
         (h100(gpu_description="H100 (8 GB SXM5)"), "memory of h100-sxm out of range"),
-        (h100(gpu_description=None, description=None), "unreadable"),
+        (h100(gpu_description=None, description=None), "GPU without a name"),
         (h100(regions=[None]), "unreadable"),
         (h100(regions=[{"name": None}, "us-east-1"]), "unreadable"),
         (h100(regions={"name": "us-east-1"}), "unreadable"),
