@@ -92,7 +92,7 @@ bake: venv
 clouds-test: venv model ## jobs on emulated clouds with real machines; SAMPLE=--sample takes a few of the kill points
 	$(BIN)/python -m tests.clouds.suite $(SAMPLE)
 
-test: venv ## set everything up and run the tests that prove the product: all but the slow ones; 12 to 15 minutes on two cores
+test: venv ## set everything up and run the tests that prove the product: all but the slow ones; 11 minutes on two cores
 	@$(call run_all,$(TEST_PARTS))
 
 test-all: venv ## all tests but those of clouds-test, and the coverage of the pure rules
