@@ -91,7 +91,7 @@ def unserved(spec: JobSpec, workload: Workload, market: ServableMarket) -> Probl
             return Problem(field=f"resources.{field}", message=f"{why}; {fix}")
     drop = _drop(farthest)
     field = "script.image" if drop is DropReason.NO_IMAGES else "resources"
-    return Problem(field=field, message=f"{why}; {_smaller(spec, drop)}")
+    return Problem(field=field, message=f"{why}; {_smaller(spec, workload, drop)}")
 
 
 def _is_known(want: Resources, market: ServableMarket) -> bool:
@@ -217,8 +217,18 @@ def _why(want: Resources, line: QuoteLine, regions: Collection[str]) -> str:
     return texts.get(drop, best)
 
 
-def _smaller(spec: JobSpec, drop: DropReason) -> str:
+def _smaller(spec: JobSpec, workload: Workload, drop: DropReason) -> str:
     """Return the fix if relaxing no single requirement of `resources` helps."""
-    if drop is DropReason.MEMORY and spec.train is not None:
-        return "use a smaller model or max_length, or method lora or qlora"
-    return "change resources, or configure a provider that meets them"
+    if drop is not DropReason.MEMORY or spec.train is None:
+        return "change resources, or configure a provider that meets them"
+    methods = " or ".join(_lighter_methods(workload))
+    return f"use a smaller model or max_length{f', or method {methods}' if methods else ''}"
+
+
+def _lighter_methods(workload: Workload) -> Iterator[str]:
+    """Yield the methods that need less memory. Mixtures and diffusion models refuse qlora."""
+    if workload.method == "full":
+        yield "lora"
+    refuses = workload.task == "text_to_image" or (workload.shape is not None and workload.shape.experts > 0)
+    if workload.method != "qlora" and not refuses:
+        yield "qlora"

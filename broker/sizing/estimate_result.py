@@ -92,9 +92,9 @@ class EstimateResult(dict[str, Any]):
         """Return the options with which it would fit, or other ways to need less."""
         other = self["would_fit"]
         if other is None:
-            return (
-                "would fit: nothing found up to 64 GPUs; try --method lora or qlora, a shorter --seq or another --gpu"
-            )
+            # `_ways` has tried the other methods of the estimate's own families.
+            lighter = "--method lora, " if self["trainable_parameters"] == self["parameters"] else ""
+            return f"would fit: nothing found up to 64 GPUs; try {lighter}a shorter --seq or another --gpu"
         options = [f"--gpus {other['gpus']}"] if other["gpus"] > 1 else []
         options += [f"--nodes {other['nodes']}"] if other["nodes"] > 1 else []
         options += [f"--sharding {other['sharding']}"] if other["sharding"] != "none" else []

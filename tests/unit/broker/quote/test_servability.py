@@ -13,7 +13,7 @@ from broker.domain.spec import JobSpec
 from broker.domain.workload import Workload
 from broker.estimator.planning.corrections import Corrections, model_key
 from broker.quote.servability import PASSING, RULES, ServableMarket, may_be_served, unserved
-from tests.support.machines import NOW, SCRIPT, WORK, offer, quoted, spec
+from tests.support.machines import LLAMA_3_8B, NOW, SCRIPT, WORK, offer, quoted, spec
 
 RENTED = Caps(spot=True)
 ON_DEMAND = Caps(spot=False, multi_node=True, accelerators=frozenset({"h100-sxm", "a10g"}))
@@ -21,6 +21,7 @@ MINE = Caps(spot=False, trust="own", reaches_local_files=True, lists_all=True)
 HERE = offer(
     id="mine/gpu", provider="mine", accelerator="rtx4090", gpu_memory_bytes=24 * GIB, region="here", trust="own"
 )
+HUGE = replace(LLAMA_3_8B, layers=400, parameters=10**12)
 
 
 def market(caps: Mapping[str, Caps], offers: Sequence[Offer] = (), **facts: Any) -> ServableMarket:
@@ -169,6 +170,10 @@ def test_a_job_that_fits_nowhere_names_a_smaller_demand() -> None:
     assert full[0] == "resources"
     assert "no machine can ever serve this job: on 1× rtx4090 at mine: needs" in full[1]
     assert full[1].endswith("use a smaller model or max_length, or method lora or qlora")
+    for method, words in (("lora", "max_length, or method qlora"), ("qlora", "a smaller model or max_length")):
+        smaller = refusal(spec(), market(caps, [HERE]), replace(WORK, method=method, shape=HUGE))
+        assert smaller is not None
+        assert smaller[1].endswith(words)
     elsewhere = market({**caps, "a": RENTED}, [HERE])
     named = refusal(spec(resources={"providers": ["mine"]}), elsewhere, replace(WORK, method="full"))
     assert named is not None
@@ -179,6 +184,18 @@ def test_a_job_that_fits_nowhere_names_a_smaller_demand() -> None:
     )
     assert rented is not None
     assert rented[0] in ("resources.gpus", "resources.accelerators")
+
+
+def test_no_method_is_suggested_that_the_model_refuses() -> None:
+    mixture = replace(HUGE, family="mixtral", experts=8, active_experts=2)
+    for method, words in (("full", "max_length, or method lora"), ("lora", "use a smaller model or max_length")):
+        refused = refusal(spec(), market({"mine": MINE}, [HERE]), replace(WORK, method=method, shape=mixture))
+        assert refused is not None
+        assert refused[1].endswith(words)
+    diffusion = replace(WORK, method="lora", task="text_to_image", shape=HUGE)
+    refused = refusal(spec(), market({"mine": MINE}, [HERE]), diffusion)
+    assert refused is not None
+    assert "qlora" not in refused[1]
 
 
 def test_more_machines_are_suggested_if_they_would_do() -> None:
