@@ -32,6 +32,8 @@ class ColumnSummary(Document):
     """Problem of the first cell that is not a chat, and the fix; empty if all are chats."""
     values: dict[str, int] | None = None
     """Number of the first row with each distinct cell, or element of a list; None if there are too many for labels."""
+    good: int = 0
+    """Number of cells that a rating reads as true."""
     answers: AnswerCounts | None = None
     """Answers of the chats in the column; None if a cell is not a chat."""
     prefix_mean: float = 0.0
@@ -60,6 +62,7 @@ class ColumnStatistics:
         self.chat_problem = ""
         self._answers = AnswerCounter()
         self._prefixes: Counter[int] = Counter()
+        self.good = 0
         self.values: dict[str, int] | None = {}
         self.example = ""
 
@@ -83,6 +86,8 @@ class ColumnStatistics:
         for kind in cells.KINDS:
             if kind not in CHAT_KINDS and kind not in self.first_unlike and not cells.is_a(kind, value):
                 self.first_unlike[kind] = number
+        if "flag" not in self.first_unlike:
+            self.good += cells.flag(value) is True
         if self.first_unlike.keys() >= set(CHAT_KINDS):
             return
         try:
@@ -132,6 +137,7 @@ class ColumnStatistics:
             first_null=self.first_null,
             first_unlike=self.first_unlike,
             chat_problem=self.chat_problem,
+            good=self.good,
             values=self.values,
             answers=self._answers.counts() if has_chats else None,
             prefix_mean=_mean(self._prefixes) if has_chats else 0.0,

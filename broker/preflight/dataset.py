@@ -15,7 +15,7 @@ from broker.preflight.column_summary import ColumnStatistics, ColumnSummary
 from trainer.contract.base import Document
 from trainer.contract.data_config import DataFormat
 from trainer.contract.train import TrainConfig
-from trainer.dataset import cells, prompts
+from trainer.dataset import cells, prompts, ratings
 from trainer.dataset.example_counts import ExampleCount, count_rows
 from trainer.dataset.prompts import DataError, dataset_name, fill
 from trainer.dataset.readers import read_rows
@@ -232,11 +232,11 @@ def _learned(train: TrainConfig) -> list[tuple[str, str]]:
 def _check_ratings(train: TrainConfig, summary: DataSummary) -> None:
     """Raise InvalidInput for ratings that are neither true nor false, or all equal, and for steps of one answer."""
     values = column("data.label", train.data.label, summary, "flag").values or {}
-    ratings = {cells.flag(text) for text in values}
-    if len(ratings) == 1:
-        raise _at("data.label", cells.one_sided_message(train.data.label, good=ratings == {True}))
+    flags = {cells.flag(text) for text in values}
+    if len(flags) == 1:
+        raise _at("data.label", ratings.one_sided_message(train.data.label, good=flags == {True}))
     if train.global_batch == 1:
-        raise _at("global_batch", cells.LONE_ANSWER)
+        raise _at("global_batch", ratings.LONE_ANSWER)
 
 
 LABEL = {
@@ -263,7 +263,7 @@ def _labels(train: TrainConfig, summary: DataSummary) -> tuple[str, ...]:
         raise _at("data.label", f"{problem}; name a column of classes")
     first: dict[str, int] = {}
     for text, row in statistics.values.items():
-        for label in text.split() if kind == "tags" else (text,):
+        for label in (cells.tags(text) or ()) if kind == "tags" else (text,):
             first.setdefault(cells.named(label, train.data.labels), row)
     if not train.data.labels:
         if wrong := cells.label_set_problem(sorted(first), train.data.label):
@@ -332,6 +332,8 @@ def _warnings(train: TrainConfig, summary: DataSummary, truncated: float, count:
             warnings.append(f"column {name!r} is empty in {summary.columns[name].empty} rows")
     if LABEL.get(train.task) == "label" and (values := summary.columns[train.data.label].values):
         warnings += filter(None, [cells.many_labels_warning(len(values), summary.rows, train.data.label)])
+    if train.task == "kto" and (good := summary.columns[train.data.label].good):
+        warnings += filter(None, [ratings.unbalanced_message(train.kto, good, summary.rows - good)])
     if not count.held_out:
         warnings.append("no row is held out, so the job cannot show whether the model improved")
     return tuple(warnings)

@@ -21,7 +21,7 @@ from trainer.core.ipc import INDEX, NOTE, ROWS
 
 E = TypeVar("E")
 T = TypeVar("T")
-VERSION = 5
+VERSION = 6
 WIDTH = array("i").itemsize
 
 

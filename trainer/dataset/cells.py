@@ -1,5 +1,6 @@
 """Cells other than text: chats, words, numbers, pictures; the same rules before a purchase and in training."""
 
+import ast
 import base64
 import binascii
 import contextlib
@@ -19,6 +20,12 @@ KINDS = ("text", "label", "number", "flag", "chat", "turns", "words", "tags", "p
 """Kinds that `is_a` checks."""
 INDEX = re.compile(r"\d{1,4}")
 NUMBER = re.compile(r"[+-]?\d{1,18}")
+QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
+QUOTED_START = re.compile(r"""\[\s*['"]""")
+QUOTED_LIST = re.compile(rf"\[\s*(?:{QUOTED.pattern})(?:(?:\s*,\s*|\s+)(?:{QUOTED.pattern}))*\s*\]")
+"""List of texts as Python or NumPy write it into a CSV cell, the latter without commas."""
+NUMBER_LIST = re.compile(r"\[\s*\d+(?:\s+\d+)*\s*\]")
+"""List of whole numbers as NumPy writes it."""
 NO_ANSWER = "has no message of the assistant, so there is nothing to learn; add its answer or drop the row"
 """Problem of a chat without an answer, and the fix."""
 FLAGS = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
@@ -57,6 +64,8 @@ def number(value: Any) -> float | None:
     """Return a finite number, also from text; otherwise None."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
+    if isinstance(value, str) and "_" in value:  # Python would read "12_3" as 123.
+        return None
     try:
         converted = float(value)
     except (ValueError, OverflowError):
@@ -76,8 +85,14 @@ def chat(value: Any) -> Chat | None:
 
 def turns(value: Any) -> list[dict[str, Any]] | None:
     """Return messages from any role, in the form of chat templates; otherwise None."""
+    parsed = asked(value)
+    return None if parsed is None else parsed.messages
+
+
+def asked(value: Any) -> Chat | None:
+    """Return the chat of a cell, also without an answer; otherwise None."""
     try:
-        return chats.parse(value).messages
+        return chats.parse(value)
     except BadChat:
         return None
 
@@ -111,13 +126,22 @@ def chat_of_row(row: dict[str, Any], column: str, where: str, number_of_row: int
 
 
 def _split(value: Any) -> Any:
-    """Split text into the items of a JSON list (as in CSV), or at white space. Return other values unchanged."""
+    """Split text into the items of a list in JSON (as in CSV) or in the notation of Python or NumPy, or at white space.
+
+    Returns other values unchanged, and None for a list of quoted texts that is cut off.
+    """
     if not isinstance(value, str):
         return value
-    if value.lstrip().startswith("["):
+    text = value.strip()
+    if text.startswith("["):
         with contextlib.suppress(ValueError, RecursionError):
-            return json.loads(value)
-    return value.split()
+            return json.loads(text)
+    if QUOTED_START.match(text):
+        whole = QUOTED_LIST.fullmatch(text)
+        with contextlib.suppress(ValueError, SyntaxError):  # E.g. a line break within quotes.
+            return [ast.literal_eval(item) for item in QUOTED.findall(text)] if whole else None
+        return None
+    return text[1:-1].split() if NUMBER_LIST.fullmatch(text) else text.split()
 
 
 def words(value: Any) -> list[str] | None:
@@ -181,7 +205,9 @@ def _has_picture_signature(value: Picture | str) -> bool:
 
 
 def _payload(text: str) -> str:
-    return text.split(",", 1)[1] if text.startswith("data:image/") and "," in text[:64] else text
+    """Return the base64 of a text, without the line breaks of MIME."""
+    written = text.split(",", 1)[1] if text.startswith("data:image/") and "," in text[:64] else text
+    return "".join(written.split())
 
 
 def _are_pixels(rows: list[Any]) -> bool:
@@ -223,7 +249,8 @@ def is_a(kind: str, value: Any) -> bool:
             return tags(value) is not None
         case "picture":
             return picture(value) is not None
-    return bool(value.strip()) if isinstance(value, str) else words(value) is not None
+    is_plain = isinstance(value, str) and not value.lstrip().startswith("[")
+    return bool(value.strip()) if is_plain else words(value) is not None
 
 
 def unlike_message(kind: str, column: str, *, chat_problem: str = "is not a chat; mend the row") -> str:
@@ -246,16 +273,7 @@ def unlike_message(kind: str, column: str, *, chat_problem: str = "is not a chat
             )
     if kind == "tags":
         return f"column {column!r} is not a list of tags; give a JSON list of names or of whole numbers"
-    return f"column {column!r} is not a list of words; give a JSON list, or words with spaces between them"
-
-
-LONE_ANSWER = "kto compares the answers of a step with each other; give at least 2"
-"""Error for one answer in a step, worded to follow `global_batch`."""
-
-
-def one_sided_message(column: str, *, good: bool) -> str:
-    """Return the error for ratings that are all equal, and the fix."""
-    return f"data.label: column {column!r} is {str(good).lower()} in every row; give good answers and bad ones"
+    return f"column {column!r} is not a list of words, or one is empty; give a JSON list, or words with spaces"
 
 
 def required(kind: str, row: dict[str, Any], column: str, where: str, number_of_row: int) -> Any:

@@ -5,12 +5,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from trainer.dataset import chat_dialects
+from trainer.dataset.chat_dialects import is_given, without_nulls
+
 ROLES = ("system", "developer", "user", "assistant", "tool")
 SHAREGPT_ROLES = {
     "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",
-    "model": "assistant", "observation": "tool", "function_response": "tool", "function": "tool",
+    "model": "assistant", "ai": "assistant", "bot": "assistant", "chatbot": "assistant", "prompter": "user",
+    "observation": "tool", "function_response": "tool", "tool_response": "tool", "function": "tool", "ipython": "tool",
 }  # fmt: skip
-"""Names of roles in ShareGPT files and in APIs, with the role of a chat template."""
+"""Names of roles in ShareGPT files and in APIs, in lower case, with the role of a chat template."""
 KNOWN_KEYS = frozenset(
     {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking"}
 )
@@ -69,6 +73,11 @@ class Chat:
         """Return the chat of the first `count` messages."""
         return replace(self, messages=self.messages[:count])
 
+    def given_by(self, asked: "Chat") -> "Chat":
+        """Return the chat with what the cell of its question gives the template, if it has none of its own."""
+        tools, documents = self.tools or asked.tools, self.documents or asked.documents
+        return replace(self, tools=tools, documents=documents, options={**asked.options, **self.options})
+
     def having(self, number: int, message: dict[str, Any]) -> "Chat":
         """Return the chat with another message at an index."""
         return replace(self, messages=[*self.messages[:number], message, *self.messages[number + 1 :]])
@@ -107,14 +116,18 @@ def parse(cell: Any, row: Mapping[str, Any] | None = None) -> Chat:
     written, inner = _list(cell, notices)
     given = _beside(inner, row or {}, notices)
     muted = set()
-    messages = []
-    for number, message in enumerate(written):
-        parsed, has_loss = _message(message, number + 1, notices)
-        messages.append(parsed)
-        if not has_loss:
-            muted.add(number)
+    messages: list[dict[str, Any]] = []
+    for number, message in enumerate(written, 1):
+        for part in chat_dialects.expanded(message, notices):
+            parsed, has_loss = _message(part, number, notices)
+            if not has_loss:
+                muted.add(len(messages))
+            messages.append(parsed)
+    if not messages:
+        raise BadChat("has no message with a text, a call or a result; add one or drop the row")
     system = _system(given, messages, notices)
     tools, documents = (_row_list(given, key) for key in ROW_KEYS[:2])
+    tools = tools and chat_dialects.described_tools(tools, notices)
     return Chat(
         messages=[*system, *messages],
         muted=frozenset(number + len(system) for number in muted),
@@ -129,9 +142,10 @@ def parse(cell: Any, row: Mapping[str, Any] | None = None) -> Chat:
 def _beside(inner: Mapping[str, Any], row: Mapping[str, Any], notices: list[str]) -> dict[str, Any]:
     """Return what cell and row give in addition to the messages, and name what is not used."""
     known = (*ROW_KEYS, SYSTEM)
-    given = {key: row[key] for key in known if row.get(key) is not None}
+    inner, row = (chat_dialects.with_tools(cells, notices) for cells in (inner, row))
+    given = {key: row[key] for key in known if is_given(row.get(key))}
     for key, value in inner.items():
-        if value is None:
+        if not is_given(value):
             continue
         if key not in known:
             notices.append(f"the key {key!r} next to the messages is not used")
@@ -139,7 +153,7 @@ def _beside(inner: Mapping[str, Any], row: Mapping[str, Any], notices: list[str]
         if key in given:
             notices.append(f"the column {key!r} is not used, because the cell of messages has its own")
         given[key] = value
-    unused = [name for name, value in row.items() if name not in known and value is not None]
+    unused = [name for name, value in row.items() if name not in known and is_given(value)]
     notices += [f"the column {name!r} is not used" for name in unused[:NAMED_UNUSED]]
     if len(unused) > NAMED_UNUSED:
         notices.append(f"{len(unused) - NAMED_UNUSED} more columns are not used")
@@ -149,6 +163,8 @@ def _beside(inner: Mapping[str, Any], row: Mapping[str, Any], notices: list[str]
 def _system(given: Mapping[str, Any], messages: list[dict[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
     """Return the message of SYSTEM, or none if it is blank or the chat begins with its own. Raises BadChat."""
     text = given.get(SYSTEM, "")
+    if isinstance(text, list) and text and all(isinstance(part, Mapping) for part in text):
+        text = "".join(_part(part, f"{SYSTEM!r} next to the messages") for part in text)
     if not isinstance(text, str):
         raise BadChat(f"has {SYSTEM!r} next to the messages, which is {_kind(text)}; give a text, or remove it")
     if not text.strip():
@@ -168,10 +184,15 @@ def _list(cell: Any, notices: list[str]) -> tuple[list[Any], dict[str, Any]]:
         try:
             cell = json.loads(cell)
         except (ValueError, RecursionError):
+            if chat_dialects.is_python(cell):
+                raise BadChat("is in Python's notation and no JSON; write the column with json.dumps") from None
             raise BadChat("is text and no JSON list of messages; give a JSON list of {role, content}") from None
         notices.append("JSON text is read as a list of messages")
     if isinstance(cell, Mapping):
         inner = next((key for key in ("messages", "conversations", "conversation") if key in cell), None)
+        if inner is None and {"role", "from"} & cell.keys():
+            notices.append("one message is read as a list of one")
+            return [cell], {}
         if inner is None:
             raise BadChat("is one mapping, no list of messages; put it into a list")
         notices.append(f"the list is read from the key {inner!r}")
@@ -189,12 +210,15 @@ def _message(written: Any, number: int, notices: list[str]) -> tuple[dict[str, A
     where = f"message {number}"
     if not isinstance(written, Mapping):
         raise BadChat(f"{where} is {_kind(written)}, no mapping; give {{role, content}}")
-    message = {str(key): value for key, value in written.items() if value is not None}
+    message = {str(key): value for key, value in written.items() if is_given(value)}
     if "role" not in message and "from" in message:
         message["role"] = message.pop("from")
         notices.append("from and value are read as role and content")
     if "content" not in message and "value" in message:
         message["content"] = message.pop("value")
+    if "content" not in message and "text" in message:
+        message["content"] = message.pop("text")
+        notices.append("text is read as content")
     message["role"] = _role(message.get("role"), where)
     if isinstance(call := message.pop("function_call", None), Mapping):
         message.setdefault("tool_calls", [{"type": "function", "function": dict(call)}])
@@ -204,11 +228,16 @@ def _message(written: Any, number: int, notices: list[str]) -> tuple[dict[str, A
     if "tool_calls" in message:
         message["tool_calls"] = _calls(message["tool_calls"], where)
     message["content"] = _content(message, where, notices)
+    if message["role"] == "assistant" and not (
+        message["content"].strip() or message.keys() - {"role", "content", "name"}
+    ):
+        notices.append("an answer is empty, and only its end is learned")
     return message, _has_loss(message, where)
 
 
 def _role(role: Any, where: str) -> str:
-    known = SHAREGPT_ROLES.get(role, role) if isinstance(role, str) else role
+    name = role.strip().lower() if isinstance(role, str) else role
+    known = SHAREGPT_ROLES.get(name, name) if isinstance(name, str) else name
     if known in ROLES:
         return str(known)
     if role is None:
@@ -225,6 +254,12 @@ def _content(message: Mapping[str, Any], where: str, notices: list[str]) -> str:
         return ""
     if isinstance(content, str):
         return content
+    if isinstance(content, Mapping) and message["role"] == "tool" and not {"type", "text"} & content.keys():
+        notices.append("results of tools that are mappings are written as JSON")
+        try:
+            return json.dumps(without_nulls(content), ensure_ascii=False, default=str)
+        except (ValueError, RecursionError):
+            raise BadChat(f"{where} has a tool's result that is nested too deep; make it flatter") from None
     if isinstance(content, Mapping):
         content = [content]
     if isinstance(content, list):
@@ -260,7 +295,8 @@ def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
             except (ValueError, RecursionError):
                 raise BadChat(f"{where} has a tool call whose arguments are not JSON; mend them") from None
         inner = {key: value for key, value in function.items() if value is not None}
-        inner["arguments"] = {} if arguments is None else arguments
+        is_written = isinstance(function.get("arguments"), str)
+        inner["arguments"] = {} if arguments is None else arguments if is_written else without_nulls(arguments)
         outer = {key: value for key, value in call.items() if value is not None} if "function" in call else {}
         parsed.append({"type": "function", **outer, "function": inner})
     return parsed
@@ -282,12 +318,14 @@ def _has_loss(message: dict[str, Any], where: str) -> bool:
 def _row_list(row: Mapping[str, Any], key: str) -> list[dict[str, Any]] | None:
     """Return the mappings of another column of the row; None if it is absent or empty. Raises BadChat."""
     value = row.get(key)
-    if isinstance(value, str) and value.strip():
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            raise BadChat(f"has a column {key!r} in its row that is not JSON; give a list of mappings") from None
-    if value is None or value == "" or value == []:
+    try:
+        if isinstance(value, str):
+            value = json.loads(value) if value.strip() else None
+        elif isinstance(value, list):
+            value = [json.loads(entry) if isinstance(entry, str) else without_nulls(entry) for entry in value]
+    except (ValueError, RecursionError):
+        raise BadChat(f"has a column {key!r} in its row that is not JSON; give a list of mappings") from None
+    if value is None or value == []:
         return None
     if not isinstance(value, list) or not all(isinstance(entry, Mapping) for entry in value):
         raise BadChat(f"has a column {key!r} in its row that is not a list of mappings; mend it, or rename the column")
@@ -296,12 +334,12 @@ def _row_list(row: Mapping[str, Any], key: str) -> list[dict[str, Any]] | None:
 
 def _options(row: Mapping[str, Any]) -> dict[str, Any]:
     value = row.get(ROW_KEYS[2])
-    if isinstance(value, str) and value.strip():
+    if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = json.loads(value) if value.strip() else None
         except (ValueError, RecursionError):
             value = ()
-    if value is None or value == "":
+    if value is None:
         return {}
     if not isinstance(value, Mapping):
         raise BadChat(f"has a column {ROW_KEYS[2]!r} in its row that is not a mapping; mend it, or rename the column")

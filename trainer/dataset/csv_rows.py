@@ -5,9 +5,10 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice
+from itertools import chain, dropwhile, islice
 from typing import Any
 
+from trainer.dataset import stray_quotes
 from trainer.dataset.prompts import DataError
 
 _log = logging.getLogger("trainer.dataset")
@@ -66,10 +67,24 @@ def _opened(text: Iterator[str], where: str) -> tuple[Any, str]:
         next(reader)
         return reader, delimiter
     first = list(islice(lines, DELIMITER_LINES))
-    delimiter = find_delimiter(first, is_tsv=where.lower().endswith(".tsv"))
+    table = list(dropwhile(lambda line: not line.strip(), first))
+    delimiter = find_delimiter(table, is_tsv=where.lower().endswith(".tsv"))
     if delimiter != ",":
         _log.warning("%s: cells are separated by %s", where, DELIMITERS[delimiter])
-    return csv.reader(chain(first, lines), strict=True, delimiter=delimiter), delimiter
+    if skips := _has_spaces(table, delimiter):
+        _log.warning("%s: spaces after a delimiter are left out, because quotes follow them", where)
+    whole: Iterator[str] = chain(first, lines)
+    if delimiter == "\t":
+        whole = stray_quotes.closed(whole, where)
+    return csv.reader(whole, strict=True, delimiter=delimiter, skipinitialspace=skips), delimiter
+
+
+def _has_spaces(lines: list[str], delimiter: str) -> bool:
+    """Return True if the first rows are CSV of one length only without the spaces before their cells."""
+    if not any(f'{delimiter} "' in line for line in lines):
+        return False
+    as_written, without = (_widths(lines, delimiter, DELIMITER_LINES, skips_spaces=skips) for skips in (False, True))
+    return len(set(without)) == 1 and len(set(as_written)) != 1
 
 
 def find_delimiter(lines: list[str], *, is_tsv: bool = False) -> str:
@@ -79,7 +94,7 @@ def find_delimiter(lines: list[str], *, is_tsv: bool = False) -> str:
     length. Tabs do not, because texts rarely contain tabs. An upload, which has no name, is thus read like its file.
     `is_tsv`: the file's name ends in .tsv, so that a header with a tab suffices.
     """
-    by_tabs = _widths(lines, "\t", DELIMITER_ROWS)
+    by_tabs = _widths(list(stray_quotes.closed(lines)), "\t", DELIMITER_ROWS)
     if by_tabs[:1] not in ([], [1]) and (is_tsv or len(set(by_tabs)) == 1 < len(by_tabs)):
         return "\t"
     by_commas = set(_widths(lines, ",", DELIMITER_ROWS))
@@ -92,14 +107,15 @@ def find_delimiter(lines: list[str], *, is_tsv: bool = False) -> str:
     return ","
 
 
-def _widths(lines: list[str], delimiter: str, count: int) -> list[int]:
+def _widths(lines: list[str], delimiter: str, count: int, *, skips_spaces: bool = False) -> list[int]:
     """Return the number of cells of the first `count` rows without blank ones; empty if one is not CSV.
 
     A row that continues after the lines is left out, if it follows two whole rows.
     """
     widths: list[int] = []
     try:
-        for cells in islice(csv.reader(lines, strict=True, delimiter=delimiter), count):
+        reader = csv.reader(lines, strict=True, delimiter=delimiter, skipinitialspace=skips_spaces)
+        for cells in islice(reader, count):
             widths += [len(cells)] if cells else []
     except csv.Error as e:
         return widths if len(widths) > 1 and str(e) == "unexpected end of data" else []
@@ -135,11 +151,11 @@ def _error(error: csv.Error, first: int, last: int, where: str) -> DataError:
 
 def _header(reader: Any, where: str) -> list[str]:
     """Return the header. Raises: DataError for names that are ambiguous or unreadable."""
-    line = reader.line_num + 1
     try:
-        names = list(next(reader, ()))
+        names: list[str] = next((cells for cells in reader if cells), [])
     except csv.Error as e:
         raise DataError(f"{where} line {reader.line_num}: {e}; check the quotes of this CSV") from None
+    line = reader.line_num
     repeated = [name for name, count in Counter(names).items() if name and count > 1]
     if repeated:
         raise DataError(f"{where} line {line}: the header names {repeated[0]!r} twice; rename one of the columns")

@@ -7,6 +7,7 @@ import codecs
 import contextlib
 import io
 import json
+import logging
 import os
 import re
 import threading
@@ -21,6 +22,7 @@ from trainer.dataset import archives, csv_rows, json_stream
 from trainer.dataset.archives import BadArchive, Picture
 from trainer.dataset.prompts import DataError
 
+_log = logging.getLogger("trainer.dataset")
 MAX_COLUMNS, MAX_NAME = 2000, 1000
 """Maximum number of columns of a data set, and characters of a column's name."""
 MAX_LINE = 64 << 20
@@ -36,8 +38,26 @@ ENDINGS: Mapping[str, DataFormat] = {
     "zip": "zip",
 }  # fmt: skip
 """Formats by the ending of a file's name."""
+SPLITS = frozenset(("train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval"))
+"""Names of folders with a part of a data set, in lower case."""
+COMPRESSED = (".gz", ".tgz", ".zst", ".bz2", ".xz")
+"""Endings of compressed files, which are not read."""
 TABLES = frozenset(("csv", "json", "jsonl", "parquet"))
 PARQUET = b"PAR1"
+FOREIGN = {
+    b"\x1f\x8b": "is compressed by gzip; unpack it with gunzip",
+    b"\x28\xb5\x2f\xfd": "is compressed by zstd; unpack it with unzstd",
+    b"BZh91AY&": "is compressed by bzip2; unpack it with bunzip2",
+    b"\xfd7zXZ\0": "is compressed by xz; unpack it with unxz",
+    b"PK\3\4": "is a zip archive or an Excel workbook; save the sheet as CSV, or set data.format to zip",
+    b"\xd0\xcf\x11\xe0": "is an Excel workbook; save the sheet as CSV",
+    b"ARROW1\0\0": "is an Arrow file; write it as Parquet",
+    PARQUET + b"\x15": "is a Parquet file; set data.format to parquet",
+}
+"""Kinds of files that are no text by their first bytes, with the fix."""
+LIST_OF_OBJECTS = re.compile(rb"\[\s*\{")
+FIRST_LINE = 1 << 18
+"""Bytes of a file in which its form is looked for."""
 PARQUET_ROWS = 256
 """Rows of Parquet in memory at a time."""
 Rows = Iterator[dict[str, Any] | DataError]
@@ -46,6 +66,8 @@ Rows = Iterator[dict[str, Any] | DataError]
 def format_of(path: str, declared: DataFormat | None) -> DataFormat:
     """Return the declared format, or the format of the file's ending. Raises: DataError if neither is known."""
     data_format = declared or ENDINGS.get(path.rsplit(".", 1)[-1].lower())
+    if data_format is None and path.lower().endswith(COMPRESSED):
+        raise DataError(f"data.path: {path!r} is compressed; unpack it")
     if data_format is None:
         known = "csv, json, jsonl, parquet, tar or zip"
         raise DataError(f"data.path: cannot tell the format of {path!r}; set data.format to {known}")
@@ -93,6 +115,9 @@ def _table_rows(stream: BinaryIO, fmt: DataFormat, where: str) -> Rows:
     start = stream.read(8)
     if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) or UTF16.fullmatch(start):
         raise DataError(f"{where}: is UTF-16; save the file as UTF-8")
+    if foreign := next((text for first, text in FOREIGN.items() if start.startswith(first)), None):
+        raise DataError(f"{where}: {foreign}")
+    fmt = _actual_format(stream, fmt, where)
     if not _has_text(stream):
         raise DataError(f"{where}: the file is empty; give a file with at least one row")
     # Lines of JSON end with \n only, because its strings may hold U+2028. The CSV reader finds its own line ends.
@@ -107,6 +132,32 @@ def _table_rows(stream: BinaryIO, fmt: DataFormat, where: str) -> Rows:
                 yield from _jsonl_rows(text, where)
     finally:
         text.detach()
+
+
+def _actual_format(stream: BinaryIO, declared: DataFormat, where: str) -> DataFormat:
+    """Return `json` for a list and `jsonl` for objects by line, whichever of the two is declared, and log a change."""
+    if declared not in ("json", "jsonl"):
+        return declared
+    stream.seek(0)
+    first = stream.readline(FIRST_LINE).removeprefix(codecs.BOM_UTF8).strip()
+    rest = stream.read(FIRST_LINE).strip()
+    actual = declared
+    if declared == "json" and first.startswith(b"{") and rest.startswith(b"{") and _is_json(first):
+        actual = "jsonl"
+    elif declared == "jsonl" and LIST_OF_OBJECTS.match(first + b" " + rest) and not (rest and _is_json(first)):
+        actual = "json"
+    if actual != declared:
+        form = "one object a line" if actual == "jsonl" else "one list"
+        _log.warning("%s: the JSON is %s, and is read as %s", where, form, actual)
+    return actual
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _has_text(stream: BinaryIO) -> bool:
@@ -262,8 +313,17 @@ def _archive_rows(data: bytes | Path, fmt: DataFormat, where: str) -> Rows:
     if not pictures:
         endings = ", ".join(archives.ENDINGS)
         raise DataError(f"{where}: has no picture; pack folders of {endings}, one for each class, or tables")
+    _warn_of_splits(pictures, where)
     for picture in pictures:
         yield {"image": picture, "label": PurePosixPath(picture.name).parent.name or None}
+
+
+def _warn_of_splits(pictures: list[Picture], where: str) -> None:
+    """Log a warning if the folders above the class folders are those of a training and of another part."""
+    above = {path[-3] for path in (PurePosixPath(picture.name).parts for picture in pictures) if len(path) > 2}
+    parts = sorted(name for name in above if name.lower() in SPLITS)
+    if len(parts) > 1:
+        _log.warning("%s: has the parts %s, and all are read; pack one of them to leave the others out", where, parts)
 
 
 def table_of(name: str) -> DataFormat | None:

@@ -42,6 +42,17 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, str], dict[str, Any]]] 
         {"method": LORA, "task": "reward_model"},
     ),
     "preferences": (llama, {"chosen": "{meaning}", "rejected": "w5 w6"}, {"method": LORA, "task": "dpo"}),
+    "odds, each process all of it": (
+        llama,
+        {"chosen": "{meaning}", "rejected": "w5 w6"},
+        {"method": LORA, "task": "orpo"},
+    ),
+    "ratings": (llama, {"completion": "{meaning}", "label": "liked"}, {"method": LORA, "task": "kto"}),
+    "ratings, each process all of it": (
+        llama,
+        {"completion": "{meaning}", "label": "liked"},
+        {"method": LORA, "task": "kto", "kto": {"beta": 0.5, "undesirable_weight": 1.3}},
+    ),
 }
 
 
@@ -50,7 +61,9 @@ def test_sharded_training_equals_unsharded(case: str, tmp_path: Path) -> None:
     make, columns, more = CASES[case]
     head, *lines = rows().decode().splitlines()
     data = tmp_path / "data.csv"
-    data.write_text("\n".join([f"{head},kind", *(f"{line},{'ab'[n % 2]}" for n, line in enumerate(lines))]))
+    data.write_text(
+        "\n".join([f"{head},kind,liked", *(f"{line},{'ab'[n % 2]},{n % 2}" for n, line in enumerate(lines))])
+    )
     train = TrainConfig(
         **{
             "model": str(make(tmp_path / "model")),
@@ -65,7 +78,7 @@ def test_sharded_training_equals_unsharded(case: str, tmp_path: Path) -> None:
         }
     )
     whole = Crew(tmp_path / "whole", train, data, each=1).done().last
-    how = Parallelism(kind="ddp" if case == "rewards, each process all of it" else "fsdp")
+    how = Parallelism(kind="ddp" if case.endswith("each process all of it") else "fsdp")
     divided = Crew(tmp_path / "divided", train, data, each=2, how=how).done().last
     tolerance = 1e-2 if train.precision == "bf16" else 1e-5
     for one, other in zip(logged_steps(divided), logged_steps(whole), strict=True):

@@ -1,6 +1,7 @@
 """Image classification of real digits from archives and columns: training, saved model and bitwise resume."""
 
 import base64
+import io
 import json
 import threading
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import ExifTags, Image, ImageOps
 from pydantic import ValidationError
 
 from tests.trainer.support import digits, workers
@@ -172,6 +174,55 @@ def test_pixels_and_base64_and_files_are_the_same_pictures(model: Path, tmp_path
         assert torch.equal(batch["labels"], batches[0]["labels"])
     first = (np.stack([drawn[0][1]] * 3) / 255 - 0.5) / 0.5
     assert np.allclose(batches[0]["pixel_values"][0], first, atol=1e-6)
+
+
+def encoded(picture: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, kind, **options)
+    return file.getvalue()
+
+
+GREY = Image.fromarray(np.full((2, 4), 100, np.uint8))
+RED = Image.new("RGB", (4, 2), (200, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        (encoded(RED.convert("P", palette=Image.Palette.ADAPTIVE)), (200, 0, 0)),
+        (encoded(RED.convert("P", palette=Image.Palette.ADAPTIVE), transparency=0), (200, 0, 0)),
+        (encoded(Image.new("RGBA", (4, 2), (200, 0, 0, 90))), (200, 0, 0)),
+        (encoded(Image.merge("LA", (GREY, GREY))), (100,) * 3),
+        (encoded(GREY.point(lambda value: 255, "1")), (255,) * 3),
+        (encoded(Image.fromarray(np.full((2, 4), 100 * 257, np.uint16))), (100,) * 3),
+        (encoded(Image.fromarray(np.full((2, 4), 100 * 257, ">u2")), "TIFF"), (100,) * 3),
+        (encoded(GREY, "TIFF", compression="tiff_lzw"), (100,) * 3),
+        (encoded(RED, "GIF", save_all=True, append_images=[RED]), (200, 0, 0)),
+        (encoded(RED, "WEBP", lossless=True), (200, 0, 0)),
+    ],
+    ids=["palette", "transparent palette", "alpha", "grey and alpha", "1 bit", "16 bits", "16 bits of the other order",
+         "TIFF", "animation", "WebP"],
+)  # fmt: skip
+def test_every_kind_of_pixels_is_read_in_rgb(file: bytes, expected: tuple[int, ...]) -> None:
+    picture = pictures.decode(file)
+    assert (picture.mode, picture.size) == ("RGB", (4, 2))
+    assert picture.getpixel((1, 1)) == expected
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_pictures_are_turned_by_their_exif(orientation: int) -> None:
+    drawn = Image.fromarray(np.arange(8, dtype=np.uint8).reshape(2, 4) * 30)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    file = encoded(drawn, exif=exif)
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(file)))
+    assert np.array_equal(np.asarray(pictures.decode(file)), np.asarray(upright.convert("RGB")))
+
+
+@pytest.mark.parametrize("exif", [b"Exif\0\0no TIFF", b"Exif\0\0II*\0\x08\0\0\0\xff\xff\x12"])
+def test_a_damaged_exif_does_not_spoil_its_picture(exif: bytes) -> None:
+    picture = pictures.decode(encoded(RED, "JPEG", exif=exif, quality=100))
+    assert (picture.mode, picture.size) == ("RGB", (4, 2))
 
 
 def test_pictures_beyond_the_cache_are_decoded_again(model: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

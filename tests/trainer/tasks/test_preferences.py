@@ -253,6 +253,32 @@ def test_what_a_pair_gives_and_the_template_ignores_is_counted(model: Path, tmp_
         assert [line for line in lines if line.startswith("rows.jsonl: in 3 of 3 rows") and part in line], part
 
 
+def test_pairs_of_other_tools_are_read(model: Path, tmp_path: Path) -> None:
+    """OpenAI's pairs have the question and its tools in one cell; LLaMA-Factory's have one message as an answer."""
+    tools = [{"type": "function", "function": {"name": "w9"}}]
+    rows = [
+        {"q": {"messages": [USER], "tools": tools, "parallel_tool_calls": True}, "good": [BETTER], "bad": [WORSE]},
+        {"q": [{"from": "human", "value": USER["content"]}], "good": {"from": "gpt", "value": BETTER["content"]},
+         "bad": {"from": "gpt", "value": WORSE["content"]}},
+    ]  # fmt: skip
+    text = "\n".join(map(json.dumps, rows))
+    (tmp_path / "rows.jsonl").write_text(text)
+    data = {"path": "rows.jsonl", "prompt": "{q}", "chosen": "{good}", "rejected": "{bad}"}
+    folder, tokenizer = chatty(model, tmp_path)
+    tokenizer.chat_template = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}" + TEMPLATE
+    tokenizer.save_pretrained(folder)
+    train = config(folder, DPO, data=data, max_length=64, global_batch=1, micro_batch=1)
+    trained = tasks.build_task(train)
+    examples, _ = trained.examples(tmp_path / "rows.jsonl", "jsonl")
+    with_tools, without = (tokenizer.decode(example.chosen.ids) for example in examples)
+    assert with_tools.replace("w9 ", "", 1) == without
+    assert with_tools != without
+    notices = "; ".join(trained.data.reader.notice_lines())
+    assert "in 1 of 2 rows the key 'parallel_tool_calls' next to the messages is not used" in notices
+    assert "in 1 of 2 rows one message is read as a list of one" in notices
+    assert daemon.check(train, daemon.summarise(text.encode(), "jsonl")).rows == 2
+
+
 def test_a_model_that_learns_from_chats_is_asked_as_in_one(model: Path, tmp_path: Path) -> None:
     made, _ = chatty(model, tmp_path)
     data = tmp_path / "rows.jsonl"

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,39 @@ def test_daemon_and_trainer_refuse_ratings_alike(
         Kto(train).examples(tmp_path / "p.csv", "csv")
     with pytest.raises(InvalidInput, match=words):
         daemon.check(train, daemon.summarise(text.encode(), "csv"))
+
+
+@pytest.mark.parametrize(("good", "bad"), [(3, 1), (1, 3), (40, 3)])
+def test_unbalanced_ratings_are_noticed_and_the_advice_works(good: int, bad: int, model: Path, tmp_path: Path) -> None:
+    """The advice is that of TRL's documentation: the weights of good answers are 1 to 4/3 of those of bad ones."""
+    lines = ["q,answer,liked", *(f"w{n % 50},w5,{int(n < good)}" for n in range(good + bad))]
+    path = tmp_path / "p.csv"
+    path.write_text("\n".join(lines) + "\n")
+
+    def notices(**weights: float) -> list[str]:
+        train = config(model, KTO, global_batch=2, micro_batch=1, kto=weights)
+        task = Kto(train)
+        task.examples(path, "csv")
+        lines = [line.split(" rows ", 1)[1] for line in task.data.reader.notice_lines()]
+        report = daemon.check(train, daemon.summarise(path.read_bytes(), "csv"))
+        assert [line for line in report.warnings if "answers are good" in line] == lines
+        return lines
+
+    (advice,) = notices()
+    assert advice.startswith(f"{good} answers are good and {bad} are bad, and their weights differ by the factor")
+    bounds = re.findall(r"kto\.(\w+) from (\S+) to ([\d.]+)", advice)
+    assert [name for name, *_ in bounds] == ["desirable_weight", "undesirable_weight"]
+    for name, low, high in bounds:
+        for value in (float(low), float(high)):
+            assert not notices(**{name: value})
+        assert notices(**{name: float(high) * 1.1})
+        assert notices(**{name: float(low) / 1.1})
+
+
+def test_equal_numbers_of_ratings_need_no_advice(model: Path, rated: Path) -> None:
+    task = Kto(config(model, KTO))
+    task.examples(rated, "csv")
+    assert not task.data.reader.notice_lines()
 
 
 def test_a_step_of_one_answer_is_refused(model: Path, rated: Path) -> None:

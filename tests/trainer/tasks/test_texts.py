@@ -136,3 +136,35 @@ def test_the_labels_of_the_data_are_the_heads_own(models: Made, data: Path) -> N
     )
     task.examples(data, "csv")
     assert task.model.build("fp32").config.id2label == {0: "bad", 1: "good"}
+
+
+def test_classes_that_replace_those_of_a_head_are_named(models: Made, data: Path, tmp_path: Path) -> None:
+    """The first output of a head of POSITIVE and NEGATIVE would otherwise become `bad` without a word."""
+    from transformers import AutoTokenizer, BertForSequenceClassification
+
+    names = {"POSITIVE": 0, "NEGATIVE": 1}
+    by_number = {number: name for name, number in names.items()}
+    trained = BertForSequenceClassification.from_pretrained(models["bert"], id2label=by_number, label2id=names)
+    trained.save_pretrained(tmp_path / "trained")
+    AutoTokenizer.from_pretrained(models["bert"]).save_pretrained(tmp_path / "trained")
+    described = {"path": "texts.csv", "prompt": "{text}", "label": "mood"}
+    for labels in ([], ["bad", "good"]):
+        task = TextClassification(config(tmp_path / "trained", data={**described, "labels": labels}))
+        task.examples(data, "csv")
+        words = "has the classes POSITIVE, NEGATIVE; its outputs are trained as bad, good in this order"
+        assert [words in line for line in task.data.reader.notice_lines()] == [True]
+    renamed = {"path": "texts.csv", "prompt": "{text}", "label": "mood", "labels": ["good", "bad", "so"]}
+    task = TextClassification(config(tmp_path / "trained", data=renamed))
+    task.examples(data, "csv")
+    assert not task.data.reader.notice_lines(), "another number of classes has a new head"
+
+
+@pytest.mark.parametrize(("cells", "is_noticed"), [("-1,0,1", True), ("-1,1,1", False), ("0,1,2", False)])
+def test_a_label_that_often_means_none_is_noticed(cells: str, is_noticed: bool, models: Made, tmp_path: Path) -> None:
+    """SNLI has -1 in rows without a label; it would be class 0."""
+    rows = "".join(f"w{n} w2,{cell}\n" for n, cell in enumerate(cells.split(","), 3))
+    (tmp_path / "t.csv").write_text("text,mood\n" + rows)
+    task = TextClassification(config(models["bert"], global_batch=1, micro_batch=1))
+    task.examples(tmp_path / "t.csv", "csv")
+    notices = "".join(task.data.reader.notice_lines())
+    assert ("the label -1 of column 'mood' is learned as a class; drop its rows" in notices) is is_noticed

@@ -134,3 +134,31 @@ def test_tags_of_whole_numbers_get_the_names_of_the_spec(model: Path, data: Path
     wanted = {"path": "names.jsonl", "words": "words", "label": "tags", "labels": ["O", "B-NAME"]}
     examples, _ = TokenClassification(config(model, data=wanted)).examples(data, "jsonl")
     assert [label for label in examples[0].labels if label != IGNORED] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("tags", "expected"),
+    [
+        (["I-PER", "E-PER", "O", "E-LOC"], {("PER", 0, 2), ("LOC", 3, 4)}),
+        (["I-PER", "I-PER", "E-PER", "E-PER", "O"], {("PER", 0, 3), ("PER", 3, 4)}),
+        (["I-A", "E-A", "I-B", "I-B"], {("A", 0, 2), ("B", 2, 4)}),
+        (["O", "O"], set()),
+    ],
+    ids=["IOE2", "two in a row", "IOE1 without its last end", "none"],
+)
+def test_spans_that_mark_their_end_only_are_found(tags: list[str], expected: set[label_metrics.Span]) -> None:
+    """A tagger on IOE data would otherwise have the score 0 for perfect predictions."""
+    names = {"O", "I-PER", "E-PER", "E-LOC"}
+    assert label_metrics.has_spans(names)
+    assert label_metrics.is_ended(names)
+    assert label_metrics.spans(tags, closed=True, ended=True) == expected
+    assert not label_metrics.is_ended({"O", "B-PER", "I-PER", "E-PER", "S-PER"})
+    assert not label_metrics.is_ended({"O", "I-PER"})
+
+
+def test_ends_alone_are_scored_in_the_metrics(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "names.jsonl").write_text(json.dumps({"words": ["a", "b", "c"], "tags": ["I-A", "E-A", "O"]}))
+    task = TokenClassification(config(model))
+    task.examples(tmp_path / "names.jsonl", "jsonl")
+    numbers = tuple(task.data.labels.number(tag) for tag in ("I-A", "E-A", "O"))
+    assert task.model.metrics([(numbers, numbers)]) == {"accuracy": 1.0, "span_f1": 1.0}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from trainer.dataset import cells
 from trainer.dataset.archives import BadArchive, Picture
@@ -23,6 +23,12 @@ MAX_PIXELS = 100_000_000
 """Largest number of pixels of one picture (300 MB decoded), because a file of a few bytes may declare more."""
 FLOATS = ("I", "F")
 """Modes of Pillow without a defined value for white."""
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}  # fmt: skip
+"""Turn that shows a picture upright, by its EXIF orientation."""
 MAX_THREADS = 8
 """Largest number of decoding threads of one process."""
 CACHE_BYTES = 1024**3
@@ -59,8 +65,20 @@ def decode(cell: Any) -> Image.Image:
             raise BadArchive(f"{width} x {height} pixels are more than {MAX_PIXELS:,}")
         if image.mode in FLOATS:
             raise BadArchive(f"its pixels are numbers of 32 bits, mode {image.mode}; save it with 8 or 16")
-        upright = ImageOps.exif_transpose(image)
+        turn = TURNS.get(_orientation(image))
+        upright = image if turn is None else image.transpose(turn)
         return (_scaled_to_8_bits(upright) if upright.mode.startswith("I;16") else upright).convert("RGB")
+
+
+def _orientation(image: Image.Image) -> Any:
+    """Return the EXIF orientation; None if it is absent or the EXIF is damaged, which other readers ignore too."""
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation)
+    except MemoryError:
+        raise
+    except Exception:  # Pillow's reader of EXIF raises nearly any exception for invalid bytes.
+        return None
+    return orientation if isinstance(orientation, int) else None
 
 
 def _scaled_to_8_bits(picture: Image.Image) -> Image.Image:

@@ -10,6 +10,9 @@ from trainer.core.errors import DataFault
 from trainer.dataset import cells
 from trainer.dataset.prompts import dataset_name
 
+UNLABELLED = ("-1", "0", "1")
+"""Classes of a column in which -1 may mean that a row has no label, as in SNLI and in GLUE's test sets."""
+
 
 class Labels:
     """Set of labels: the configured ones, or those of the data.
@@ -26,6 +29,8 @@ class Labels:
         if set(self.names) == set(self._head) and self.names != self._head:
             self.names = self._head
             notice("the class numbers are those of the model's head, whose order is not that of data.labels")
+        self._notice = notice
+        self._compare_with_head()
 
     def collect(self, labels: Iterable[str]) -> None:
         """Set the labels from those of all rows, unless the configuration has labels.
@@ -39,6 +44,18 @@ class Labels:
             self.names = self._head
         if self.names and (problem := cells.label_set_problem(self.names, self._data.label)):
             raise DataFault(f"{dataset_name(self._data.path)}: {problem}")
+        self._compare_with_head()
+        if set(UNLABELLED).issubset(self.names):
+            notice = (
+                f"the label -1 of column {self._data.label!r} is learned as a class; drop its rows if it means none"
+            )
+            self._notice(notice)
+
+    def _compare_with_head(self) -> None:
+        """Notice that outputs of the model's head get other classes."""
+        if self.names and self._head and set(self.names) != set(self._head) and len(self.names) == len(self._head):
+            had, has = (", ".join(names[:4]) + ", …" * (len(names) > 4) for names in (self._head, self.names))
+            self._notice(f"the model's head has the classes {had}; its outputs are trained as {has} in this order")
 
     def head_options(self) -> dict[str, Any]:
         """Return the arguments of `from_pretrained` for a head with these labels."""
@@ -85,7 +102,7 @@ MARKS = {"B": "B", "I": "I", "M": "I", "E": "E", "L": "E", "S": "S", "U": "S", "
 
 def has_spans(names: Iterable[str]) -> bool:
     """Return True if tags mark spans, as `B-PER` or `I-PER` do."""
-    return any(name[:2] in ("B-", "I-", "S-", "U-") for name in names)
+    return any(name[:2] in ("B-", "I-", "E-", "S-", "U-") for name in names)
 
 
 def is_closed(names: Iterable[str]) -> bool:
@@ -93,12 +110,23 @@ def is_closed(names: Iterable[str]) -> bool:
     return any(name[1:2] == "-" and MARKS.get(name[0]) in ("E", "S") for name in names)
 
 
-def spans(tags: Sequence[str], *, closed: bool = False) -> frozenset[Span]:
+def is_ended(names: Iterable[str]) -> bool:
+    """Return True if the tags mark the end of a span and neither its start nor single words, as IOE1 and IOE2 do."""
+    letters = {name[0] for name in names if name[1:2] == "-"}
+    return letters <= {"I", "E"} and "E" in letters
+
+
+def spans(tags: Sequence[str], *, closed: bool = False, ended: bool = False) -> frozenset[Span]:
     """Return the spans of tags. `closed`: the tags are of IOBES or BILOU, otherwise of IOB2 or IOB1 (`B-PER I-PER O`).
 
-    A closed span is one single tag, or begins, continues and ends with one kind, as in seqeval's strict mode. An open
-    `I-` tag without a span before it begins a span, as in conlleval.
+    `ended`: the tags are of IOE1 or IOE2, which are IOB1 and IOB2 read from the end. A closed span is one single tag,
+    or begins, continues and ends with one kind, as in seqeval's strict mode. An open `I-` tag without a span before it
+    begins a span, as in conlleval.
     """
+    if ended:
+        count = len(tags)
+        backward = [f"B{tag[1:]}" if tag.startswith("E-") else tag for tag in reversed(tags)]
+        return frozenset((kind, count - end, count - start) for kind, start, end in _open_spans(backward))
     return _closed_spans(tags) if closed else _open_spans(tags)
 
 

@@ -12,7 +12,7 @@ import torch
 from trainer.batching.examples import IGNORED, Example, collate, encode
 from trainer.contract.train import TrainConfig
 from trainer.core.errors import DataFault, UserFault
-from trainer.dataset import cells
+from trainer.dataset import cells, ratings
 from trainer.dataset.prompts import render
 from trainer.models import auxiliary_losses
 from trainer.tasks.common.example_reader import Row
@@ -56,9 +56,12 @@ class RatedData(AnswerData[RatedAnswer]):
     def _survey(self, parsed: Sequence[RatedAnswer]) -> None:
         super()._survey(parsed)
         if self.config.global_batch == 1:
-            raise UserFault(f"train.global_batch: {cells.LONE_ANSWER}")
-        if len({row.good for row in parsed}) == 1:
-            raise DataFault(cells.one_sided_message(self.config.data.label, good=parsed[0].good))
+            raise UserFault(f"train.global_batch: {ratings.LONE_ANSWER}")
+        good = sum(row.good for row in parsed)
+        if good in (0, len(parsed)) and len(parsed):
+            raise DataFault(ratings.one_sided_message(self.config.data.label, good=good > 0))
+        if advice := ratings.unbalanced_message(self.config.kto, good, len(parsed) - good):
+            self.reader.notice_all(advice)
 
     def sequences(self, parsed: RatedAnswer) -> tuple[Sequence[int], ...]:
         return (parsed.answer.ids,)

@@ -61,9 +61,10 @@ class AnswerData(TaskData[E], Generic[E]):
         answer = cells.chat_of_row(row, column, self.where, number, used=self._used)
         system = answer.messages[:1] if answer.has_given_system else []
         turns = answer.messages[len(system) :]
-        before = cells.turns(row.get(whole_column(data.prompt) or ""))
-        if before is None:
-            before = [{"role": "user", "content": fill_prompt(data, row, number)}] if data.prompt else []
+        asked = cells.asked(row.get(whole_column(data.prompt) or ""))
+        before = asked.messages if asked else []
+        if asked is None and data.prompt:
+            before = [{"role": "user", "content": fill_prompt(data, row, number)}]
         if before and turns[0]["role"] != "assistant":
             problem = f"column {column!r} begins with the question, which data.prompt holds too; remove one of them"
             raise DataError(f"{where}: {problem}")
@@ -71,6 +72,9 @@ class AnswerData(TaskData[E], Generic[E]):
             notices["'system' in the row is not used, because data.prompt begins with a system message"] = None
             system = []
         whole = replace(answer, messages=[*system, *before, *turns], muted=frozenset())
+        if asked is not None:
+            notices |= dict.fromkeys(asked.notices)
+            whole = whole.given_by(asked)
         notices |= dict.fromkeys((*answer.notices, *chat_template.unused(self.tokenizer, whole)))
         return chat_template.encode(self.tokenizer, whole, self.config.max_length, where, last=True)
 

@@ -128,10 +128,8 @@ class TokenClassModel(TaskModel[TokenClassData]):
         names = self._data.labels.names
         scores = {"accuracy": label_metrics.accuracy(pairs)}
         if label_metrics.has_spans(names):
-            closed = label_metrics.is_closed(names)
-            spans = [
-                tuple(label_metrics.spans([names[n] for n in tags], closed=closed) for tags in both) for both in judged
-            ]
+            forms = {"closed": label_metrics.is_closed(names), "ended": label_metrics.is_ended(names)}
+            spans = [tuple(label_metrics.spans([names[n] for n in tags], **forms) for tags in both) for both in judged]
             scores["span_f1"] = label_metrics.span_f1(spans)
         return scores
 
