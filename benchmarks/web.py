@@ -108,7 +108,8 @@ def pages(rich: Mapping[str, str]) -> list[str]:
     run = f"/ui/jobs/{rich['live']}"
     return [
         "/ui/jobs", "/ui/jobs?state=active", "/ui/jobs?label=team%3Anlp", "/ui/jobs?owner=grace", "/ui/new",
-        "/ui/offers", "/ui/spend?by=gpu", "/ui/compare", f"/ui/compare?jobs={rich['live']},{rich['over']}", run,
+        "/ui/offers", "/ui/spend?by=gpu", "/ui/spend/calibration", "/ui/compare", run,
+        f"/ui/compare?jobs={rich['live']},{rich['over']}",
         f"/ui/jobs/{rich['over']}", f"{run}/events", f"{run}/decision", f"{run}/logs", f"{run}/spec",
         f"{run}/metrics.json", "/ui/team/tokens", "/ui/team/secrets", "/ui/team/channels", "/ui/team/policies",
         "/ui/team/approvals", "/ui/team/audit", "/ui/system", "/ui/estimate",

@@ -93,6 +93,10 @@ COMMANDS: Mapping[str, Entry] = {
         "commands.spending:spend",
         "Show spending, and the savings against other offers. Work that was lost counts as cost.",
     ),
+    "calibration": Entry(
+        "commands.calibration:calibration",
+        "Show how many finished jobs stayed within the P90 of their quote, and the median error, by group.",
+    ),
     "reconcile": Entry(
         "commands.spending:reconcile_file",
         "Compare a cloud's invoice with the ledger, machine by machine. Exit code 1 if they differ.",
@@ -174,7 +178,7 @@ AREAS: Mapping[str, tuple[str, ...]] = {
         *("submit", "ls", "get", "explain", "watch", "logs", "metrics", "compare", "events", "ssh", "exec", "web"),
     ),
     "Change a job": ("cancel", "cap", "retry", "clone", "approve", "refuse", "artifacts", "rm"),
-    "Money and policies": ("budget", "policy", "spend", "reconcile"),
+    "Money and policies": ("budget", "policy", "spend", "calibration", "reconcile"),
     "Teams, tokens and secrets": ("login", "team", "token", "secret", "audit"),
     "Channels and Slack": ("channel", "notify", "slack"),
     "Run the daemon": ("serve", "doctor", "sweep", "clouds", "launcher", "blobs", "key"),

@@ -123,6 +123,7 @@ class Client:
     download = _call(AsyncClient.download)
     spend = _call(AsyncClient.spend)
     charges = _call(AsyncClient.charges)
+    calibration = _call(AsyncClient.calibration)
     secrets = _call(AsyncClient.secrets)
     put_secret = _call(AsyncClient.put_secret)
     delete_secret = _call(AsyncClient.delete_secret)

@@ -1,16 +1,28 @@
-"""Facts about payments, for `gpubroker spend` and for the reconciliation with a cloud's invoice."""
+"""Facts about payments and about the forecasts of finished jobs.
+
+They serve `gpubroker spend`, the reconciliation with a cloud's invoice, `gpubroker calibration` and quotes.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import Attempt
 from broker.domain.money import ZERO, LedgerCategory
 
+if TYPE_CHECKING:  # the command line reads these types of reports only
+    from broker.domain.workload import MemoryNeed, SpeedTier
+
 SpendBy = Literal["job", "user", "team", "cloud", "gpu", "day", "month"]
+CalibrationBy = Literal["tier", "gpu", "recipe", "family"]
+MAX_FINISHED = 1000
+"""Number of latest finished jobs that a report reads."""
+FEW = 20
+"""Least number of jobs whose share is shown as a percentage; of fewer jobs the counts are shown."""
+UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,3 +117,82 @@ class SpendReport:
     rows: tuple[SpendRow, ...]
     """Rows by descending cost; days and months in their order."""
     total: SpendRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedJob:
+    """Quote and result of a job that succeeded.
+
+    The quote is that of the first attempt whose agent sent a heartbeat. The results begin with that attempt.
+    """
+
+    accelerator: str
+    gpus: int
+    """GPUs of one machine; 0: it computes on its CPU."""
+    simulated: bool
+    emulated: bool
+    """True when another machine computed in place of the GPU, so that its memory says nothing about the estimate."""
+    family: str
+    """`model_type` of the model; empty: unknown."""
+    method: str
+    task: str
+    tier: "SpeedTier | None"
+    """None: the quote knew no speed."""
+    usd_p50: Decimal | None
+    usd_p90: Decimal | None
+    bucket_usd: Decimal = ZERO
+    """Part of both amounts for space and requests of the bucket, which `spent_usd` does not contain."""
+    hours_p50: float | None
+    hours_p90: float | None
+    memory: "MemoryNeed | None"
+    spent_usd: Decimal
+    """Dollars charged for machines and traffic."""
+    hours: float | None
+    """Hours from the create to the end of work, with changes of machines; None: unknown."""
+    peak_bytes: int | None = None
+    """Peak allocation of one device in the quoted attempt; None: not measured."""
+    out_of_memory: bool = False
+    """True when the quoted attempt ran out of the memory that its quote judged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastRecord:
+    """Results of one kind of forecast over a group of jobs."""
+
+    judged: int = 0
+    """Jobs with both a forecast and a result."""
+    within: int = 0
+    """Jobs of these whose result was at most the P90."""
+    median_error: float | None = None
+    """Median of |result / P50 - 1|; None: unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationRow:
+    """One group of jobs, or all of them."""
+
+    by: CalibrationBy | Literal["all"]
+    key: str
+    jobs: int
+    money: ForecastRecord
+    time: ForecastRecord
+    memory: ForecastRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationReport:
+    rows: tuple[CalibrationRow, ...]
+    """Groups by tier, GPU, recipe and family; of each the one with the most jobs first."""
+    total: CalibrationRow
+
+
+def within_text(judged: int, within: int) -> str:
+    """Return the jobs within P90: as counts where they are few, as a percentage otherwise."""
+    if not judged:
+        return UNKNOWN
+    return f"{within} of {judged}" if judged < FEW else f"{100 * within / judged:.0f} % of {judged}"
+
+
+def error_text(median_error: float | None) -> str:
+    """Return a median error as a percentage."""
+    return UNKNOWN if median_error is None else f"{100 * median_error:.1f} %"

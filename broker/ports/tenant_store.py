@@ -7,7 +7,7 @@ from typing import Protocol
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import Attempt, Event, Job
 from broker.domain.money import LedgerEntry
-from broker.domain.spending import Paid, SpendWindow
+from broker.domain.spending import FinishedJob, Paid, SpendWindow
 from broker.domain.tenancy import AuditEntry, Team
 from broker.ports.changes import AuditFilter, JobFilter, Token, Upload
 from broker.ports.channels import TenantChannels, TenantSlack
@@ -21,6 +21,10 @@ class SpendingStore(Protocol):
 
     async def paid(self, window: SpendWindow) -> Paid:
         """Return the charges and adjustments of the window by attempt, category and local day."""
+        ...
+
+    async def finished(self, window: SpendWindow, *, limit: int) -> Sequence[FinishedJob]:
+        """Return the jobs that succeeded in the window and had a heartbeat, the latest first."""
         ...
 
 

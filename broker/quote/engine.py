@@ -269,7 +269,7 @@ def _kept_line(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> QuoteLine:
         usd_p50=total_usd(offer, kind, nodes, rate, p50),
         usd_p90=total_usd(offer, kind, nodes, rate, p90),
         step_s=pace.step_s,
-        evidence=pace.evidence,
+        evidence=ask.learned.with_record(pace.evidence, pace.tier, simulated=offer.simulated),
         tier=pace.tier,
         runs=pace.runs,
         nodes=nodes,

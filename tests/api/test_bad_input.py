@@ -250,6 +250,7 @@ PROTOCOL: list[tuple[str, str, int, dict[str, Any]]] = [
     ("GET", "/v1/jobs?since=9999-12-31T23:59:59-23:59", 422, {}),
     ("GET", "/v1/jobs?until=0001-01-01T00:00:00%2B23:00", 422, {}),
     ("GET", "/v1/spend?until=0001-01-02T00:00:00Z", 422, {}),
+    ("GET", "/v1/calibration?since=2020-01-01T00:00:00Z", 422, {}),
 ]
 
 

@@ -21,7 +21,7 @@ OPERATIONS = {
     "policies": r"/v1/(policies.*|policy-dry-run|budgets)$",
     "channels": r"/v1/channels.*",
     "people": r"/v1/(me.*|tokens.*|teams.*|slack.*)$",
-    "records": r"/v1/(audit|spend|charges)$|/v1/schema/.*|/healthz|/readyz|^/metrics",
+    "records": r"/v1/(audit|spend|charges|calibration)$|/v1/schema/.*|/healthz|/readyz|^/metrics",
 }
 EXAMPLES, GRPC_EXAMPLES = 10, 40
 SERVICES = sorted({method.containing_service.full_name for method in calls.METHODS})

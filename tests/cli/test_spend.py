@@ -16,6 +16,7 @@ from broker.domain.job import Attempt, AttemptState, Handle
 from broker.ports import Change, Charge, Lane
 from tests.cli.conftest import Ran, Shell
 from tests.conformance.samples import HOUR, running
+from tests.web.seed import fill
 
 
 async def paid(shell: Shell, usd: str, machine: str, **changes: object) -> Attempt:
@@ -78,6 +79,18 @@ async def test_a_question_that_makes_no_sense_is_refused(shell: Shell, words: tu
 
 async def test_nothing_spent_is_reported(shell: Shell) -> None:
     assert "nothing was spent" in (await run(shell, "spend")).out
+
+
+async def test_calibration_judges_finished_jobs_by_their_quotes(shell: Shell) -> None:
+    assert "no job finished" in (await run(shell, "calibration")).out
+    await fill(shell.api.service.store, None, datetime.now(UTC))
+    document = (await run(shell, "calibration", "--json")).document
+    assert document["total"]["money"]["judged"] == document["total"]["jobs"] == 1
+    assert document["total"]["time"] == {"judged": 0, "within": 0, "median_error": None}
+    assert {row["by"] for row in document["rows"]} == {"tier", "gpu", "recipe", "family"}
+    shown = (await run(shell, "calibration")).out
+    assert "1 of 1" in shown
+    assert "unknown" in shown
 
 
 def invoice(folder: Path, amounts: dict[str, str]) -> str:

@@ -92,6 +92,19 @@ async def test_a_real_spot_attempt_becomes_history_of_its_own_market(build_rig: 
     assert (lessons().spots[place(offer)].hours > 0) if offer.spot else not lessons().spots
 
 
+async def test_finished_jobs_are_the_record_that_later_quotes_name(build_rig: RigBuilder) -> None:
+    rig = build_rig()
+    async with rig.running():
+        job = await rig.submit(workload=WORK)
+        await rig.state_of(job, JobState.SUCCEEDED)
+        (attempt,) = await rig.attempts(job)
+    lessons = ObservedRuns(rig.fleet("two").context)
+    await lessons.step()
+    offer, tier = attempt.line.offer, attempt.line.tier
+    assert tier is not None
+    assert "of 1 finished jobs of this tier within P90" in lessons().records[tier, offer.simulated]
+
+
 async def test_out_of_memory_changes_the_plan_twice_then_fails_the_job(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

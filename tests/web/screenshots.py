@@ -25,6 +25,7 @@ def pages(jobs: Mapping[str, str], data: str) -> dict[str, str]:
         "new": new,
         "offers": "/ui/offers",
         "spend": "/ui/spend?by=gpu",
+        "calibration": "/ui/spend/calibration",
         "jobs": "/ui/jobs",
         "run": f"/ui/jobs/{jobs['live']}",
         "receipt": f"/ui/jobs/{jobs['over']}",

@@ -48,6 +48,20 @@ async def test_a_wrong_window_is_refused_next_to_its_field(ada: Visitor) -> None
     assert 'id="fault-since"' in answer.text
 
 
+async def test_calibration_is_shown_only_of_the_own_team(api: Running, ada: Visitor) -> None:
+    await fill(api.service.store, None, api.service.clock.now())
+    page = (await ada.get("/ui/spend/calibration")).text
+    assert "l40s (simulated)" in page
+    assert "1 of 1" in page
+    assert '/ui/spend/calibration"' in (await ada.get("/ui/spend")).text
+    async with Visitor(api) as bob:
+        await bob.sign_in(await api.token("bob", team="other"))
+        assert "No job finished in this time" in (await bob.get("/ui/spend/calibration")).text
+    answer = await ada.get("/ui/spend/calibration?since=2026-02-01T00:00:00Z&until=2026-01-01T00:00:00Z")
+    assert answer.status == 422
+    assert 'id="fault-since"' in answer.text
+
+
 async def test_a_budget_is_shown_with_its_limit(api: Running, ada: Visitor) -> None:
     policy = {"budgets": [{"limit_usd": "50", "per": "month"}]}
     boss = await api.token("boss", "read", "manage")

@@ -218,6 +218,13 @@ class SpendParameters(Config):
     user: Name | None = None
 
 
+class CalibrationParameters(Config):
+    since: Instant | None = None
+    """Start of the window; absent: 30 days before `until`."""
+    until: Instant | None = None
+    """End of the window; absent: now. Jobs count by the time at which they finished."""
+
+
 class ChargesParameters(Config):
     cloud: Name
     since: Instant | None = None

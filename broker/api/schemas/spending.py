@@ -1,11 +1,12 @@
-"""Spending reports on the wire."""
+"""Spending reports, and the record of forecasts, on the wire."""
 
 from datetime import datetime
 from decimal import Decimal
+from typing import Literal
 
 from broker.api.schemas.base import Wire
 from broker.domain.ids import AttemptId, JobId
-from broker.domain.spending import SpendBy
+from broker.domain.spending import CalibrationBy, SpendBy
 
 
 class SpendRowView(Wire):
@@ -60,3 +61,34 @@ class ChargeList(Wire):
     since: datetime
     until: datetime
     items: tuple[ChargeView, ...]
+
+
+class ForecastRecordView(Wire):
+    """Results of one kind of forecast over a group of jobs."""
+
+    judged: int
+    """Jobs with both a forecast and a result."""
+    within: int
+    """Jobs of these whose result was at most the P90. For memory: at most the size that the quote required."""
+    median_error: float | None
+    """Median of |result / P50 - 1|; null: unknown."""
+
+
+class CalibrationRowView(Wire):
+    """One group of finished jobs, or all of them."""
+
+    by: CalibrationBy | Literal["all"]
+    key: str
+    """Name of the group; `unknown` where the quote did not know it."""
+    jobs: int
+    money: ForecastRecordView
+    time: ForecastRecordView
+    memory: ForecastRecordView
+
+
+class CalibrationView(Wire):
+    since: datetime
+    until: datetime
+    rows: tuple[CalibrationRowView, ...]
+    """Groups by tier of evidence, GPU, recipe and family; of each the one with the most jobs first."""
+    total: CalibrationRowView

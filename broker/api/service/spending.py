@@ -12,8 +12,9 @@ from broker.billing.spending import report
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.ids import AttemptId
 from broker.domain.money import MICRO, LedgerCategory
-from broker.domain.spending import Paid, SpendBy, SpendReport, SpendWindow
+from broker.domain.spending import MAX_FINISHED, CalibrationReport, Paid, SpendBy, SpendReport, SpendWindow
 from broker.ports import Clock, Store
+from broker.reporting.calibration import calibrate
 
 DEFAULT_DAYS = 30
 MAX_DAYS = 366
@@ -43,6 +44,13 @@ class SpendingService:
         window = self._window(query.since, query.until, query.zone)
         paid = await self._store.as_tenant(caller.tenant).paid(window)
         return window, report(_narrowed(paid, query), query.by)
+
+    async def calibration(
+        self, caller: Caller, since: datetime | None, until: datetime | None
+    ) -> tuple[SpendWindow, CalibrationReport]:
+        """Return how well the forecasts of the window's finished jobs held; of many jobs the latest are judged."""
+        window = self._window(since, until, "UTC")
+        return window, calibrate(await self._store.as_tenant(caller.tenant).finished(window, limit=MAX_FINISHED))
 
     async def charges(
         self, caller: Caller, cloud: str, since: datetime | None, until: datetime | None

@@ -31,3 +31,8 @@ class SpendingCalls(Calls):
         """List charges by machine, to compare them with an invoice."""
         params = plain({"cloud": cloud, "since": since, "until": until})
         return await self._call("GET", "/v1/charges", spending.ChargeList, params=params)
+
+    async def calibration(self, *, since: str | None = None, until: str | None = None) -> spending.CalibrationView:
+        """Report how well forecasts of finished jobs held; times in ISO 8601."""
+        params = plain({"since": since, "until": until})
+        return await self._call("GET", "/v1/calibration", spending.CalibrationView, params=params)

@@ -1,6 +1,6 @@
 """Corrections of the estimator from the observed runs of all teams: speed, memory and preemptions.
 
-Steps: read spot machines, spot markets and observed runs, assess each new run once, compute the corrections.
+Steps: read spot machines, spot markets, finished jobs and observed runs, assess each new run once, compute corrections.
 Facts: hours and preemptions of spot machines, what spot markets have shown, measurements of ended attempts.
 Decisions: the corrections that quotes use from now, by `broker.estimator.planning.corrections`.
 """
@@ -12,10 +12,12 @@ from datetime import timedelta
 from broker.controllers.base.context import ControllerContext
 from broker.controllers.market.offers_by_id import Offers
 from broker.domain.ids import AttemptId
+from broker.domain.spending import MAX_FINISHED, SpendWindow
 from broker.estimator.planning.corrections import NO_CORRECTIONS, ComparedRun, Corrections, assess, learn
 from broker.estimator.preemption_rate import place_of
 from broker.estimator.spot_hazards import Market, Timeline
 from broker.estimator.spot_timelines import bounded, timelines
+from broker.reporting.calibration import tier_records
 
 EACH = 16
 """Number of latest runs that are read for each GPU, method and family."""
@@ -23,10 +25,14 @@ SPOTS_WITHIN_S = 30 * 86_400.0
 """Age limit of spot machines: older ones belong to another market."""
 MARKETS_WITHIN = timedelta(days=14)
 """Age limit of what spot markets have shown; by then it weighs a seventh."""
+RECORDS_WITHIN = timedelta(days=90)
+"""Age limit of finished jobs that make the record of a tier."""
 AT_ONCE = 10
 """Timelines that are computed before other tasks get their turn."""
 SPOTS_EVERY = 20
-"""Steps between two reads of spot machines. A read scans all attempts, and a changed result invalidates all quotes."""
+"""Steps between two reads of spot machines and finished jobs. A read scans all attempts, and a changed result
+invalidates all quotes.
+"""
 
 
 class ObservedRuns:
@@ -48,6 +54,7 @@ class ObservedRuns:
     async def step(self) -> bool:
         if self._steps % SPOTS_EVERY == 0:
             await self._read_spots()
+            await self._read_records()
         self._steps += 1
         observed = await self._context.store.observations(each=EACH)
         if {run.attempt_id for run in observed} == self._assessed.keys():
@@ -62,8 +69,9 @@ class ObservedRuns:
         for hardware in experience.speeds:
             experience.prepare(hardware)
             await asyncio.sleep(0)
-        spots, markets = self._corrections.spots, self._corrections.markets
-        self._assessed, self._corrections = assessed, replace(experience, spots=spots, markets=markets)
+        before = self._corrections
+        experience = replace(experience, spots=before.spots, markets=before.markets, records=before.records)
+        self._assessed, self._corrections = assessed, experience
         return False
 
     async def _read_spots(self) -> None:
@@ -81,3 +89,12 @@ class ObservedRuns:
         known = self._corrections
         if spots != known.spots or markets != known.markets:
             self._corrections = replace(known, spots=spots, markets=markets)
+
+    async def _read_records(self) -> None:
+        """Read how the forecasts of all teams' finished jobs held, by tier of evidence."""
+        now = self._context.clock.now()
+        window = SpendWindow(since=now - RECORDS_WITHIN, until=now)
+        finished = await self._context.store.finished(window, limit=MAX_FINISHED)
+        records = tier_records(finished)
+        if records != self._corrections.records:
+            self._corrections = replace(self._corrections, records=records)

@@ -12,7 +12,7 @@ from math import exp, expm1, log, log1p
 from statistics import median
 
 from broker.domain.job import Attempt, Job, Reason
-from broker.domain.workload import MemoryNeed, RunObservation, Workload
+from broker.domain.workload import MemoryNeed, RunObservation, SpeedTier, Workload
 from broker.estimator.memory.evidence import MOST, shortfall
 from broker.estimator.planning.plan_search import Planner, shards_of
 from broker.estimator.preemption_rate import History
@@ -66,12 +66,19 @@ class Corrections:
     """Hours and preemptions of own spot machines, by cloud, region and GPU."""
     markets: Mapping[Market, Timeline] = field(default_factory=dict)
     """Times at which spot markets became available or unavailable."""
+    records: Mapping[tuple[SpeedTier, bool], str] = field(default_factory=dict)
+    """Record of each tier of evidence in words, for simulated offers (True) and for rented ones."""
     _weighed: dict[object, Evidence | None] = field(default_factory=dict, repr=False)
 
     def speed(self, hardware: Hardware, workload: Workload) -> Belief:
         """Return the correction of tokens/s."""
         path, runs = _path(hardware.name, workload), self.speeds.get(hardware.name, ())
         return self._believed(runs, path, GPU_PRIOR if hardware.gpu else CPU_PRIOR)
+
+    def with_record(self, evidence: str, tier: SpeedTier, *, simulated: bool) -> str:
+        """Return the evidence of a speed with the record of its tier, where finished jobs have one."""
+        record = self.records.get((tier, simulated))
+        return f"{evidence}; {record}" if record else evidence
 
     def prepare(self, name: str) -> None:
         """Weigh the observations of one kind of hardware now, so that quotes need not; 0.1 s for some hundred runs."""

@@ -1,12 +1,18 @@
 """`ports.tenant_store.SpendingStore` on PostgreSQL."""
 
+from collections.abc import Sequence
 from decimal import Decimal
+
+from pydantic import TypeAdapter
 
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.money import LedgerCategory
-from broker.domain.spending import Paid, PaidAttempt, PaidJob, Slice, SpendWindow
+from broker.domain.spending import FinishedJob, Paid, PaidAttempt, PaidJob, Slice, SpendWindow
+from broker.domain.workload import MemoryNeed
 from broker.store.postgres import row_codec
 from broker.store.postgres.base import PostgresPart
+
+_MEMORY: TypeAdapter[MemoryNeed | None] = TypeAdapter(MemoryNeed | None)
 
 
 class PostgresSpending(PostgresPart):
@@ -30,6 +36,20 @@ class PostgresSpending(PostgresPart):
             attempts={AttemptId(row["id"]): _attempt(row) for row in attempts},
             jobs={JobId(row["id"]): PaidJob(name=row["name"], team=row["team"], owner=row["owner"]) for row in jobs},
         )
+
+    async def finished(self, window: SpendWindow, *, limit: int) -> Sequence[FinishedJob]:
+        rows = await self._pool.read("finished_jobs", window.since, window.until, limit)
+        return [_finished(row) for row in rows]
+
+
+def _finished(row: row_codec.Record) -> FinishedJob:
+    values = dict(row)
+    memory, peak = values.pop("memory"), values.pop("peak_bytes")
+    return FinishedJob(
+        memory=None if memory is None else _MEMORY.validate_json(memory),
+        peak_bytes=None if peak is None else int(peak),
+        **values,
+    )
 
 
 def _attempt(row: row_codec.Record) -> PaidAttempt:

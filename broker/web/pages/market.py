@@ -1,4 +1,4 @@
-"""Pages of the market and of money: offers, spending and budgets."""
+"""Pages of the market and of money: offers, spending, budgets and the record of forecasts."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from broker.api.core import problems
-from broker.api.schemas.queries import OffersQuery, SpendParameters
+from broker.api.schemas.queries import CalibrationParameters, OffersQuery, SpendParameters
 from broker.api.service import offers as listing
 from broker.api.service import views
 from broker.api.service.spending import SpendQuery
 from broker.domain.errors import InvalidInput
 from broker.domain.offer import Offer
-from broker.domain.spending import SpendBy
+from broker.domain.spending import SpendBy, error_text, within_text
 from broker.web.browser import Visit
 from broker.web.routes import Routes
 
@@ -99,3 +99,19 @@ async def spend(visit: Visit) -> web.Response:
         return visit.page("spend.html", 422, **values)
     budgets = views.budget_list(*await visit.service.policies.budgets(visit.caller))
     return visit.page("spend.html", **(values | {"report": report, "window": window, "budgets": budgets.items}))
+
+
+@routes.get("/ui/spend/calibration")
+async def calibration(visit: Visit) -> web.Response:
+    """Show how many finished jobs stayed within the P90 of their quote, and the median errors."""
+    given = visit.request.query
+    values: dict[str, Any] = {"report": None, "window": None, "faults": {}}
+    values |= {"within_text": within_text, "error_text": error_text}
+    values["chosen"] = {name: given[name] for name in ("since", "until") if given.get(name)}
+    try:
+        query, _ = _query(visit, CalibrationParameters)
+        window, report = await visit.service.spending.calibration(visit.caller, query.since, query.until)
+    except InvalidInput as error:
+        values["faults"] = {problem.field: problem.message for problem in error.problems}
+        return visit.page("calibration.html", 422, **values)
+    return visit.page("calibration.html", **(values | {"report": report, "window": window}))

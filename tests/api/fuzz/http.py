@@ -31,7 +31,7 @@ include-name-regex = "POST /v1/what-if"
 checks.positive_data_acceptance.enabled = false
 # A cursor is of a page, a token ends in time to come, and a window begins before its end and is a year at most.
 [[operations]]
-include-name-regex = "GET /v1/(audit|charges|spend)|POST /v1/tokens"
+include-name-regex = "GET /v1/(audit|charges|spend|calibration)|POST /v1/tokens"
 checks.positive_data_acceptance.enabled = false
 # A policy needs a rule, a timezone that there is, and the name of its address.
 [[operations]]

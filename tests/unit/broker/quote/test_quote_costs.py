@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from broker.domain.instance import Caps
 from broker.domain.offer import GIB, DropReason, HostFacts, Offer, Quote, QuoteLine
 from broker.domain.spec import JobSpec
+from broker.estimator.planning.corrections import Corrections
 from broker.quote.engine import quote
 from tests.support.machines import CAPS, NOW, SCRIPT, WORK, offer, quoted, spec
 
@@ -208,3 +209,14 @@ def test_a_host_that_is_small_for_its_gpus_says_so() -> None:
 def test_an_emulated_host_is_not_judged_by_its_size() -> None:
     small = offer(emulated_on="cpu", emulated_vcpus=2, vcpus=1, ram_bytes=GIB, disk_bytes=GIB)
     assert kept(small, cap_left=Decimal(10**6)).hours is not None
+
+
+def test_a_line_names_the_record_of_its_tier() -> None:
+    line = kept(offer())
+    assert line.tier is not None
+    learned = Corrections(records={(line.tier, False): "3 of 4 held"})
+    held = quote(
+        spec(), WORK, [offer()], now=NOW, local_files=False, scoped_store=True, spent=Decimal(0), cap_left=Decimal(100),
+        excluded={}, caps=CAPS, learned=learned,
+    ).lines[0]  # fmt: skip
+    assert held.evidence == f"{line.evidence}; 3 of 4 held"

@@ -279,3 +279,10 @@ def test_sharded_runs_correct_only_the_speed() -> None:
     assert (learned.floors, learned.peaks) == ({}, [])
     sharded = knows(seen(peak_bytes=GIB)).need(replace(WORK, memory_factor=1.5), estimated_need(), True, True)
     assert (sharded.correction, sharded.floor) == (1.5, 0)
+
+
+def test_evidence_names_the_record_of_its_tier_and_market() -> None:
+    learned = Corrections(records={("measured", False): "3 of 4 held"})
+    assert learned.with_record("own runs", "measured", simulated=False) == "own runs; 3 of 4 held"
+    assert learned.with_record("own runs", "measured", simulated=True) == "own runs"
+    assert learned.with_record("counted", "unchecked", simulated=False) == "counted"
