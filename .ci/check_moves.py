@@ -63,8 +63,8 @@ class _Stripped(ast.NodeTransformer):
 
 def at(revision: str, path: str) -> str | None:
     """Return the file's text at a revision, or None if it does not exist there."""
-    done = subprocess.run(["git", "show", f"{revision}:{path}"], capture_output=True, text=True)
-    return done.stdout if done.returncode == 0 else None
+    result = subprocess.run(["git", "show", f"{revision}:{path}"], capture_output=True, text=True)
+    return result.stdout if result.returncode == 0 else None
 
 
 def stripped(text: str) -> str:

@@ -39,13 +39,13 @@ def create_venv(venv: Path) -> None:
 def pip_settings() -> dict[str, str]:
     """pip's merged configuration; environment variables come last in pip's listing and so win, as they do in pip."""
     listing = subprocess.run([PYTHON, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for line in listing.splitlines():
         key, _, value = line.partition("=")
         section, _, name = key.rpartition(".")
         if section in ("global", "install", ":env:") and value:
-            found[name] = " ".join(str(ast.literal_eval(value)).split())
-    return found
+            versions[name] = " ".join(str(ast.literal_eval(value)).split())
+    return versions
 
 
 def uv_environment(settings: dict[str, str]) -> dict[str, str]:

@@ -40,8 +40,8 @@ COPYLEFT = re.compile(r"\bA?GPL|AFFERO|GENERAL PUBLIC LICENSE", re.IGNORECASE)
 
 def installed(folder: Path | None = None) -> dict[str, Distribution]:
     """The packages of this environment, or of another one, by name."""
-    found = distributions() if folder is None else distributions(path=[str(folder)])
-    return {canonicalize_name(package.name): package for package in found}
+    installed_distributions = distributions() if folder is None else distributions(path=[str(folder)])
+    return {canonicalize_name(package.name): package for package in installed_distributions}
 
 
 def closure(requirements: Iterable[str], packages: Mapping[str, Distribution]) -> set[str]:
@@ -76,14 +76,14 @@ def on_linux(constraints: Iterable[str]) -> Iterator[str]:
 def shipped() -> Iterator[tuple[str, set[str], Mapping[str, Distribution]]]:
     """Each artifact, its packages, and where their licences are read."""
     project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
-    extras, here = project["optional-dependencies"], installed()
-    base = closure(project["dependencies"], here)
-    yield "base", base, here
-    yield "server", base | closure((line for name in SERVER_EXTRAS for line in extras.get(name, ())), here), here
-    yield "trainer", set(on_linux(Path("constraints-trainer.txt").read_text().splitlines())), here
+    extras, own = project["optional-dependencies"], installed()
+    base = closure(project["dependencies"], own)
+    yield "base", base, own
+    yield "server", base | closure((line for name in SERVER_EXTRAS for line in extras.get(name, ())), own), own
+    yield "trainer", set(on_linux(Path("constraints-trainer.txt").read_text().splitlines())), own
     [folder] = Path(".venv-skypilot/lib").glob("python3*/site-packages")
-    there = installed(folder)
-    yield "skypilot", set(there), there
+    image = installed(folder)
+    yield "skypilot", set(image), image
 
 
 def stated(package: Distribution) -> str:
@@ -91,9 +91,9 @@ def stated(package: Distribution) -> str:
     classifiers.
     """
     facts = package.metadata
-    old = str(facts["License"] or "").strip().splitlines()[:1]
+    licence_lines = str(facts["License"] or "").strip().splitlines()[:1]
     classes = [line for line in facts.get_all("Classifier") or () if line.startswith("License ::")]
-    return str(facts["License-Expression"] or "") or " ".join([*old, *classes])
+    return str(facts["License-Expression"] or "") or " ".join([*licence_lines, *classes])
 
 
 def problem(name: str, package: Distribution | None) -> str | None:

@@ -79,12 +79,12 @@ def digest_of(host: str, name: str, tag: str) -> str:
 def pinned(text: str) -> str:
     """Return the text with the current digest of each image."""
 
-    def pin(found: re.Match[str]) -> str:
+    def pin(match: re.Match[str]) -> str:
         try:
-            digest = digest_of(found["host"], found["name"], found["tag"])
+            digest = digest_of(match["host"], match["name"], match["tag"])
         except (OSError, ValueError, KeyError) as e:
-            sys.exit(f"{found['image']}: {e}; check the tag and the network, nothing of this file was changed")
-        return f"{found['before']}{found['image']}@{digest}{found['after']}"
+            sys.exit(f"{match['image']}: {e}; check the tag and the network, nothing of this file was changed")
+        return f"{match['before']}{match['image']}@{digest}{match['after']}"
 
     return IMAGE.sub(pin, text)
 
@@ -92,11 +92,11 @@ def pinned(text: str) -> str:
 def problems(text: str) -> list[str]:
     """Return the images without a full version, or with a damaged digest."""
     wrong = []
-    for found in IMAGE.finditer(text):
-        if not VERSION.fullmatch(found["tag"]):
-            wrong.append(f"{found['image']}: name a full version, such as 3.11.15-slim-bookworm")
-        if found["digest"] and not DIGEST.fullmatch(found["digest"][1:]):
-            wrong.append(f"{found['image']}{found['digest']}: no digest; run `make pins`")
+    for match in IMAGE.finditer(text):
+        if not VERSION.fullmatch(match["tag"]):
+            wrong.append(f"{match['image']}: name a full version, such as 3.11.15-slim-bookworm")
+        if match["digest"] and not DIGEST.fullmatch(match["digest"][1:]):
+            wrong.append(f"{match['image']}{match['digest']}: no digest; run `make pins`")
     return wrong
 
 
@@ -111,8 +111,8 @@ def main() -> int:
         text = file.read_text()
         if options.check:
             wrong += [f"{file}: {problem}" for problem in problems(text)]
-        elif (new := pinned(text)) != text:
-            file.write_text(new)
+        elif (pinned_text := pinned(text)) != text:
+            file.write_text(pinned_text)
             print(f"{file}: pinned")
     print(*wrong, sep="\n", end="\n" if wrong else "")
     return bool(wrong)

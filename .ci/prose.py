@@ -150,8 +150,8 @@ def findings(text: Text) -> Iterator[str]:
 
 def texts(path: Path) -> Iterator[Text]:
     """Yield the texts of a file; literals of tests are left out, because most are data."""
-    found = (texts_of_python if path.suffix == ".py" else texts_of_markdown)(path.read_text())
-    return (text for text in found if text.kind != "literal" or "tests" not in path.parts)
+    texts = (texts_of_python if path.suffix == ".py" else texts_of_markdown)(path.read_text())
+    return (text for text in texts if text.kind != "literal" or "tests" not in path.parts)
 
 
 def main() -> int:

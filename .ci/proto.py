@@ -20,8 +20,8 @@ def generate(out: Path) -> None:
     include = str(importlib.resources.files("grpc_tools") / "_proto")
     everything = [f"--python_out={out}", f"--pyi_out={out}", *map(str, sorted(ROOT.rglob("*.proto")))]
     services = [f"--grpc_python_out={out}", *map(str, sorted(ROOT.rglob("*_service.proto")))]
-    for wanted in (everything, services):
-        if protoc.main(["protoc", f"-I{ROOT}", f"-I{include}", *wanted]):
+    for paths in (everything, services):
+        if protoc.main(["protoc", f"-I{ROOT}", f"-I{include}", *paths]):
             raise SystemExit("protoc refused; see above")
     for stub in out.rglob("*_pb2*.py*"):
         stub.write_text(IMPORT.sub(f"from {PACKAGE} import", stub.read_text()))
@@ -35,10 +35,10 @@ def stubs(folder: Path) -> dict[str, str]:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
-        made = Path(name)
-        generate(made)
-        fresh, kept = stubs(made), stubs(ROOT)
-        stale = sorted(path for path in fresh.keys() | kept.keys() if fresh.get(path) != kept.get(path))
+        generated_folder = Path(name)
+        generate(generated_folder)
+        fresh, committed = stubs(generated_folder), stubs(ROOT)
+        stale = sorted(path for path in fresh.keys() | committed.keys() if fresh.get(path) != committed.get(path))
         if "--check" in sys.argv[1:]:
             if stale:
                 raise SystemExit(f"not what the .proto files say: {', '.join(stale)}; run `make proto`")

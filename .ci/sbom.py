@@ -42,27 +42,29 @@ def resolved(product: str) -> str:
     sources, constraints = PRODUCTS[product]
     command = [UV, "pip", "compile", "--quiet", *PLATFORM, "--no-emit-index-url", "--no-annotate", "--no-header"]
     trainer = [sys.executable, "deploy/trainer_requirements.py", "trackers", "fp8"]
-    needs = subprocess.run(trainer, capture_output=True, text=True, check=True).stdout if sources == ("-",) else None
+    pinned = subprocess.run(trainer, capture_output=True, text=True, check=True).stdout if sources == ("-",) else None
     # Without --find-links: a wheel of one machine, such as torch's CPU build, is not what the image gets.
     env = {name: value for name, value in os.environ.items() if name not in ("PIP_FIND_LINKS", "UV_FIND_LINKS")}
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, "--generate-hashes", "-c", constraints, *sources],
-        input=needs, capture_output=True, text=True, env=env,
+        input=pinned, capture_output=True, text=True, env=env,
     )  # fmt: skip
-    if done.returncode != 0:
-        sys.exit(f"sbom: {product} cannot be resolved: {done.stderr.strip().splitlines()[-1]}; check the package index")
+    if result.returncode != 0:
+        sys.exit(
+            f"sbom: {product} cannot be resolved: {result.stderr.strip().splitlines()[-1]}; check the package index"
+        )
     lock = SKYPILOT.read_text() if product == "broker-image" else ""
-    return merged(done.stdout, on_linux(lock))
+    return merged(result.stdout, on_linux(lock))
 
 
 def on_linux(lock: str) -> str:
     """Return the requirements of a universal lock that hold in the image: Linux, CPython 3.11."""
-    kept = []
+    kept_lines = []
     for entry in entries(lock):
         marker = Requirement(entry.splitlines()[0].rstrip(" \\")).marker
         if marker is None or marker.evaluate(IMAGE):
-            kept.append(entry)
-    return "".join(kept)
+            kept_lines.append(entry)
+    return "".join(kept_lines)
 
 
 def entries(lock: str) -> list[str]:
@@ -72,8 +74,8 @@ def entries(lock: str) -> list[str]:
 
 def merged(first: str, second: str) -> str:
     """Return both locks as one. A package that both pin to one version is listed once."""
-    known = {entry.split()[0] for entry in entries(first)}
-    return first + "".join(entry for entry in entries(second) if entry.split()[0] not in known)
+    known_names = {entry.split()[0] for entry in entries(first)}
+    return first + "".join(entry for entry in entries(second) if entry.split()[0] not in known_names)
 
 
 def write(product: str, tools: Path, folder: Path) -> None:
@@ -81,9 +83,9 @@ def write(product: str, tools: Path, folder: Path) -> None:
     target = folder / f"{product}.cdx.json"
     command = [tools / "bin" / "cyclonedx-py", "requirements", "--pyproject", "pyproject.toml"]
     command += ["--output-reproducible", "--sv", "1.6", "--of", "JSON", "-o", target, "-"]
-    done = subprocess.run(command, input=resolved(product), text=True, capture_output=True)
-    if done.returncode != 0:
-        sys.exit(f"sbom: {product}: {done.stderr.strip().splitlines()[-1]}")
+    result = subprocess.run(command, input=resolved(product), text=True, capture_output=True)
+    if result.returncode != 0:
+        sys.exit(f"sbom: {product}: {result.stderr.strip().splitlines()[-1]}")
     print(target)
 
 
@@ -103,12 +105,12 @@ def audit(product: str, tools: Path) -> bool:
             "--progress-spinner",
             "off",
         ]
-        done = subprocess.run([*command, "-r", file.name], text=True, capture_output=True)
-    if "vulnerabilit" not in done.stderr:
-        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        result = subprocess.run([*command, "-r", file.name], text=True, capture_output=True)
+    if "vulnerabilit" not in result.stderr:
+        reason = (result.stderr.strip().splitlines() or ["no message"])[-1]
         sys.exit(f"audit: {product} was not checked, the vulnerability data is out of reach ({reason}); run it online")
-    print(f"{product}: {done.stderr.strip()}\n{done.stdout}".strip())
-    return done.returncode == 0
+    print(f"{product}: {result.stderr.strip()}\n{result.stdout}".strip())
+    return result.returncode == 0
 
 
 def main() -> None:

@@ -56,13 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--spec", type=Path, default=SPEC)
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="change the spec")
     parser.add_argument("--lifetime", type=float, default=90.0, help="seconds until the first spot machine is taken")
-    given = parser.parse_args(arguments)
-    home: Path = given.home.absolute()
+    options = parser.parse_args(arguments)
+    home: Path = options.home.absolute()
     out = Output(as_json=False)
     try:
         started = time.monotonic()
-        with running(home, given.lifetime, out):
-            summary = asyncio.run(job(given.spec, tuple(given.set), home, out))
+        with running(home, options.lifetime, out):
+            summary = asyncio.run(job(options.spec, tuple(options.set), home, out))
     except (CliError, ClientError) as e:
         out.error(e if isinstance(e, CliError) else cli_error(e))
         return 1
@@ -94,10 +94,10 @@ def empty(home: Path) -> None:
         pids = " ".join(map(str, running))
         raise CliError(f"an earlier demo still runs in {home}: stop it with `kill {pids}`, then start again")
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    old = [child for child in home.iterdir() if child.name not in KEPT]
-    if old and not (home / MARK).exists():
-        raise CliError(f"{home} holds {old[0].name}, which no demo wrote: name another folder with --home")
-    for child in sorted(old, key=lambda c: c.name == MARK):
+    old_entries = [child for child in home.iterdir() if child.name not in KEPT]
+    if old_entries and not (home / MARK).exists():
+        raise CliError(f"{home} holds {old_entries[0].name}, which no demo wrote: name another folder with --home")
+    for child in sorted(old_entries, key=lambda c: c.name == MARK):
         if child.is_dir() and not child.is_symlink():
             shutil.rmtree(child)
         else:
@@ -107,8 +107,8 @@ def empty(home: Path) -> None:
 def _below(process: psutil.Process, home: Path) -> bool:
     """Return True for a daemon of this home, its database, and its machines."""
     try:
-        ours = process.environ().get("GPUBROKER_HOME") == str(home) and "broker" in " ".join(process.cmdline())
-        return ours or Path(process.cwd()).is_relative_to(home)
+        is_own = process.environ().get("GPUBROKER_HOME") == str(home) and "broker" in " ".join(process.cmdline())
+        return is_own or Path(process.cwd()).is_relative_to(home)
     except (psutil.Error, OSError):
         return False
 
@@ -130,10 +130,10 @@ def configure(home: Path, lifetime_s: float) -> None:
 
 def free_port() -> int:
     """Return a port for the whole demo, so that a restarted daemon has the same address."""
-    for wanted in (PREFERRED_PORT, 0):
+    for port in (PREFERRED_PORT, 0):
         with socket.socket() as probe:
             try:
-                probe.bind(("127.0.0.1", wanted))
+                probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
             return int(probe.getsockname()[1])

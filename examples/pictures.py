@@ -80,30 +80,30 @@ def svg(text: Text, *, title: str) -> str:
 @contextmanager
 def terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """Run `gpubroker` with `arguments` on a new terminal; yield the process and the terminal's file descriptor."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+    master, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
     for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):
         environment.pop(name, None)
     process = subprocess.Popen(
         [sys.executable, "-m", "broker.cli", *arguments],
-        stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True,
+        stdin=terminal, stdout=terminal, stderr=terminal, env=environment, start_new_session=True,
     )  # fmt: skip
-    os.close(theirs)
+    os.close(terminal)
     try:
-        yield process, ours
+        yield process, master
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
         process.wait()
-        os.close(ours)
+        os.close(master)
 
 
-def shown(*arguments: str, until: Callable[[str], bool] = lambda _: False) -> Text:
+def screen_of(*arguments: str, until: Callable[[str], bool] = lambda _: False) -> Text:
     """Return a command's screen at its end, or as soon as `until` accepts its text. Raises SystemExit on failure."""
     screen, deadline = Screen(), time.monotonic() + TIMEOUT_S
     with terminal(*arguments) as (process, descriptor):
-        while (output := _read(descriptor, deadline)) is not None:
+        while (output := _next_output(descriptor, deadline)) is not None:
             screen.feed(output)
             if until(screen.text.plain):
                 return screen.text
@@ -112,7 +112,7 @@ def shown(*arguments: str, until: Callable[[str], bool] = lambda _: False) -> Te
     return screen.text
 
 
-def _read(descriptor: int, deadline: float) -> str | None:
+def _next_output(descriptor: int, deadline: float) -> str | None:
     """Return the next output, or None when the program has closed its terminal."""
     if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
         sys.exit(f"nothing to draw within {TIMEOUT_S:.0f} s")
@@ -125,19 +125,19 @@ def _read(descriptor: int, deadline: float) -> str | None:
 
 def resumed(text: str) -> bool:
     """Return True if the second machine has trained beyond half of the job's steps."""
-    found = _RESUMED.search(text)
-    return found is not None and 2 * int(found[1]) > int(found[2])
+    match = _RESUMED.search(text)
+    return match is not None and 2 * int(match[1]) > int(match[2])
 
 
 def draw(spec: Path, folder: Path) -> None:
     """Write both pictures into `folder`; the job is cancelled once its picture is taken."""
-    quote = shown("quote", str(spec))
+    quote = screen_of("quote", str(spec))
     (folder / "quote.svg").write_text(svg(quote, title=f"gpubroker quote {spec.name}"))
-    shown("submit", "--yes", "--detach", str(spec))
-    watched = shown("watch", "last", until=resumed)
+    screen_of("submit", "--yes", "--detach", str(spec))
+    watched = screen_of("watch", "last", until=resumed)
     (folder / "watch.svg").write_text(svg(watched, title="gpubroker watch last"))
-    shown("cancel", "last")
-    shown("watch", "last", until=lambda text: "cancelled" in text)
+    screen_of("cancel", "last")
+    screen_of("watch", "last", until=lambda text: "cancelled" in text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -146,9 +146,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--home", type=Path, default=Path(".demo"), help="state folder; emptied but for models/")
     parser.add_argument("--spec", type=Path, default=demo.SPEC)
     parser.add_argument("--to", type=Path, default=Path("docs/img"), metavar="FOLDER", help="folder of the pictures")
-    given = parser.parse_args(arguments)
-    with demo.running(given.home.absolute(), LIFETIME_S):
-        draw(given.spec, given.to)
+    options = parser.parse_args(arguments)
+    with demo.running(options.home.absolute(), LIFETIME_S):
+        draw(options.spec, options.to)
     return 0
 
 

@@ -35,13 +35,13 @@ def main() -> int:
             parser.error("--config needs --output DIR")
         from trainer.standalone import run as standalone
 
-        ways = {"tensor": arguments.tensor, "context": arguments.context}
+        mesh_sizes = {"tensor": arguments.tensor, "context": arguments.context}
         return standalone.main(
             arguments.config,
             arguments.output,
             arguments.save_every,
             fsdp=arguments.fsdp,
-            ways=ways,
+            mesh_sizes=mesh_sizes,
             trusted=arguments.trust_remote_code,
         )
 
@@ -52,7 +52,7 @@ def main() -> int:
     from trainer.objectstore.objects import ObjectStoreError
 
     try:
-        return agent.main(environment.read(os.environ))
+        return agent.main(environment.read_environment(os.environ))
     except (environment.BadEnvironment, ObjectStoreError) as e:
         print(f"trainer: {e}", file=sys.stderr)
         return 64

@@ -25,7 +25,7 @@ from trainer.core.config_file import BadConfig, read_config
 from trainer.core.errors import Fault, UserFault
 from trainer.dataset import batch_defaults, cells, chats, sources
 from trainer.dataset.example_counts import AnswerCounter, ExampleCount, count_rows
-from trainer.dataset.prompts import DataError, fill, row_hash
+from trainer.dataset.prompts import DataError, fill_template, row_hash
 from trainer.models import availability, remote_code
 from trainer.optim import learning_rates
 from trainer.tasks.common import forward_check
@@ -130,8 +130,8 @@ class _RowStatistics:
         length = max(lengths)
         if data.truncates and length >= data.limit:  # it may be truncated
             uncut.tokenizer = data.tokenizer
-            whole = uncut.parse_row(row, number)
-            length = max(uncut.lengths(whole[self._part] if isinstance(whole, list) else whole))
+            full_row = uncut.parse_row(row, number)
+            length = max(uncut.lengths(full_row[self._part] if isinstance(full_row, list) else full_row))
         self.lengths[length] += 1
         self.tokens += data.size(parsed) if data.truncates else min(length, data.limit)
 
@@ -148,11 +148,11 @@ class _RowStatistics:
             answers = [m for m in chat.messages if m["role"] == "assistant" and "tool_calls" not in m]
             return not all(message["content"].strip() for message in answers)
         templates = (data.prompt, data.completion, data.chosen, data.rejected)
-        return any(template and not fill(template, row).strip() for template in templates)
+        return any(template and not fill_template(template, row).strip() for template in templates)
 
     def _equal(self, row: dict[str, Any]) -> bool:
         data = self._train.data
-        return bool(data.chosen) and fill(data.chosen, row) == fill(data.rejected, row)
+        return bool(data.chosen) and fill_template(data.chosen, row) == fill_template(data.rejected, row)
 
 
 def _labels(train: TrainConfig, row: dict[str, Any]) -> list[str]:
@@ -193,7 +193,7 @@ def _check(spec: Path, report: PreflightReport, trusted: bool) -> None:
         with sources.readable(train.data, spec.parent) as dataset:
             examples, report.dropped_rows = task.examples(dataset.path, dataset.format, statistics)
     finally:
-        _fill(report, task, statistics)
+        _fill_report(report, task, statistics)
     training, held_out = sampler.split(train.seed, len(examples), train.data.eval_share, task.data.chats)
     report.train_rows, report.heldout_rows = len(training), len(held_out)
     train, report.settled = batch_defaults.resolve_global_batch(train, statistics.count(report.rows))
@@ -203,7 +203,7 @@ def _check(spec: Path, report: PreflightReport, trusted: bool) -> None:
     report.warnings += _check_model(task, train, statistics.sample)
 
 
-def _fill(report: PreflightReport, task: Task[Any], statistics: _RowStatistics) -> None:
+def _fill_report(report: PreflightReport, task: Task[Any], statistics: _RowStatistics) -> None:
     if statistics.lengths:
         report.max_length = task.data.limit
     reader = task.data.reader

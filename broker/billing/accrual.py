@@ -48,11 +48,11 @@ def accrued(attempt: Attempt, until: datetime, expected: tuple[PriceChange, ...]
     if since is None or until <= since:
         return ZERO
     offer = attempt.line.offer
-    least = timedelta(seconds=offer.billing_minimum_s if attempt.handles else 0)
+    minimum = timedelta(seconds=offer.billing_minimum_s if attempt.handles else 0)
     quantum = timedelta(seconds=offer.billing_quantum_s)
     total = top = ZERO
     counted = 0
-    for rate, begins, ends in spans(attempt, since, max(until - since, least), expected):
+    for rate, begins, ends in spans(attempt, since, max(until - since, minimum), expected):
         first, last = begins // quantum, -(-ends // quantum)
         if first < counted and rate > top:
             total, top = total + rate - top, rate
@@ -78,8 +78,8 @@ def runs_since(attempt: Attempt, not_yet: datetime | None, caps: Caps) -> dateti
 
 def machine_cost(offer: Offer, nodes: int, lasted: timedelta, price: Decimal) -> Decimal:
     """Return the cost of all machines in whole quanta, rounded up."""
-    whole = -(-lasted // timedelta(seconds=offer.billing_quantum_s))
-    return usd(price * nodes * (whole * offer.billing_quantum_s) / HOUR)
+    quanta = -(-lasted // timedelta(seconds=offer.billing_quantum_s))
+    return usd(price * nodes * (quanta * offer.billing_quantum_s) / HOUR)
 
 
 # --- traffic
@@ -104,8 +104,8 @@ def counted(attempt: Attempt, following: Attempt) -> Attempt:
     before, after = attempt.beat, following.beat
     if before is None or after is None or before.boot == after.boot:
         return following
-    known = attempt.earlier_traffic
-    total = Traffic(sent=known.sent + before.sent_bytes, received=known.received + before.received_bytes)
+    earlier = attempt.earlier_traffic
+    total = Traffic(sent=earlier.sent + before.sent_bytes, received=earlier.received + before.received_bytes)
     return replace(following, earlier_traffic=total)
 
 
@@ -139,9 +139,10 @@ def uncharged_after_end_usd(
     born = born or (attempt.ended_at if refused(attempt) else None)
     if born is None or attempt.charged_to is None:
         return uncharged_usd(attempt, until)
-    late = replace(attempt, create_sent_at=born, running_at=born, handles=(machine,))
-    charged = accrued(late, attempt.charged_to)  # up to `charged_to` for this creation time; zero if it came later
-    return max(ZERO, accrued(late, until) - charged)
+    delayed = replace(attempt, create_sent_at=born, running_at=born, handles=(machine,))
+    # The charges up to `charged_to` for this creation time; zero if the machine was created later.
+    charged = accrued(delayed, attempt.charged_to)
+    return max(ZERO, accrued(delayed, until) - charged)
 
 
 def traffic_owed(attempt: Attempt, until: datetime) -> Decimal:
@@ -149,15 +150,15 @@ def traffic_owed(attempt: Attempt, until: datetime) -> Decimal:
     return max(ZERO, traffic_cost(attempt.line.offer, traffic(attempt, until)) - attempt.traffic_usd)
 
 
-def billed_until(attempt: Attempt, now: datetime, behind_s: float, *, shown: bool = True) -> datetime:
+def billed_until(attempt: Attempt, now: datetime, behind_s: float, *, is_listed: bool = True) -> datetime:
     """Return the time up to which an attempt is charged now.
 
     A machine being destroyed is charged `behind_s` late, which is the time that a proof of absence takes. The proof
-    then never reduces a charge. An unanswered create without a listed machine (`shown`) is not charged yet, because it
-    may be refused; otherwise the next charge covers it.
+    then never reduces a charge. An unanswered create is not charged before its machine is listed (`is_listed`),
+    because the create may be refused. The next charge then covers the time until now.
     """
     if attempt.absent_at is not None:
         return min(now, attempt.absent_at)
-    if attempt.state is AttemptState.LAUNCHING and no_machine_known(attempt) and not shown:
+    if attempt.state is AttemptState.LAUNCHING and no_machine_known(attempt) and not is_listed:
         return attempt.charged_to or attempt.create_sent_at or now
     return now - timedelta(seconds=behind_s) if attempt.state is AttemptState.TERMINATING else now

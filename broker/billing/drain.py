@@ -6,7 +6,7 @@ from broker.domain.instance import Caps
 from broker.domain.job import Attempt
 from broker.domain.offer import Offer
 
-LEAST_DRAIN_S = 30.0
+MIN_DRAIN_S = 30.0
 """Minimum drain time: the agent must receive the request and finish a step, even after a quick save."""
 
 
@@ -31,7 +31,7 @@ class DrainBudget:
 def capped_drain_s(attempt: Attempt, drain_s: float) -> float:
     """Return the drain timeout at the cap: 3 × the last save, or `drain_s` before the first save."""
     saved = attempt.beat.checkpoint if attempt.beat else None
-    return min(drain_s, max(LEAST_DRAIN_S, 3 * saved.save_s)) if saved else drain_s
+    return min(drain_s, max(MIN_DRAIN_S, 3 * saved.save_s)) if saved else drain_s
 
 
 def drain_lead_s(attempt: Attempt, caps: Caps, drain_budget: DrainBudget) -> float:

@@ -21,7 +21,7 @@ MAX_BYTES = 1 << 30
 _VAST_MACHINE = re.compile(r"\bInstance (\d+)\b", re.IGNORECASE)
 
 
-def read(data: bytes, fmt: Format) -> Invoice:
+def read_invoice(data: bytes, fmt: Format) -> Invoice:
     """Return the invoice in a downloaded file, gzip or not. Raises InvalidInput with the line and the fix."""
     if data[:2] == b"\x1f\x8b":
         data = _unzipped(data)
@@ -57,8 +57,8 @@ def _runpod(text: str) -> Invoice:
         if not row.get("podId"):
             ignored += 1
             continue
-        new = "totalAmount" in row
-        amount, since = ("totalAmount", "startTime") if new else ("amount", "time")
+        is_new_format = "totalAmount" in row
+        amount, since = ("totalAmount", "startTime") if is_new_format else ("amount", "time")
         lines.append(
             InvoiceLine(
                 machine=str(row["podId"]), usd=_usd(row.get(amount), f"record {number}: {amount}"),

@@ -100,13 +100,13 @@ def price_changes(
 
 def _changes_now(attempt: Attempt, price: Decimal, now: datetime, extra: int) -> tuple[PriceChange, ...]:
     """Return the change of the machine price, and a change to fewer extra machines."""
-    known, before = latest_price(attempt), attempt.charged_to or billed_since(attempt) or now
-    fewer = extra < known.extra_machines
+    latest, before = latest_price(attempt), attempt.charged_to or billed_since(attempt) or now
+    fewer = extra < latest.extra_machines
     changes = []
-    if price > known.usd_per_hour or (price < known.usd_per_hour and not fewer):
-        since = now if price < known.usd_per_hour else before
+    if price > latest.usd_per_hour or (price < latest.usd_per_hour and not fewer):
+        since = now if price < latest.usd_per_hour else before
         since = max([since, *(change.since for change in attempt.prices)])  # after all recorded changes
-        changes.append(replace(known, since=since, usd_per_hour=price))
+        changes.append(replace(latest, since=since, usd_per_hour=price))
     if fewer:
         changes.append(PriceChange(since=now, usd_per_hour=price, extra_machines=extra))
     return tuple(changes)
@@ -177,8 +177,8 @@ def _as_recorded(
 
     The broker that recorded them knew the creation time better, so nothing is billed before the first listing.
     """
-    known = latest_price(replace(attempt, prices=tuple(change for change in prices if change.since <= machine.shown)))
-    is_recorded = 0 < extra_machines.at(machine.shown) <= known.extra_machines
+    latest = latest_price(replace(attempt, prices=tuple(change for change in prices if change.since <= machine.shown)))
+    is_recorded = 0 < extra_machines.at(machine.shown) <= latest.extra_machines
     return replace(machine, since=machine.shown) if is_recorded else machine
 
 
@@ -226,7 +226,7 @@ def _start(attempt: Attempt, machine: MachineSpan) -> datetime:
     return machine.since or billed_since(attempt) or machine.shown
 
 
-def _reported_price(attempt: Attempt, machines: Sequence[Observed], known: Decimal) -> Decimal:
+def _reported_price(attempt: Attempt, machines: Sequence[Observed], known_usd: Decimal) -> Decimal:
     """Return the price of one machine, the mean of several.
 
     A fixed price below the offer's is not believed, because the offer may include the disk. A fall is not believed
@@ -234,13 +234,13 @@ def _reported_price(attempt: Attempt, machines: Sequence[Observed], known: Decim
     """
     reported = [machine.usd_per_hour for machine in machines if machine.usd_per_hour is not None]
     if not reported:
-        return known
+        return known_usd
     price, offered = usd(sum(reported, ZERO) / len(reported)), attempt.line.offer.usd_per_hour
     if all(machine.price_moves for machine in machines):
         price += attempt.line.offer.added_disk_usd_per_hour  # a market price has a disk of the usual size
     elif not exceeds_offer_price(price, attempt.line.offer):
         price = offered
-    return known if price < 0 or (len(reported) < attempt.line.nodes and price < known) else price
+    return known_usd if price < 0 or (len(reported) < attempt.line.nodes and price < known_usd) else price
 
 
 PRICE_SLACK, PRICE_SLACK_USD = Decimal("1.01"), Decimal("0.001")

@@ -113,17 +113,17 @@ def reconcile(invoice: Invoice, charged: Sequence[Charged], tolerance_usd: Decim
     owner: dict[str, set[tuple[JobId, AttemptId]]] = defaultdict(set)
     for charge in charged:
         owner[_key(invoice, charge)].add((charge.job_id, charge.attempt_id))
-    known = _sum((_key(invoice, charge), charge.usd) for charge in charged)
+    charged_usd = _sum((_key(invoice, charge), charge.usd) for charge in charged)
     rows = []
-    for machine in billed.keys() | known.keys():
+    for machine in billed.keys() | charged_usd.keys():
         owners = owner[machine]
         job_id, attempt_id = next(iter(owners)) if len(owners) == 1 else (None, None)
-        theirs, ours = billed.get(machine), known.get(machine)
+        invoiced, ours = billed.get(machine), charged_usd.get(machine)
         rows.append(
             Difference(
                 machine=machine,
-                verdict=_verdict(theirs, ours, tolerance_usd),
-                invoice_usd=theirs or ZERO,
+                verdict=_verdict(invoiced, ours, tolerance_usd),
+                invoice_usd=invoiced or ZERO,
                 ledger_usd=ours or ZERO,
                 job_id=job_id,
                 attempt_id=attempt_id,
@@ -144,9 +144,9 @@ def _sum(pairs: Iterable[tuple[str, Decimal]]) -> dict[str, Decimal]:
     return sums
 
 
-def _verdict(theirs: Decimal | None, ours: Decimal | None, tolerance: Decimal) -> InvoiceVerdict:
-    if abs((theirs or ZERO) - (ours or ZERO)) <= tolerance:
+def _verdict(invoiced: Decimal | None, charged: Decimal | None, tolerance: Decimal) -> InvoiceVerdict:
+    if abs((invoiced or ZERO) - (charged or ZERO)) <= tolerance:
         return InvoiceVerdict.EQUAL
-    if ours is None:
+    if charged is None:
         return InvoiceVerdict.ONLY_INVOICE
-    return InvoiceVerdict.ONLY_LEDGER if theirs is None else InvoiceVerdict.DIFFERENT
+    return InvoiceVerdict.ONLY_LEDGER if invoiced is None else InvoiceVerdict.DIFFERENT

@@ -60,8 +60,8 @@ def step_message(step_s: float) -> str | None:
     """Return one line about a clock that was set `step_s` seconds ahead (negative: back); None: it is trusted."""
     if not step_s:
         return None
-    way = "ahead" if step_s > 0 else "back"
+    direction = "ahead" if step_s > 0 else "back"
     return (
-        f"the database's clock was set {duration(abs(step_s))} {way}; charges, caps and deadlines ignore that; "
+        f"the database's clock was set {duration(abs(step_s))} {direction}; charges, caps and deadlines ignore that; "
         "set the clock of the database's host right (timedatectl set-ntp true)"
     )

@@ -83,29 +83,29 @@ class ObstoreBlobs:
     async def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
         self._check_folder(key)
         mode: Literal["create", "overwrite"] = "create" if if_absent else "overwrite"
-        result = await self._ask("write", key, obstore.put_async(self._store, self._prefix + key, data, mode=mode))
+        result = await self._call("write", key, obstore.put_async(self._store, self._prefix + key, data, mode=mode))
         return result["e_tag"] or ""
 
     async def put_file(self, key: str, path: Path) -> None:
         self._check_folder(key)
         within_s = CALL_S + path.stat().st_size / SLOWEST
         sent = obstore.put_async(self._store, self._prefix + key, path, max_concurrency=PARTS_AT_ONCE)
-        await self._ask("write", key, sent, within_s)
+        await self._call("write", key, sent, within_s)
 
-    async def get(self, key: str, *, most: int = DOCUMENT_BYTES) -> bytes | None:
+    async def get(self, key: str, *, max_bytes: int = DOCUMENT_BYTES) -> bytes | None:
         try:
-            return await self._ask("read", key, self._read(key, most))
+            return await self._call("read", key, self._read(key, max_bytes))
         except FileNotFoundError:
             return None
 
     async def get_range(self, key: str, start: int, size: int) -> bytes | None:
         try:
-            return await self._ask("read", key, self._read(key, size, {"range": (start, start + size)}))
+            return await self._call("read", key, self._read(key, size, {"range": (start, start + size)}))
         except FileNotFoundError:
             return None
         except BlobsUnavailable:  # stores refuse a range that begins at or after the object's end
             with contextlib.suppress(FileNotFoundError):
-                if await self._ask("read", key, self._size(key)) <= start:
+                if await self._call("read", key, self._size(key)) <= start:
                     return b""
             raise
 
@@ -114,7 +114,7 @@ class ObstoreBlobs:
         if prefix and not prefix.endswith("/"):
             raise ValueError(f"prefix {prefix!r} does not end in '/'")
         try:
-            return sorted(await self._ask("list", prefix, self._list(prefix)), key=lambda info: info.key)
+            return sorted(await self._call("list", prefix, self._list(prefix)), key=lambda info: info.key)
         except FileNotFoundError as e:
             raise BlobsUnavailable(f"cannot list {prefix} at {self._url}: {one_line(e)}") from None
 
@@ -124,14 +124,14 @@ class ObstoreBlobs:
             raise ValueError(f"prefix {prefix!r} does not end in '/'")
         listing = obstore.list_with_delimiter_async(self._store, self._prefix + prefix)
         try:
-            names = (await self._ask("list", prefix, listing))["common_prefixes"]
+            names = (await self._call("list", prefix, listing))["common_prefixes"]
         except FileNotFoundError as e:
             raise BlobsUnavailable(f"cannot list {prefix} at {self._url}: {one_line(e)}") from None
         return frozenset(name.rstrip("/").rpartition("/")[2] for name in names)
 
     async def delete(self, key: str) -> None:
         try:
-            await self._ask("delete", key, obstore.delete_async(self._store, self._prefix + key))
+            await self._call("delete", key, obstore.delete_async(self._store, self._prefix + key))
         except FileNotFoundError:
             return
 
@@ -139,7 +139,7 @@ class ObstoreBlobs:
         """Copy an object on the server if the store can. Raises BlobError if `source` is absent."""
         self._check_folder(target)
         try:
-            await self._ask(
+            await self._call(
                 "copy", source, obstore.copy_async(self._store, self._prefix + source, self._prefix + target)
             )
         except FileNotFoundError:
@@ -178,12 +178,12 @@ class ObstoreBlobs:
         except BaseError as e:
             raise BlobError(f"cannot sign {key} at {self._url}: {one_line(e)}") from None
 
-    async def _read(self, key: str, most: int, options: "GetOptions | None" = None) -> bytes:
+    async def _read(self, key: str, max_bytes: int, options: "GetOptions | None" = None) -> bytes:
         """Return the bytes. The size is that of the response's header, so a larger body is not received."""
         result = await obstore.get_async(self._store, self._prefix + key, options=options)
         start, end = result.range
-        if end - start > most:
-            raise BlobTooLarge(f"{key} has {end - start} bytes, more than the {most} that are read")
+        if end - start > max_bytes:
+            raise BlobTooLarge(f"{key} has {end - start} bytes, more than the {max_bytes} that are read")
         return bytes(await result.bytes_async())
 
     async def _size(self, key: str) -> int:
@@ -208,7 +208,7 @@ class ObstoreBlobs:
                 listing.append(BlobInfo(key=key, bytes=meta["size"], etag=etag, written_at=written_at))
         return listing
 
-    async def _ask(self, verb: str, key: str, call: Awaitable[T], within_s: float = CALL_S) -> T:
+    async def _call(self, verb: str, key: str, call: Awaitable[T], within_s: float = CALL_S) -> T:
         """Return the result of `call`. Raises AlreadyExists or BlobsUnavailable.
 
         Raises FileNotFoundError if only the object is absent; an absent store is BlobsUnavailable.

@@ -129,8 +129,8 @@ The home holds `postgres/`, `blobs/`, `providers/`, `master.key`, `installation`
 def cli() -> str:
     """Return docs/reference/cli.md."""
     group: Any = get_command(app)
-    known = {name for names in AREAS.values() for name in names}
-    areas = {**AREAS, "Other": tuple(name for name in group.commands if name not in known)}
+    documented = {name for names in AREAS.values() for name in names}
+    areas = {**AREAS, "Other": tuple(name for name in group.commands if name not in documented)}
     return "\n".join([CLI_HEAD, *(_area(group, area, names) for area, names in areas.items() if names)])
 
 
@@ -175,10 +175,10 @@ def _command(command: Any, name: str, described: set[str]) -> Iterator[str]:
 def _option(option: Any) -> str:
     """Return the help of an option with its choices and default."""
     choices = ", ".join(f"`{choice}`" for choice in option.metavar.split("|")) if "|" in (option.metavar or "") else ""
-    known = not isinstance(option.default, bool) and isinstance(option.default, str | int | float)
+    has_default = not isinstance(option.default, bool) and isinstance(option.default, str | int | float)
     default = (
         f"Default: `{option.default}`."
-        if known and option.default != "" and "efault" not in (option.help or "")
+        if has_default and option.default != "" and "efault" not in (option.help or "")
         else ""
     )
     return _cell(" ".join([option.help or "", f"One of {choices}." if choices else "", default]))

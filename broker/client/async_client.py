@@ -314,7 +314,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         """Return the verified bytes of a small file. Raises Damaged, BrokenOff."""
         async for attempt in self._http.tries():
             with attempt:
-                return b"".join([piece async for piece in self._pieces(job, file)])
+                return b"".join([piece async for piece in self._checked_pieces(job, file)])
         raise AssertionError("tries() returns or raises")
 
     async def download(self, job: str, file: files_schemas.ArtifactView, target: Path) -> None:
@@ -324,26 +324,26 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         """
         async for attempt in self._http.tries():
             with attempt, placed(target) as part:
-                async with aclosing(self._pieces(job, file)) as pieces:
+                async with aclosing(self._checked_pieces(job, file)) as pieces:
                     async for piece in pieces:
                         part.write(piece)
 
-    async def _pieces(self, job: str, file: files_schemas.ArtifactView) -> AsyncGenerator[bytes]:
+    async def _checked_pieces(self, job: str, file: files_schemas.ArtifactView) -> AsyncGenerator[bytes]:
         """Yield a file's bytes, then check size and SHA-256 against the manifest. Raises Damaged, BrokenOff."""
-        digest, got, began = hashlib.sha256(), 0, False
+        digest, received, began = hashlib.sha256(), 0, False
         try:
             async with self._http.once("GET", f"{await self._job(job)}/artifacts/{escape(file.path)}") as response:
                 began = True
                 async for piece in response.content.iter_any():
                     digest.update(piece)
-                    got += len(piece)
+                    received += len(piece)
                     yield piece
         except DaemonUnreachable:
             if not began:
                 raise
-            where = f"{file.path} of job {job} broke off after {got} of {file.bytes} bytes, and none was kept"
+            where = f"{file.path} of job {job} broke off after {received} of {file.bytes} bytes, and none was kept"
             raise BrokenOff(f"{where}; try again, and see the daemon's log if it ends there again") from None
-        if got != file.bytes or digest.hexdigest() != file.sha256:
+        if received != file.bytes or digest.hexdigest() != file.sha256:
             raise Damaged(f"{file.path}: the bytes differ from the job's manifest; try again")
 
     # --- secrets, health

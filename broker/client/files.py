@@ -11,7 +11,7 @@ RESULTS = ("adapter/", "model/", "metrics.jsonl", "samples.json", "samples/", "t
 """Results of a fine-tune for users. The other files of its last checkpoint serve to resume."""
 
 
-def chosen(artifacts: ArtifactList, *, every: bool = False) -> list[ArtifactView]:
+def select_results(artifacts: ArtifactList, *, every: bool = False) -> list[ArtifactView]:
     """Return the results of a fine-tune.
 
     Return every file if `every` is set, if the job is unfinished, or if the job has no such results (a script).
@@ -31,13 +31,13 @@ async def save(
 
     Raises NotSaved, Damaged, BrokenOff, ApiError, DaemonUnreachable.
     """
-    written: list[Path] = []
+    paths: list[Path] = []
     for file in files:
         target = _inside(folder, file.path)
         await client.download(job, file, target)
-        written.append(target)
+        paths.append(target)
         saved(file)
-    return written
+    return paths
 
 
 def _inside(folder: Path, path: str) -> Path:

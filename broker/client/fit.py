@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 from broker.api.schemas.jobs import EventView, JobDetail
 from broker.api.schemas.metrics import MetricsView
 from broker.client.async_client import AsyncClient
-from broker.client.files import chosen, save
+from broker.client.files import save, select_results
 from broker.client.notebook import LiveProgress, NotebookPanel, kernel_display
 from broker.client.transport.errors import ApiError, NotFinished
 from broker.client.transport.loop_thread import LoopThread
@@ -60,15 +60,15 @@ class Fitted:
         return self.job.spent_usd
 
 
-def say(event: EventView) -> None:
+def print_event(event: EventView) -> None:
     """Write an event as one line to stderr; the default of `progress`."""
     line = visible(f"{event.kind}: {event.message}" if event.at else event.message)
     sys.stderr.write(f"{event.at:%H:%M:%S} {line}\n" if event.at else f"{line}\n")
 
 
-def _shown(progress: Progress | None) -> Progress | None:
-    """Return a panel instead of `say` inside a notebook."""
-    display = kernel_display() if progress is say else None
+def _panel(progress: Progress | None) -> Progress | None:
+    """Return a panel instead of `print_event` inside a notebook."""
+    display = kernel_display() if progress is print_event else None
     return progress if display is None else NotebookPanel(display)
 
 
@@ -82,7 +82,7 @@ async def afit(
     to: str | os.PathLike[str] | None = None,
     name: str = "fit",
     key: str | None = None,
-    progress: Progress | None = say,
+    progress: Progress | None = print_event,
     train: Mapping[str, Any] | None = None,
     spec: Mapping[str, Any] | None = None,
     client: AsyncClient | None = None,
@@ -110,7 +110,7 @@ async def afit(
             "train": {**(train or {}), "model": model, "data": rows},
         }
         job = await connected.submit(job_spec, key=key or secrets.token_hex(16))
-        return await _finished(connected, job.id, _shown(progress), to)
+        return await _finished(connected, job.id, _panel(progress), to)
 
 
 async def _finished(
@@ -184,8 +184,8 @@ def _blocking(work: Callable[P, Coroutine[Any, Any, R]], name: str) -> Callable[
 def _in_thread(work: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
     """Run `work` in another thread, and its `progress` in this one. Ctrl-C, or an error of `progress`, cancels it."""
     calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-    progress: Any = kwargs.get("progress", say)
-    progress = _shown(progress)
+    progress: Any = kwargs.get("progress", print_event)
+    progress = _panel(progress)
     if isinstance(progress, LiveProgress):
         kwargs["progress"] = _QueuedProgress(calls, progress)
     elif progress is not None:
@@ -227,7 +227,7 @@ def _dollars(cap_usd: Decimal | int | str) -> Decimal:
 
 
 async def _fetched(c: AsyncClient, job: JobDetail, folder: Path) -> Fitted:
-    files = await save(c, job.id, chosen(await c.artifacts(job.id)), folder)
+    files = await save(c, job.id, select_results(await c.artifacts(job.id)), folder)
     metrics = folder / METRICS
     curve = losses(metrics.read_bytes()) if metrics in files else ()
     return Fitted(job=job, folder=folder, files=tuple(files), losses=curve)

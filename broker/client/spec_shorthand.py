@@ -47,7 +47,7 @@ def _value(value: Any, kinds: tuple[Any, ...], path: Path, texts: Mapping[Path, 
         return _template(value) if str in origins else value
     if path == COMMAND:
         return _command(value, texts)
-    if isinstance(value, SCALARS) and tuple in origins and not any(_takes(kind, value) for kind in kinds):
+    if isinstance(value, SCALARS) and tuple in origins and not any(_accepts(kind, value) for kind in kinds):
         return [value]
     return value
 
@@ -76,7 +76,7 @@ def _is_model(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
-def _takes(kind: Any, value: Any) -> bool:
+def _accepts(kind: Any, value: Any) -> bool:
     """Return True for a kind of scalar that takes the value."""
     return value in get_args(kind) if get_origin(kind) is Literal else kind is type(value)
 

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import Field, ValidationError, field_validator
 
-from broker.api.core.problems import of_validation
+from broker.api.core.problems import invalid_input_of
 from broker.domain.blob_url import scheme_of
 from broker.domain.errors import InvalidInput, Problem
 from broker.paths import CONFIG_FILE, default_home
@@ -193,7 +193,7 @@ class DigestConfig(Config):
 
     @field_validator("zone")
     @classmethod
-    def _known(cls, zone: str) -> str:
+    def _require_time_zone(cls, zone: str) -> str:
         try:
             ZoneInfo(zone)
         except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -340,7 +340,7 @@ class DaemonConfig(Config):
         """
         home = overrides.get("home") or default_home()
         file = path or home / CONFIG_FILE
-        values: dict[str, Any] = {"home": home, **_read(file, required=path is not None)}
+        values: dict[str, Any] = {"home": home, **_config_document(file, required=path is not None)}
         from_environment = {key: env[name] for key, name in VARIABLES.items() if env.get(name)}
         overridden = {key: value for key, value in overrides.items() if value is not None}
         values |= from_environment | overridden
@@ -348,7 +348,7 @@ class DaemonConfig(Config):
             config = cls.model_validate(values)
             problems = _plaintext(config)
         except ValidationError as e:
-            problems = of_validation(e, cls, values).problems
+            problems = invalid_input_of(e, cls, values).problems
         if problems:
             named = {key: VARIABLES[key] for key in from_environment} | {key: f"--{key}" for key in overridden}
             raise InvalidInput(*(_placed(problem, named, file) for problem in problems))
@@ -381,7 +381,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _read(file: Path, *, required: bool) -> dict[str, Any]:
+def _config_document(file: Path, *, required: bool) -> dict[str, Any]:
     try:
         text = file.read_text("utf-8-sig")
     except FileNotFoundError:

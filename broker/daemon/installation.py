@@ -54,10 +54,10 @@ async def mark_of(blobs: Blobs) -> str:
 
     Raises BlobsUnavailable, and OtherBlobs if the mark is damaged.
     """
-    new = base32(os.urandom(10), MARK_LENGTH)
+    new_mark = base32(os.urandom(10), MARK_LENGTH)
     try:
         if await blobs.get(object_keys.BLOB_STORE) is None:
-            await blobs.put(object_keys.BLOB_STORE, new.encode(), if_absent=True)
+            await blobs.put(object_keys.BLOB_STORE, new_mark.encode(), if_absent=True)
     except AlreadyExists:
         pass  # another broker has written its mark since the check
     mark = (await blobs.get(object_keys.BLOB_STORE) or b"").decode(errors="replace").strip()

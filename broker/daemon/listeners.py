@@ -19,7 +19,7 @@ from broker.domain.errors import GpubrokerError
 DRAIN_S = 2.0
 """Seconds for which a stopping daemon waits for running answers."""
 FILES = 16_384
-FEWEST_FILES = 256
+MIN_OPEN_FILES = 256
 """Open files without which the daemon does not start: database, log, sockets and machines take about 100."""
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
@@ -55,13 +55,13 @@ async def listening(config: DaemonConfig, application: web.Application) -> Async
         port = await stack.enter_async_context(_http(config, application, certificate))
         scheme = "http" if certificate is None else "https"
         url = f"{scheme}://{_address(config.host, port)}"
-        shown = str(config.tls.certificate.absolute()) if config.tls else None
+        certificate_path = str(config.tls.certificate.absolute()) if config.tls else None
         grpc_port = config.grpc_port
         if grpc_port is None:
-            yield Addresses(url=url, grpc=None, certificate=shown)
+            yield Addresses(url=url, grpc=None, certificate=certificate_path)
             return
         bound = await stack.enter_async_context(_grpc(config, grpc_port, application, certificate))
-        yield Addresses(url=url, grpc=_address(config.grpc_host, bound), certificate=shown)
+        yield Addresses(url=url, grpc=_address(config.grpc_host, bound), certificate=certificate_path)
 
 
 def allow_files() -> None:
@@ -70,10 +70,10 @@ def allow_files() -> None:
     Raises TooFewFiles.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < FEWEST_FILES:
+    if hard != resource.RLIM_INFINITY and hard < MIN_OPEN_FILES:
         raise TooFewFiles(
-            f"the daemon may open {hard} files only, and needs {FEWEST_FILES}: raise the limit (ulimit -n {FILES}, or "
-            f"LimitNOFILE={FILES} in its systemd unit)"
+            f"the daemon may open {hard} files only, and needs {MIN_OPEN_FILES}: raise the limit (ulimit -n {FILES}, "
+            f"or LimitNOFILE={FILES} in its systemd unit)"
         )
     limit = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < limit:

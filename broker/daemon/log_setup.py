@@ -28,9 +28,9 @@ class RedactingFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        shown = copy.copy(record)  # other handlers get the record as it is
-        shown.msg, shown.args = visible(record.getMessage()), None
-        first, *traceback = super().format(shown).split("\n")
+        visible_record = copy.copy(record)  # other handlers get the record as it is
+        visible_record.msg, visible_record.args = visible(record.getMessage()), None
+        first, *traceback = super().format(visible_record).split("\n")
         return redact("\n".join([visible(first), *(f"  {visible(line, keep=chr(9))}" for line in traceback)]))
 
 

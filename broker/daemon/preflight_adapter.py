@@ -82,18 +82,18 @@ class Checks:
             spec = spec.with_train(await self._folders.permit(spec.train, run))
         key = (spec.train, spec.checkpoint, id(summary))
         now = self._clock.monotonic()
-        held = self._found.get(key)
-        if held is not None and held.until > now:
-            return held.checked
+        cached = self._found.get(key)
+        if cached is not None and cached.until > now:
+            return cached.checked
         checked = await self._check(spec, summary, run)
         remembered = _FoundModel(checked=checked, summary=summary, until=now + REMEMBERED_S)
         self._found.put(key, remembered, summary_bytes(summary))
         return checked
 
     async def _check(self, spec: JobSpec, summary: Mapping[str, Any] | None, run: RunCpu) -> Checked:
-        known = None if summary is None else await run(partial(DataSummary.model_validate, summary))
+        stored_summary = None if summary is None else await run(partial(DataSummary.model_validate, summary))
         resolve = partial(resolve_for, hub=self._hub, run=run)
-        result = await preflight(spec, summary=known, resolve=resolve, run=run)
+        result = await preflight(spec, summary=stored_summary, resolve=resolve, run=run)
         shape = result.workload.shape
         report = {
             "data": None if result.report is None else result.report.model_dump(mode="json"),

@@ -24,9 +24,9 @@ def answer_what_if(request: WhatIfRequest) -> WhatIfView:
     """Return memory and scaling; up to a second of CPU. Raises InvalidInput."""
     published = catalog.find(request.model)
     if published is None:
-        near = "".join(f", the nearest is {name}" for name in close_matches(request.model, list(catalog.names()), n=1))
+        hint = "".join(f", the nearest is {name}" for name in close_matches(request.model, list(catalog.names()), n=1))
         raise InvalidInput(
-            Problem(field="model", message=f"not in the bundled catalogue{near}; see `gpubroker models`")
+            Problem(field="model", message=f"not in the bundled catalogue{hint}; see `gpubroker models`")
         )
     options = EstimateOptions(method=request.method, length=request.max_length, rank=request.lora_r)
     price = request.usd_per_gpu_hour

@@ -18,8 +18,8 @@ def scheme_of(url: str) -> str:
     except ValueError as e:
         raise InvalidInput(bad_url(url, f"{e}; write s3://bucket/prefix or file:///absolute/path")) from None
     if parts.scheme not in SCHEMES:
-        known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
-        raise InvalidInput(bad_url(url, f"not one of {known}; a folder is written file:///absolute/path"))
+        known_schemes = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        raise InvalidInput(bad_url(url, f"not one of {known_schemes}; a folder is written file:///absolute/path"))
     if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/")):
         raise InvalidInput(bad_url(url, "a folder needs an absolute path; write file:///absolute/path"))
     if parts.scheme in BUCKETS and not parts.netloc:

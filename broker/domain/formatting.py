@@ -26,29 +26,31 @@ def duration(seconds: float | None) -> str:
     """Return `45 s`, `3 min 20 s`, `2 h 05 min` or `3 d 4 h`; `–` for None."""
     if seconds is None:
         return "–"
-    whole = round(seconds)
-    if whole < 60:
+    total = round(seconds)
+    if total < 60:
         return f"{seconds:.0f} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    if whole < 86_400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
+    if total < 3600:
+        return f"{total // 60} min {total % 60:02d} s"
+    if total < 86_400:
+        return f"{total // 3600} h {total % 3600 // 60:02d} min"
+    return f"{total // 86_400} d {total % 86_400 // 3600} h"
 
 
-def unsold_regions(requested: Iterable[str], sold: Collection[str]) -> tuple[str, ...]:
-    """Return each of `requested` that is not in `sold`, with similar names; empty if `sold` is empty."""
+def unsold_regions(requested: Iterable[str], offered: Collection[str]) -> tuple[str, ...]:
+    """Return each of `requested` that is not in `offered`, with similar names; empty if `offered` is empty."""
     return (
-        tuple(_with_suggestions(region, sorted(sold)) for region in sorted(set(requested) - set(sold))) if sold else ()
+        tuple(_with_suggestions(region, sorted(offered)) for region in sorted(set(requested) - set(offered)))
+        if offered
+        else ()
     )
 
 
 def _with_suggestions(region: str, choices: list[str]) -> str:
     """Return `us-est-1 (did you mean us-east-1?)`, or a list of the choices where no name is similar."""
     same = [choice for choice in choices if choice.lower() == region.lower()]
-    near = same or close_matches(region, choices, n=3)
-    if near:
-        return f"{region} (did you mean {' or '.join(near)}?)"
+    nearest = same or close_matches(region, choices, n=3)
+    if nearest:
+        return f"{region} (did you mean {' or '.join(nearest)}?)"
     return f"{region} (there are {', '.join(choices[:12])}{', …' if len(choices) > 12 else ''})"
 
 
@@ -82,5 +84,5 @@ def csv_cell(value: object) -> object:
     """Return a cell of a CSV file that no spreadsheet runs as a formula; numbers stay as they are."""
     if not isinstance(value, str):
         return value
-    shown = visible(value)
-    return f"'{shown}" if shown.lstrip().startswith(_FORMULA) else shown
+    visible_value = visible(value)
+    return f"'{visible_value}" if visible_value.lstrip().startswith(_FORMULA) else visible_value

@@ -42,8 +42,8 @@ def marketed_gb(name: str, memory_bytes: int) -> int:
     model = name.partition("-")[0]
     known = _SIZES.get(model) or _SIZES_UNLISTED.get(model, ())
     sizes = [*named, *(size for size in known if (model, size) != _NOMINAL)]
-    sold = [size for size in sizes if 0.98 * gib <= size <= 1.12 * gib]
-    return max(sold, default=_round_size(gib, gb))
+    matching_sizes = [size for size in sizes if 0.98 * gib <= size <= 1.12 * gib]
+    return max(matching_sizes, default=_round_size(gib, gb))
 
 
 def _round_size(gib: float, gb: float) -> int:

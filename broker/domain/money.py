@@ -25,7 +25,7 @@ def from_float(value: float) -> Decimal:
     return usd(repr(value))
 
 
-def show(value: Decimal) -> str:
+def format_usd(value: Decimal) -> str:
     """Return the amount for display: two decimals from ten dollars on, four decimals below."""
     return f"${value:,.2f}" if abs(value) >= 10 else f"${value:.4f}"
 

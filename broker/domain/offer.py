@@ -314,7 +314,7 @@ class SoldOutSpot:
     """Seconds for which the job had no machine so far."""
 
 
-def _none() -> None:
+def _no_offer() -> None:
     """Return None, the answer of a quote without such an offer."""
 
 
@@ -361,13 +361,13 @@ class Quote:
     """Time by which the job must have saved and drained; None: no deadline."""
     latest_on_demand_start: datetime | None = None
     """Latest time at which on-demand still meets the deadline by its P90; None: no deadline or no such offer."""
-    best_on_demand: Callable[[], QuoteLine | None] = _none
+    best_on_demand: Callable[[], QuoteLine | None] = _no_offer
     """Returns the first kept on-demand line."""
-    sold_out_spot: Callable[[], SoldOutSpot | None] = _none
+    sold_out_spot: Callable[[], SoldOutSpot | None] = _no_offer
     """Returns the sold-out spot offer that a job without a deadline may wait for; None: there is none."""
     spot_outlook: SpotOutlook | None = None
     """None: no deadline, no on-demand offer that meets it, or no spot offer below its price."""
-    preferred_line: Callable[[], QuoteLine | None] = _none
+    preferred_line: Callable[[], QuoteLine | None] = _no_offer
     """Returns the kept line that the spot policy buys, if something is bought; None: it prefers none."""
     unsold_regions: tuple[str, ...] = ()
     """Regions of the spec without any offer, each with similar names of regions that have offers."""

@@ -96,8 +96,8 @@ class Policy(Config):
         try:
             ZoneInfo(name)
         except (ZoneInfoNotFoundError, ValueError, OSError):
-            near = close_matches(name, sorted(available_timezones()), n=1)
-            hint = f"did you mean {near[0]}?" if near else "take one such as Europe/Berlin or UTC"
+            nearest = close_matches(name, sorted(available_timezones()), n=1)
+            hint = f"did you mean {nearest[0]}?" if nearest else "take one such as Europe/Berlin or UTC"
             raise ValueError(f"no IANA timezone {name!r}; {hint}") from None
         return name
 

@@ -245,9 +245,9 @@ class JobSpec(Config):
         reserved = [n for n in (*self.env, *self.secrets) if n.startswith("GPUBROKER_")]
         if reserved:
             raise ValueError(f"{reserved[0]}: names that start with GPUBROKER_ are the broker's own; rename it")
-        both = sorted(set(self.env) & set(self.secrets))
-        if both:
-            raise ValueError(f"{both[0]} is in env and in secrets; keep one")
+        duplicates = sorted(set(self.env) & set(self.secrets))
+        if duplicates:
+            raise ValueError(f"{duplicates[0]} is in env and in secrets; keep one")
         named = {"output": self.train.output.secrets, "metrics": self.train.metrics.secrets} if self.train else {}
         if absent := [(place, name) for place, names in named.items() for name in names if name not in self.secrets]:
             raise ValueError(f"train.{absent[0][0]}: it needs the secret {absent[0][1]}; list it in secrets")

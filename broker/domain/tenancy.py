@@ -86,14 +86,14 @@ class AuditEntry:
     """The database's time; None: not stored yet."""
 
 
-def ungrantable_scopes(own: Collection[str], wanted: Sequence[str]) -> list[str]:
-    """Return the scopes of `wanted` that a caller with the scopes `own` may neither grant nor revoke, in their order.
+def ungrantable_scopes(own: Collection[str], requested: Sequence[str]) -> list[str]:
+    """Return the `requested` scopes that a caller with the scopes `own` may neither grant nor revoke, in their order.
 
     An operator may grant all. Other callers may grant only scopes they have, and none that reaches across teams.
     """
     if "admin" in own:
         return []
-    return [scope for scope in wanted if scope not in own or scope in OPERATOR_SCOPES]
+    return [scope for scope in requested if scope not in own or scope in OPERATOR_SCOPES]
 
 
 def last_expiry(ends: Sequence[datetime | None], now: datetime) -> datetime | None:

@@ -22,7 +22,7 @@ FAILURES_PER_GPU_HOUR = 419 / (54 * 24 * 16_384)
 """
 STRENGTH = 1.0
 """α of the prior."""
-LEAST_PER_HOUR = 1e-3
+MIN_PER_HOUR = 1e-3
 """Lowest rate of the prior, so that a cloud's lower figure cannot outweigh observed preemptions."""
 
 Place = tuple[str, str, str, str]
@@ -30,7 +30,7 @@ Place = tuple[str, str, str, str]
 History = Mapping[Place, SpotHours]
 
 
-def place(offer: Offer) -> Place:
+def place_of_offer(offer: Offer) -> Place:
     return offer.provider, offer.cloud, offer.region, offer.accelerator
 
 
@@ -46,7 +46,7 @@ def expected_per_hour(stated: float | None, history: SpotHours | None) -> float:
     prior = ASSUMED_PER_HOUR if stated is None else stated
     if history is None:
         return prior
-    prior_hours = STRENGTH / max(prior, LEAST_PER_HOUR) + history.hours
+    prior_hours = STRENGTH / max(prior, MIN_PER_HOUR) + history.hours
     posterior = (STRENGTH + history.preemptions) / prior_hours
     return posterior if history.preemptions else min(prior, posterior)
 
@@ -58,7 +58,7 @@ def preemptions_per_s(offer: Offer, history: History) -> float:
     stated = offer.preemptions_per_hour
     if not history:  # Shortcut of `expected_per_hour`, because a quote calls this for tens of thousands of offers.
         return (ASSUMED_PER_HOUR if stated is None else stated) / 3600
-    return expected_per_hour(stated, history.get(place(offer))) / 3600
+    return expected_per_hour(stated, history.get(place_of_offer(offer))) / 3600
 
 
 def failures_per_hour(offer: Offer, nodes: int) -> float:
@@ -73,7 +73,7 @@ def losses_per_hour(offer: Offer, history: History, nodes: int) -> float:
 
 def certainty(offer: Offer, history: History) -> float:
     """Return α + n of the posterior: the relative standard deviation of the expected rate is 1 over its square root."""
-    spot_hours = history.get(place(offer)) if history and offer.spot else None
+    spot_hours = history.get(place_of_offer(offer)) if history and offer.spot else None
     return STRENGTH + (spot_hours.preemptions if spot_hours else 0)
 
 
@@ -81,7 +81,7 @@ def basis(offer: Offer, history: History) -> str:
     """Return the basis of the rate in words; empty on demand, and if it is the cloud's figure alone."""
     if not offer.spot:
         return ""
-    stated, spot_hours = offer.preemptions_per_hour, history.get(place(offer))
+    stated, spot_hours = offer.preemptions_per_hour, history.get(place_of_offer(offer))
     assumed = f"one in {1 / ASSUMED_PER_HOUR:.1f} h assumed"
     if spot_hours is None:
         return f"preemptions unknown, {assumed}" if stated is None else ""

@@ -20,7 +20,7 @@ MAX_CHANGES: Final = 400
 """Maximum number of changes of a timeline, the latest ones."""
 MAX_MARKETS: Final = 4000
 """Maximum number of timelines, those with the most changes."""
-MOSTLY: Final = 50
+MIN_AVAILABLE_PERCENT: Final = 50
 """Minimum percentage of polls with an offer for sale at which a bucket counts as available."""
 _LISTED, _REFUSED, _PREEMPTED, _RUNNING = range(4)
 """Ranks of observations; a higher one counts where several differ."""
@@ -48,17 +48,17 @@ def timelines(evidence: SpotEvidence, now_min: float) -> Iterator[tuple[Market, 
         ]
         listed = _listed(recorded.runs.get(group, ()), recorded.listed.get(group.provider, ()))
         for nodes, spans in own[group].items():
-            known = [*spans, *refused, *(listed if nodes == 1 else ())]
-            if known:
-                yield (*group[:5], nodes), _timeline(known, now_min)
+            known_spans = [*spans, *refused, *(listed if nodes == 1 else ())]
+            if known_spans:
+                yield (*group[:5], nodes), _timeline(known_spans, now_min)
 
 
 def bounded(lines: Mapping[Market, Timeline]) -> Mapping[Market, Timeline]:
     """Return at most `MAX_MARKETS` timelines."""
     if len(lines) <= MAX_MARKETS:
         return lines
-    kept = sorted(lines, key=lambda market: len(lines[market]), reverse=True)[:MAX_MARKETS]
-    return {market: lines[market] for market in kept}
+    longest = sorted(lines, key=lambda market: len(lines[market]), reverse=True)[:MAX_MARKETS]
+    return {market: lines[market] for market in longest}
 
 
 def _own(run: OwnSpotRun) -> Iterable[_Span]:
@@ -73,18 +73,18 @@ def _listed(runs: Sequence[HistoryRun], listed: Sequence[HistoryRun]) -> list[_S
     if not runs:
         return []
     first, is_known = min(run.start for run in runs), any(run.available is not None for run in runs)
-    sold = sorted((run.start, run.end) for run in runs)
-    gaps = [gap for run in listed for gap in _without(max(first, run.start), run.end, sold)]
+    sold_spans = sorted((run.start, run.end) for run in runs)
+    gaps = [gap for run in listed for gap in _uncovered(max(first, run.start), run.end, sold_spans)]
     if not (is_known or gaps):
         return []
-    up = [(run.start, run.end, run.available is None or run.available >= MOSTLY) for run in runs]
+    up = [(run.start, run.end, run.available is None or run.available >= MIN_AVAILABLE_PERCENT) for run in runs]
     down = [(begin, end, False) for begin, end in gaps]
     return [_Span(begin * BUCKET_MIN, end * BUCKET_MIN, _LISTED, is_up) for begin, end, is_up in (*up, *down)]
 
 
-def _without(begin: int, end: int, sold: Sequence[tuple[int, int]]) -> Iterable[tuple[int, int]]:
-    """Yield the parts of an interval that no interval of `sold` covers."""
-    for start, stop in sold:
+def _uncovered(begin: int, end: int, sold_spans: Sequence[tuple[int, int]]) -> Iterable[tuple[int, int]]:
+    """Yield the parts of an interval that no interval of `sold_spans` covers."""
+    for start, stop in sold_spans:
         if begin < min(start, end):
             yield begin, min(start, end)
         begin = max(begin, stop)

@@ -54,13 +54,13 @@ def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Work
         return Workload(shape=None, method="script", checkpoint_every_s=spec.checkpoint.max_loss_s)
     lora = train.adapters
     blank = "DoRA" if lora and lora.dora else "" if shape else f"task {train.task} of such a model"
-    held = held_out(rows.count, train.data.eval_share) if rows.held_out is None else rows.held_out
-    steps = steps_of(spec, rows.count - held)
+    heldout_rows = held_out(rows.count, train.data.eval_share) if rows.held_out is None else rows.held_out
+    steps = steps_of(spec, rows.count - heldout_rows)
     longest = train.max_length if train.packing else min(rows.tokens_longest, train.max_length)
-    mean = min(rows.tokens_mean, longest)
+    mean_tokens = min(rows.tokens_mean, longest)
     if shape is not None and shape.pixels:  # an image has one token per patch, plus one
         longest = shape.max_positions or 1
-        mean = float(longest)
+        mean_tokens = float(longest)
     between = (steps - 1) // train.eval_every_steps if train.eval_every_steps else 0
     return Workload(
         shape=None if blank else shape,
@@ -70,11 +70,11 @@ def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Work
         reference=REFERENCE_PASSES.get(train.task, 0),
         **_settings(train),
         sequence=longest,
-        tokens_per_row=mean,
+        tokens_per_row=mean_tokens,
         target_tokens=min(rows.written_longest, train.max_length),
         target_tokens_per_row=min(rows.written_mean, train.max_length),
         steps=steps,
-        eval_rows=held * (2 + between),
+        eval_rows=heldout_rows * (2 + between),
         checkpoint_every_s=spec.checkpoint.max_loss_s,
         data_bytes=int(rows.count * (rows.sequences * rows.tokens_mean + rows.written_mean) * BYTES_A_TOKEN),
     )
@@ -110,9 +110,9 @@ def targets_of(lora: LowRank) -> str:
     return lora.targets if isinstance(lora.targets, str) else ",".join(lora.targets)
 
 
-def remaining(work: Workload, done: int) -> Workload:
-    """Return the workload after `done` optimizer steps.
+def remaining(work: Workload, steps_done: int) -> Workload:
+    """Return the workload after `steps_done` optimizer steps.
 
     All evaluations remain, because most of them come at the end.
     """
-    return replace(work, steps=max(0, work.steps - done))
+    return replace(work, steps=max(0, work.steps - steps_done))

@@ -16,10 +16,10 @@ def incompatibility(origin: JobSpec, spec: JobSpec) -> tuple[str, str] | None:
         return "init_from", f"that job is a {kinds[0]} and this one is a {kinds[1]}; leave it out"
     if origin.train is None or spec.train is None:
         return None
-    old, new = (_shaping_settings(spec) for spec in (origin, spec))
-    for field, value in new.items():
-        if field in old and old[field] != value:
-            difference = f"{value}, but the job of init_from was trained with {old[field]}"
+    old_settings, new_settings = (_shaping_settings(spec) for spec in (origin, spec))
+    for field, value in new_settings.items():
+        if field in old_settings and old_settings[field] != value:
+            difference = f"{value}, but the job of init_from was trained with {old_settings[field]}"
             return field, f"{difference}; set it so, or leave init_from out"
     return None
 

@@ -49,9 +49,9 @@ class Idle:
     """One line for users."""
 
 
-def watch(known: IdleWatch | None, beat: Heartbeat, at_s: float, policy: IdlePolicy) -> IdleWatch:
-    """Return `known` updated by a heartbeat; a repeated heartbeat changes nothing."""
-    if known is None or known.beat.boot != beat.boot:
+def next_watch(watched: IdleWatch | None, beat: Heartbeat, at_s: float, policy: IdlePolicy) -> IdleWatch:
+    """Return `watched` updated by a heartbeat; a repeated heartbeat changes nothing."""
+    if watched is None or watched.beat.boot != beat.boot:
         idle = _is_unused(beat, policy)
         return IdleWatch(
             beat=beat,
@@ -62,17 +62,17 @@ def watch(known: IdleWatch | None, beat: Heartbeat, at_s: float, policy: IdlePol
             active_s=at_s,
             active_bytes=beat.network_bytes or 0,
         )
-    if known.beat.seq == beat.seq:
-        return known
-    idle, active = _is_unused(beat, policy), _is_active(known, beat)
+    if watched.beat.seq == beat.seq:
+        return watched
+    idle, active = _is_unused(beat, policy), _is_active(watched, beat)
     return IdleWatch(
         beat=beat,
         at_s=at_s,
-        step_s=known.step_s if _progress(known.beat) == _progress(beat) else at_s,
-        idle_since_s=(at_s if known.idle_since_s is None else known.idle_since_s) if idle else None,
-        idle_samples=known.idle_samples + 1 if idle else 0,
-        active_s=at_s if active else known.active_s,
-        active_bytes=(beat.network_bytes or 0) if active else known.active_bytes,
+        step_s=watched.step_s if _progress(watched.beat) == _progress(beat) else at_s,
+        idle_since_s=(at_s if watched.idle_since_s is None else watched.idle_since_s) if idle else None,
+        idle_samples=watched.idle_samples + 1 if idle else 0,
+        active_s=at_s if active else watched.active_s,
+        active_bytes=(beat.network_bytes or 0) if active else watched.active_bytes,
     )
 
 
@@ -85,13 +85,13 @@ def _progress(beat: Heartbeat) -> tuple[int, int]:
     return beat.step, beat.checkpoint.step if beat.checkpoint else 0
 
 
-def _is_active(known: IdleWatch, beat: Heartbeat) -> bool:
+def _is_active(watched: IdleWatch, beat: Heartbeat) -> bool:
     """Return True if set-up reported progress or received data.
 
     If the machine reports no received bytes, only the reported progress counts.
     """
-    has_changed = (known.beat.phase, known.beat.message, known.beat.step) != (beat.phase, beat.message, beat.step)
-    return has_changed or (beat.network_bytes or 0) - known.active_bytes >= MIN_BYTES
+    has_changed = (watched.beat.phase, watched.beat.message, watched.beat.step) != (beat.phase, beat.message, beat.step)
+    return has_changed or (beat.network_bytes or 0) - watched.active_bytes >= MIN_BYTES
 
 
 def judge_idle(watched: IdleWatch, policy: IdlePolicy) -> Idle | None:

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 from broker.domain.instance import Caps, InstanceState, Observed
 from broker.domain.job import Attempt
-from broker.domain.money import show
+from broker.domain.money import format_usd
 from broker.domain.offer import Offer
 from broker.lifecycle.liveness import TAKEN_AWAY, fault_message, mismatch_message
 from broker.lifecycle.state_machine import AttemptEvent
@@ -61,11 +61,11 @@ def judge_launching(attempt: Attempt, observation: LaunchObservation, caps: Caps
         return AttemptEvent.CREATED
     if fault_message(observation.listed):
         return AttemptEvent.SETUP_FAILED
-    late = (now - (attempt.create_sent_at or now)).total_seconds() > caps.boot_deadline_s
+    is_late = (now - (attempt.create_sent_at or now)).total_seconds() > caps.boot_deadline_s
     if observation.absent and observation.dead_s is not None:
-        return _judge_absent(attempt, observation, late=late)
+        return _judge_absent(attempt, observation, is_late=is_late)
     # A machine that exists may train without a readable heartbeat, and a first listing may omit an existing machine.
-    if late and (observation.store_ok or not complete) and not _may_be_left_out(observation, caps):
+    if is_late and (observation.store_ok or not complete) and not _may_be_left_out(observation, caps):
         return AttemptEvent.DEADLINE
     waited = (
         observation.store_ok and observation.dead_s is not None and observation.dead_s > (caps.agent_start_s or 0.0)
@@ -73,12 +73,12 @@ def judge_launching(attempt: Attempt, observation: LaunchObservation, caps: Caps
     return AttemptEvent.SETUP_FAILED if observation.listed and waited else None
 
 
-def _judge_absent(attempt: Attempt, observation: LaunchObservation, *, late: bool) -> AttemptEvent | None:
+def _judge_absent(attempt: Attempt, observation: LaunchObservation, *, is_late: bool) -> AttemptEvent | None:
     if observation.final is not None:  # every machine ended while no broker ran, or after the backup
         return AttemptEvent.FINAL
     if attempt.handles or observation.is_superseded:
         return AttemptEvent.GONE  # a machine that existed and is absent was taken away
-    if late:
+    if is_late:
         return AttemptEvent.DEADLINE
     return None if observation.is_report_unreadable else AttemptEvent.ABSENT
 
@@ -107,6 +107,6 @@ def outdated(bought: Offer, latest: Offer | None, seen_at: datetime | None, pric
     if latest.available is False:
         return f"{bought.id} has been sold out since it was quoted"
     if latest.usd_per_hour > bought.usd_per_hour * (1 + price_rise):
-        old, new = show(bought.usd_per_hour), show(latest.usd_per_hour)
-        return f"the price of {bought.id} went from {old}/h to {new}/h since it was quoted, more than {price_rise:.1%}"
+        change = f"from {format_usd(bought.usd_per_hour)}/h to {format_usd(latest.usd_per_hour)}/h"
+        return f"the price of {bought.id} went {change} since it was quoted, more than {price_rise:.1%}"
     return None

@@ -7,7 +7,7 @@ from datetime import datetime
 from broker.billing.prices import exceeds_offer_price
 from broker.domain.instance import InstanceState, Liveness, Observed
 from broker.domain.job import Attempt, AttemptState
-from broker.domain.money import show
+from broker.domain.money import format_usd
 from broker.domain.offer import GIB, Offer
 from broker.lifecycle.idle import LIMITED, SETUP
 from broker.lifecycle.state_machine import AttemptEvent
@@ -177,7 +177,7 @@ def mismatch_message(offer: Offer, machines: tuple[Observed, ...]) -> str | None
             return f"asked for {'spot' if offer.spot else 'on-demand'}, got the other kind"
         price = machine.usd_per_hour
         if price is not None and not machine.price_moves and exceeds_offer_price(price, offer):
-            return f"asked for {show(offer.usd_per_hour)}/h, billed {show(price)}/h"
+            return f"asked for {format_usd(offer.usd_per_hour)}/h, billed {format_usd(price)}/h"
     return None
 
 
@@ -214,10 +214,10 @@ def _judge_booting(
         return AttemptEvent.SETUP_FAILED
     if any(machine.notice_s is not None for machine in observation.listed):
         return AttemptEvent.NOTICE
-    late = (now - (attempt.create_sent_at or now)).total_seconds() > boot_deadline_s
+    is_late = (now - (attempt.create_sent_at or now)).total_seconds() > boot_deadline_s
     # While the blob store was unreachable, agents could not write heartbeats, so the deadline waits for `lost_s`.
     readable = observation.store_ok_s is not None and observation.store_ok_s >= timeouts.lost_s
-    return AttemptEvent.DEADLINE if late and readable else None
+    return AttemptEvent.DEADLINE if is_late and readable else None
 
 
 def _notice_is_near(observation: AttemptObservation, timeouts: LivenessTimeouts) -> bool:

@@ -35,8 +35,8 @@ def orphans(
         attempt = attempts.get(attempt_id)
         why = _orphan_message(attempt, machine)
         if why is not None:
-            born = _first_created_at(listed, machine)
-            orphaned.append(Orphan(observed=machine, id=attempt_id, attempt=attempt, why=why, born=born))
+            born_at = _first_created_at(listed, machine)
+            orphaned.append(Orphan(observed=machine, id=attempt_id, attempt=attempt, why=why, born=born_at))
     return tuple(orphaned)
 
 
@@ -59,23 +59,23 @@ def _first_created_at(listed: Sequence[Observed], machine: Observed) -> datetime
         for other in listed
         if other.handle.name == machine.handle.name and other.state is not InstanceState.GONE
     ]
-    known = [at for at in times if at is not None]
-    return min(known) if len(known) == len(times) else None
+    known_times = [at for at in times if at is not None]
+    return min(known_times) if len(known_times) == len(times) else None
 
 
-def spared_message(orphan: Orphan, *, report_only: bool, bought: bool | None) -> str | None:
+def spared_message(orphan: Orphan, *, report_only: bool, was_bought: bool | None) -> str | None:
     """Return why the sweep only reports the orphan; None: it is destroyed.
 
     A row is committed before its machine is created. A bought machine without a row therefore proves that the database
-    was restored from an older backup. `bought`: its spec exists in the blob store; None: the blob store cannot be read.
+    was restored from an older backup. `was_bought`: its spec exists in the blob store; None: the store cannot be read.
     """
     if report_only:
         return "only reported: the database is new to this home"
     if orphan.attempt is not None:
         return None
-    if bought is None:
+    if was_bought is None:
         return "only reported: the blob store, which records its buyer, cannot be read"
-    if bought:
+    if was_bought:
         return "only reported: this installation bought it, so the database is older than the machine (a backup?)"
     return None
 

@@ -28,7 +28,7 @@ CHECK_ENDED_S = 6 * 3600.0
 """Seconds between two checks of the objects of a job that has ended."""
 QUEUED_CHECK_S = 900.0
 """Maximum seconds between two checks of a job without an attempt."""
-LEAST_CHECK_S = 60.0
+MIN_CHECK_S = 60.0
 """Shortest interval in seconds between two checks of a job that has not ended."""
 
 
@@ -150,17 +150,17 @@ def _superfluous(job: Job, attempts: Sequence[Attempt], checkpoints: Iterable[st
 # --- charges
 
 
-def accrue(known: StoredData | None, kept_bytes: int, usd_per_gib_month: Decimal, now: datetime) -> StoredData:
-    """Return `known` with the storage accrued since then, at the larger of the former and the present size.
+def accrue(stored: StoredData | None, kept_bytes: int, usd_per_gib_month: Decimal, now: datetime) -> StoredData:
+    """Return `stored` with the storage accrued since then, at the larger of the former and the present size.
 
     The sum is exact and never falls. It is rounded when it is charged, so that each amount is rounded once.
     """
-    if known is None:
+    if stored is None:
         return StoredData(bytes=kept_bytes, accrued_usd=ZERO, charged_usd=ZERO, to=now)
-    lasted = max(ZERO, Decimal(repr((now - known.to).total_seconds())))
-    more = usd_per_gib_month * max(known.bytes, kept_bytes) / GIB * lasted / MONTH_S
-    total = known.accrued_usd + more
-    return StoredData(bytes=kept_bytes, accrued_usd=total, charged_usd=usd(total), to=max(now, known.to))
+    lasted = max(ZERO, Decimal(repr((now - stored.to).total_seconds())))
+    more = usd_per_gib_month * max(stored.bytes, kept_bytes) / GIB * lasted / MONTH_S
+    total = stored.accrued_usd + more
+    return StoredData(bytes=kept_bytes, accrued_usd=total, charged_usd=usd(total), to=max(now, stored.to))
 
 
 def due_now(before: StoredData | None, after: StoredData) -> Decimal:
@@ -181,7 +181,7 @@ def live_check_s(attempts: Sequence[Attempt], now: datetime, *, max_s: float) ->
     if not attempts:
         return min(max_s, QUEUED_CHECK_S)
     age_s = (now - attempts[-1].created_at).total_seconds()
-    return min(max_s, max(LEAST_CHECK_S, age_s / 4))
+    return min(max_s, max(MIN_CHECK_S, age_s / 4))
 
 
 def next_check_s(job: Job, left_bytes: int, defaults: Retention, now: datetime, *, live_s: float) -> float | None:

@@ -80,13 +80,13 @@ class ImpossibleEvent(ValueError):
 E = AttemptEvent
 
 
-def _end(reason: Reason | None = None, *effects: Effect) -> Rule:
+def _terminate(reason: Reason | None = None, *effects: Effect) -> Rule:
     return Rule(next=A.TERMINATING, effects=(Effect.DESTROY, *effects), reason=reason)
 
 
 def _abandon(reason: Reason) -> Rule:
     """Return the rule for an abandoned launch: `cancel` stops its launcher."""
-    return _end(reason, Effect.CANCEL)
+    return _terminate(reason, Effect.CANCEL)
 
 
 _DRAIN = (Effect.DRAIN, Effect.NOTIFY)
@@ -101,8 +101,8 @@ ATTEMPT_RULES: Mapping[tuple[A, E], Rule] = {
     (A.LAUNCHING, E.CREATED): Rule(next=A.BOOTING, effects=(Effect.RECORD_HANDLES,)),
     (A.LAUNCHING, E.UNSENT): Rule(next=A.PLANNED),
     (A.LAUNCHING, E.OUTCOME_UNKNOWN): Rule(next=A.LAUNCHING),
-    (A.LAUNCHING, E.NO_CAPACITY): _end(Reason.NO_CAPACITY),
-    (A.LAUNCHING, E.REJECTED): _end(Reason.REJECTED),
+    (A.LAUNCHING, E.NO_CAPACITY): _terminate(Reason.NO_CAPACITY),
+    (A.LAUNCHING, E.REJECTED): _terminate(Reason.REJECTED),
     (A.LAUNCHING, E.ABSENT): Rule(next=A.LAUNCHING, effects=(Effect.CREATE,)),
     (A.LAUNCHING, E.STOP): _abandon(Reason.STOPPED),
     (A.LAUNCHING, E.CAP): _abandon(Reason.CAPPED),
@@ -112,32 +112,32 @@ ATTEMPT_RULES: Mapping[tuple[A, E], Rule] = {
     (A.LAUNCHING, E.DEADLINE): _abandon(Reason.INFRASTRUCTURE),
     (A.LAUNCHING, E.SETUP_FAILED): _abandon(Reason.INFRASTRUCTURE),
     (A.LAUNCHING, E.GONE): _abandon(Reason.PREEMPTED),
-    (A.LAUNCHING, E.FINAL): _end(),
-    (A.BOOTING, E.STOP): _end(Reason.STOPPED),
-    (A.BOOTING, E.CAP): _end(Reason.CAPPED),
-    (A.BOOTING, E.OUT_OF_TIME): _end(Reason.OUT_OF_TIME),
-    (A.BOOTING, E.BUDGET): _end(Reason.BUDGET),
-    (A.BOOTING, E.MISMATCH): _end(Reason.MISMATCH),
-    (A.BOOTING, E.DEADLINE): _end(Reason.INFRASTRUCTURE),
-    (A.BOOTING, E.SETUP_FAILED): _end(Reason.INFRASTRUCTURE),
-    (A.BOOTING, E.GONE): _end(Reason.PREEMPTED),
-    (A.BOOTING, E.NOTICE): _end(Reason.PREEMPTED),
+    (A.LAUNCHING, E.FINAL): _terminate(),
+    (A.BOOTING, E.STOP): _terminate(Reason.STOPPED),
+    (A.BOOTING, E.CAP): _terminate(Reason.CAPPED),
+    (A.BOOTING, E.OUT_OF_TIME): _terminate(Reason.OUT_OF_TIME),
+    (A.BOOTING, E.BUDGET): _terminate(Reason.BUDGET),
+    (A.BOOTING, E.MISMATCH): _terminate(Reason.MISMATCH),
+    (A.BOOTING, E.DEADLINE): _terminate(Reason.INFRASTRUCTURE),
+    (A.BOOTING, E.SETUP_FAILED): _terminate(Reason.INFRASTRUCTURE),
+    (A.BOOTING, E.GONE): _terminate(Reason.PREEMPTED),
+    (A.BOOTING, E.NOTICE): _terminate(Reason.PREEMPTED),
     (A.BOOTING, E.FIRST_BEAT): Rule(next=A.TRAINING, effects=(Effect.NOTIFY,)),
-    (A.BOOTING, E.FINAL): _end(),
+    (A.BOOTING, E.FINAL): _terminate(),
     (A.TRAINING, E.STOP): Rule(next=A.DRAINING, effects=_DRAIN, reason=Reason.STOPPED),
     (A.TRAINING, E.CAP): Rule(next=A.DRAINING, effects=_DRAIN, reason=Reason.CAPPED),
     (A.TRAINING, E.OUT_OF_TIME): Rule(next=A.DRAINING, effects=_DRAIN, reason=Reason.OUT_OF_TIME),
     (A.TRAINING, E.BUDGET): Rule(next=A.DRAINING, effects=_DRAIN, reason=Reason.BUDGET),
     (A.TRAINING, E.MOVE): Rule(next=A.DRAINING, effects=_DRAIN, reason=Reason.MOVED),
     (A.TRAINING, E.IDLE): Rule(next=A.DRAINING, effects=_DRAIN, reason=Reason.IDLE),
-    (A.TRAINING, E.IDLE_NOW): _end(Reason.IDLE),
+    (A.TRAINING, E.IDLE_NOW): _terminate(Reason.IDLE),
     (A.TRAINING, E.NOTICE): Rule(next=A.DRAINING, effects=_DRAIN, reason=Reason.PREEMPTED),
-    (A.TRAINING, E.FINAL): _end(),
-    (A.TRAINING, E.GONE): _end(Reason.PREEMPTED),
-    (A.TRAINING, E.HUNG): _end(Reason.HUNG),
-    (A.DRAINING, E.FINAL): _end(),
-    (A.DRAINING, E.GONE): _end(),
-    (A.DRAINING, E.GRACE_OVER): _end(),
+    (A.TRAINING, E.FINAL): _terminate(),
+    (A.TRAINING, E.GONE): _terminate(Reason.PREEMPTED),
+    (A.TRAINING, E.HUNG): _terminate(Reason.HUNG),
+    (A.DRAINING, E.FINAL): _terminate(),
+    (A.DRAINING, E.GONE): _terminate(),
+    (A.DRAINING, E.GRACE_OVER): _terminate(),
     (A.TERMINATING, E.DESTROY_ERROR): Rule(next=A.TERMINATING, effects=(Effect.BACK_OFF, Effect.NOTIFY)),
     (A.TERMINATING, E.ABSENT): Rule(next=A.ENDED, effects=(Effect.SETTLE,)),
 }

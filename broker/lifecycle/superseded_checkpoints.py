@@ -58,10 +58,10 @@ def _checkpoints(
     over = {attempt.id for attempt in attempts if not attempt.live}
 
     def is_doomed(manifest: str) -> bool:
-        owners = over if manifest in known else long_over
+        owners = over if manifest in committed_steps else long_over
         return _attempt(manifest) in owners and step_of(manifest) <= floor
 
-    known = set(committed)
+    committed_steps = set(committed)
     doomed = set(filter(is_doomed, furthest_first([*{manifest for _, manifest in pairs}])))
     guard = job.spec.train.guard if job.spec.train else None
     doomed -= milestones(committed, job.spec.checkpoint.keep_every) | rollback_manifests(committed, floor, guard)

@@ -62,11 +62,11 @@ def names() -> tuple[str, ...]:
     return tuple(_entries())
 
 
-def resembling(name: str, most: int = 3) -> tuple[str, ...]:
+def resembling(name: str, limit: int = 3) -> tuple[str, ...]:
     """Return models of the catalogue with this name and any owner, otherwise those with similar names."""
     word = name.rsplit("/", 1)[-1].lower()
     ends = {hub_id: hub_id.rsplit("/", 1)[-1].lower() for hub_id in names()}
     same = [hub_id for hub_id, end in ends.items() if end == word]
     holding = [hub_id for hub_id, end in ends.items() if len(word) > 3 and word in end]
-    near = close_matches(word, ends.values(), n=most, cutoff=0.7)
-    return tuple(same or holding or [hub_id for hub_id, end in ends.items() if end in near])[:most]
+    nearest = close_matches(word, ends.values(), n=limit, cutoff=0.7)
+    return tuple(same or holding or [hub_id for hub_id, end in ends.items() if end in nearest])[:limit]

@@ -97,14 +97,14 @@ def filled(config: Fields) -> tuple[Fields, tuple[str, ...]]:
 
     The model type is replaced by the type with the same code.
     """
-    known = DEFAULTS.get(str(config.get("model_type", "")), {})
+    defaults = DEFAULTS.get(str(config.get("model_type", "")), {})
     lacking = []
-    for field in known:
+    for field in defaults:
         names = next((names for names in SAME if field in names), (field,))
         if not any(config.get(name) is not None for name in names):
             lacking.append(field)
-    heads = config.get("num_attention_heads", known.get("num_attention_heads"))
-    if "num_key_value_heads" in lacking and isinstance(heads, int) and heads % known["num_key_value_heads"]:
+    heads = config.get("num_attention_heads", defaults.get("num_attention_heads"))
+    if "num_key_value_heads" in lacking and isinstance(heads, int) and heads % defaults["num_key_value_heads"]:
         lacking.remove("num_key_value_heads")  # the default does not divide the heads; use one for each query head
     same = {"model_type": kind_of(config)} if str(config.get("model_type")) in SAME_CODE else {}
-    return {**config, **{field: known[field] for field in lacking}, **same}, tuple(lacking)
+    return {**config, **{field: defaults[field] for field in lacking}, **same}, tuple(lacking)

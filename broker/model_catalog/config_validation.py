@@ -13,7 +13,7 @@ ACTIVATIONS = frozenset({
 })  # fmt: skip
 """Activations of transformers 5.24 (`ACT2FN`)."""
 ACTIVATION_KEYS = "hidden_act", "activation_function", "hidden_activation", "activation"
-MOST = {
+MAX_VALUES = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers"), 10_000),
     **dict.fromkeys(("encoder_layers", "decoder_layers"), 10_000),
     **dict.fromkeys(("hidden_size", "n_embd", "dim", "head_dim", "moe_intermediate_size", "d_model", "d_kv"), 10**6),
@@ -50,10 +50,10 @@ def check_kind(config: Mapping[str, Any]) -> None:
 
 def check(config: Mapping[str, Any]) -> None:
     """Raise ValueError for an invalid field. The message names the field, and continues `config.json has`."""
-    for key, most in MOST.items():
+    for key, maximum in MAX_VALUES.items():
         value = config.get(key)
-        if isinstance(value, int) and value > most:
-            raise ValueError(f"{key} {repr(value)}, and no model has more than {most}")
+        if isinstance(value, int) and value > maximum:
+            raise ValueError(f"{key} {repr(value)}, and no model has more than {maximum}")
     for key in RATES:
         rate = config.get(key)
         if rate is not None and not (_is_number(rate) and 0 <= rate < 1):
@@ -76,8 +76,8 @@ def check(config: Mapping[str, Any]) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return whole or (isinstance(value, float) and math.isfinite(value))
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    return is_integer or (isinstance(value, float) and math.isfinite(value))
 
 
 def _is_positive(value: Any) -> bool:
@@ -99,9 +99,9 @@ def _check_window(config: Mapping[str, Any]) -> None:
 
 def _check_experts(config: Mapping[str, Any]) -> None:
     present = [(key, config[key]) for key in EXPERTS if config.get(key) is not None]
-    for key, many in present:
-        if not _is_positive(many):
-            raise ValueError(f"{key} {repr(many)}, which is not a positive integer")
+    for key, count in present:
+        if not _is_positive(count):
+            raise ValueError(f"{key} {repr(count)}, which is not a positive integer")
     active = config.get("num_experts_per_tok")
     if present and active is not None and not (_is_positive(active) and active <= present[0][1]):
         raise ValueError(

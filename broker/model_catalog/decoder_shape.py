@@ -69,8 +69,8 @@ def _plain(name: str, family: str, config: Mapping[str, Any], *, mixtures: bool)
     if family in ENCODERS:
         raise _invalid(f"{name!r} is an encoder ({family}); causal_lm takes a decoder")
     if family in BIDIRECTIONAL and model_misuse_message("causal_lm", config):
-        known = ", ".join(sorted(ENCODERS | SAME_CODE.keys()))
-        raise _invalid(f"{name!r} is an encoder ({family}) that is not supported; supported are {known}")
+        supported = ", ".join(sorted(ENCODERS | SAME_CODE.keys()))
+        raise _invalid(f"{name!r} is an encoder ({family}) that is not supported; supported are {supported}")
 
 
 def _counted(name: str, config: Mapping[str, Any]) -> None:
@@ -130,8 +130,8 @@ def _known_names(family: str, config: Mapping[str, Any]) -> None:
     if lacking and not family:
         raise ValueError(f"no model_type and no positive {lacking[0]}, so it is not a model's")
     if lacking:
-        known = ", ".join(sorted(FAMILIES))
-        raise ValueError(f"no positive {lacking[0]}, and {family!r} is not an architecture that is known: {known}")
+        supported = ", ".join(sorted(FAMILIES))
+        raise ValueError(f"no positive {lacking[0]}, and {family!r} is not an architecture that is known: {supported}")
 
 
 def _divisible(config: Mapping[str, Any]) -> None:
@@ -174,16 +174,16 @@ def _traits(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
     rates = "resid_pdrop", "residual_dropout", "hidden_dropout"
     default = 0.1 if family in ("gpt2", "gpt_bigcode") else 0.0
     rate = next((config[k] for k in rates if config.get(k) is not None), default)
-    new = bool(config.get("new_decoder_architecture"))
+    is_new_decoder = bool(config.get("new_decoder_architecture"))
     parallel = {
-        "falcon": new or bool(config.get("parallel_attn", True)),
+        "falcon": is_new_decoder or bool(config.get("parallel_attn", True)),
         "gpt_neox": bool(config.get("use_parallel_residual", True)),
         "phi": True,
     }.get(family, False)
     window = config.get("sliding_window", 4096 if family in WINDOWED else None)
     if "use_sliding_window" in config or family in ("qwen2", "qwen3", "qwen3_moe", "smollm3"):
         window = window if config.get("use_sliding_window") else None
-    norms = 2 if family == "gpt_neox" or (new and config.get("num_ln_in_parallel_attn") != 1) else 1
+    norms = 2 if family == "gpt_neox" or (is_new_decoder and config.get("num_ln_in_parallel_attn") != 1) else 1
     return {
         "tied_embeddings": parameter_count.is_tied(config),
         "gated_mlp": family not in PLAIN_MLP,

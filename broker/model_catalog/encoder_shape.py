@@ -26,7 +26,7 @@ def encoder_shape(name: str, config: Mapping[str, Any], task: str = "text_classi
         raise ValueError(f"a hidden_size of {h}, which {heads} heads do not divide")
     labels = labels_of(c)
     dense = h * h + h if head == "text" else 0
-    whole = h * labels + labels + (dense if family != "bert" else 0)
+    head_weights = h * labels + labels + (dense if family != "bert" else 0)
     rate = c.get("hidden_dropout_prob", 0.0 if family == "vit" else 0.1)
     return ModelShape(
         name=name,
@@ -45,7 +45,7 @@ def encoder_shape(name: str, config: Mapping[str, Any], task: str = "text_classi
         dropout=isinstance(rate, int | float) and rate > 0,
         head=head,
         labels=labels,
-        head_parameters=whole,
+        head_parameters=head_weights,
         pooled_adapter=family == "bert" and head == "text",
         **_inputs(family, c),
     )
@@ -64,8 +64,8 @@ def _body(family: str, c: Mapping[str, Any]) -> int:
         return (
             parameter_count.parameters({**c, "architectures": ["ViTForImageClassification"], "num_labels": 1}) - h - 1
         )
-    whole = parameter_count.parameters({**c, "architectures": []})
-    return whole if family == "distilbert" else whole - h * h - h
+    total = parameter_count.parameters({**c, "architectures": []})
+    return total if family == "distilbert" else total - h * h - h
 
 
 def _inputs(family: str, c: Mapping[str, Any]) -> dict[str, Any]:

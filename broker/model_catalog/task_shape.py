@@ -65,8 +65,8 @@ def task_shape(name: str, config: Mapping[str, Any], task: str) -> ModelShape | 
     if head is None:
         return None
     if (head == "image") != (family == "vit") and family in {*ENCODERS, *FAMILIES}:
-        wanted = "a model of images, such as vit" if head == "image" else "a model of texts"
-        raise _invalid(f"{name!r} is of the kind {family}; task {task} takes {wanted}")
+        expected = "a model of images, such as vit" if head == "image" else "a model of texts"
+        raise _invalid(f"{name!r} is of the kind {family}; task {task} takes {expected}")
     if family in ENCODERS and head != "tokens":
         labels = {"num_labels": 1} if task in NUMBERS else {}
         return headed_shape(name, {**config, **labels}, "token_classification" if head == "words" else None)

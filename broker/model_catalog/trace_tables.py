@@ -53,8 +53,8 @@ def find(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Segments]] | None
     except ValueError:
         return None
     for name, tables in document()["models"].items():
-        known = catalog.find(name)
-        if known and _sizes(known.config) == sizes:
+        entry = catalog.find(name)
+        if entry and _sizes(entry.config) == sizes:
             return name, tables
     return None
 
@@ -74,7 +74,7 @@ def key_of(method: str, precision: str, checkpointing: bool) -> str:
 def names(kind: str) -> tuple[str, ...]:
     """Return the names of the models of `kind` that have tables."""
     every = {name: catalog.find(name) for name in document()["models"]}
-    return tuple(name for name, known in every.items() if known and kind_of(known.config) == kind)
+    return tuple(name for name, entry in every.items() if entry and kind_of(entry.config) == kind)
 
 
 def trained_parameters(config: Mapping[str, Any]) -> int:
@@ -100,9 +100,9 @@ def _ends_of_unet(config: Mapping[str, Any]) -> int:
     depths = depth if isinstance(depth, list) else [depth] * len(widths)
     levels = list(zip(widths, depths, strict=True))
     blocks = [levels[-1]]
-    for kinds, at, many in (("down_block_types", levels, layers), ("up_block_types", levels[::-1], layers + 1)):
+    for kinds, at, count in (("down_block_types", levels, layers), ("up_block_types", levels[::-1], layers + 1)):
         for kind, level in zip(config[kinds], at, strict=True):
-            blocks += [level] * (many if "CrossAttn" in kind else 0)
+            blocks += [level] * (count if "CrossAttn" in kind else 0)
     return sum(depth * (14 * width + 2 * cross) for width, depth in blocks)
 
 

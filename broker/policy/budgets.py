@@ -10,7 +10,7 @@ from decimal import Decimal
 from enum import StrEnum
 
 from broker.domain.job import Attempt, AttemptState, Job
-from broker.domain.money import ZERO, show
+from broker.domain.money import ZERO, format_usd
 from broker.domain.offer import QuoteLine
 from broker.domain.policy import Action, Budget, Policy, Threshold
 from broker.policy.windows import window_end
@@ -153,8 +153,8 @@ def free_gpus(applied: Sequence[Applied]) -> tuple[int, str] | None:
         return None
     free, policy = min(left, key=lambda limit: limit[0])
     free = max(0, free)  # a lowered limit may be exceeded already; attempts without a GPU may still start
-    held = _team_only(policy, f", of which {free} are free")
-    return free, f"max_gpus of policy {policy.name} is {policy.max_gpus}{held}"
+    held_note = _team_only(policy, f", of which {free} are free")
+    return free, f"max_gpus of policy {policy.name} is {policy.max_gpus}{held_note}"
 
 
 def reached(policy: Policy, usage: PolicyUsage) -> Iterator[Reached]:
@@ -184,7 +184,7 @@ def reached_message(policy: Policy, crossed: Reached, now: datetime) -> str:
     end = window_end(budget, policy.zone, now) if follows else None
     until = f" until {end.astimezone(policy.zone):%Y-%m-%d %H:%M} {policy.timezone}" if end else ""
     return (
-        f"policy {policy.name} ({policy.scope}): {show(crossed.charged_usd)} of {show(budget.limit_usd)} "
+        f"policy {policy.name} ({policy.scope}): {format_usd(crossed.charged_usd)} of {format_usd(budget.limit_usd)} "
         f"{_per(budget)} is spent, {crossed.threshold.at:.0%} is reached{follows}{until}"
     )
 
@@ -192,7 +192,7 @@ def reached_message(policy: Policy, crossed: Reached, now: datetime) -> str:
 def _approval_message(ask: BudgetRequest, applied_policy: Applied) -> str | None:
     above = applied_policy.policy.approval_above_usd
     if above is not None and ask.cap_usd > above:
-        return f"policy {applied_policy.policy.name} requires it above a cap of {show(above)}"
+        return f"policy {applied_policy.policy.name} requires it above a cap of {format_usd(above)}"
     for crossed in reached(applied_policy.policy, applied_policy.usage):
         if crossed.threshold.action is Action.REQUIRE_APPROVAL:
             return f"policy {applied_policy.policy.name} requires it once {_share(applied_policy.policy, crossed)}"
@@ -205,12 +205,14 @@ def _limit_message(ask: BudgetRequest, applied_policy: Applied, now: datetime) -
     for crossed in reached(policy, usage):
         stops = crossed.threshold.action is Action.STOP_LAUNCHES and ask.jobs
         if stops or crossed.threshold.action is Action.DRAIN:
-            return f"{lead}: nothing is launched once {_share(policy, crossed)}{_until(policy, crossed.budget, now)}"
+            return (
+                f"{lead}: nothing is launched once {_share(policy, crossed)}{_resets_text(policy, crossed.budget, now)}"
+            )
     if ask.jobs and policy.max_jobs is not None and usage.jobs + ask.jobs > policy.max_jobs:
         return f"{lead}: max_jobs is {policy.max_jobs}{_team_only(policy, f', {usage.jobs} hold machines')}"
     if ask.gpus and policy.max_gpus is not None and usage.gpus + ask.gpus > policy.max_gpus:
-        held = _team_only(policy, f", {usage.gpus} are held")
-        return f"{lead}: max_gpus is {policy.max_gpus}{held}, and it needs {ask.gpus}"
+        held_note = _team_only(policy, f", {usage.gpus} are held")
+        return f"{lead}: max_gpus is {policy.max_gpus}{held_note}, and it needs {ask.gpus}"
     for budget, charged in zip(policy.budgets, usage.charged, strict=True):
         if charged + usage.outstanding_usd + ask.reserve_usd > budget.limit_usd:
             return f"{lead}: {_over_budget_message(ask, policy, budget, charged, usage.outstanding_usd, now)}"
@@ -220,23 +222,25 @@ def _limit_message(ask: BudgetRequest, applied_policy: Applied, now: datetime) -
 def _over_budget_message(
     ask: BudgetRequest, policy: Policy, budget: Budget, charged: Decimal, outstanding: Decimal, now: datetime
 ) -> str:
-    limit = f"{show(budget.limit_usd)} {_per(budget)}"
+    limit = f"{format_usd(budget.limit_usd)} {_per(budget)}"
     if ask.reserve_usd > budget.limit_usd:
-        return f"it reserves {show(ask.reserve_usd)}, more than the budget of {limit}; lower its cap or raise the limit"
+        reserve = format_usd(ask.reserve_usd)
+        return f"it reserves {reserve}, more than the budget of {limit}; lower its cap or raise the limit"
     if not ask.reserve_usd:
-        return f"the budget of {limit} is used up" + _until(policy, budget, now)
-    taken = _team_only(policy, f" has {show(charged)} spent and {show(outstanding)} reserved, and")
-    return f"the budget of {limit}{taken} leaves less than the {show(ask.reserve_usd)} it reserves" + _until(
-        policy, budget, now
+        return f"the budget of {limit} is used up" + _resets_text(policy, budget, now)
+    spent_note = _team_only(policy, f" has {format_usd(charged)} spent and {format_usd(outstanding)} reserved, and")
+    return (
+        f"the budget of {limit}{spent_note} leaves less than the {format_usd(ask.reserve_usd)} it reserves"
+        + _resets_text(policy, budget, now)
     )
 
 
 def _share(policy: Policy, crossed: Reached) -> str:
-    share = f"{crossed.threshold.at:.0%} of {show(crossed.budget.limit_usd)} {_per(crossed.budget)} is spent"
-    return share + _team_only(policy, f" ({show(crossed.charged_usd)} is)")
+    share = f"{crossed.threshold.at:.0%} of {format_usd(crossed.budget.limit_usd)} {_per(crossed.budget)} is spent"
+    return share + _team_only(policy, f" ({format_usd(crossed.charged_usd)} is)")
 
 
-def _until(policy: Policy, budget: Budget, now: datetime) -> str:
+def _resets_text(policy: Policy, budget: Budget, now: datetime) -> str:
     end = window_end(budget, policy.zone, now)
     if end is None:
         return ""

@@ -188,7 +188,7 @@ class _Replay:
         )
 
     def _enter(self, attempts: Sequence[LedgerAttempt]) -> None:
-        """Schedule the launch of every job's first attempt. `_end` schedules the job's next attempt."""
+        """Schedule the launch of every job's first attempt. `_end_run` schedules the job's next attempt."""
         for past in sorted(attempts, key=lambda attempt: (attempt.job_id, attempt.number)):
             before = self.later.setdefault(past.job_id, [])
             ended = before[-1].past.ended_at if before else None
@@ -217,7 +217,7 @@ class _Replay:
                 live.shift(when - live.past.at)
                 self._launch(live, when)
             elif live in self.running and live.ends_at == when:  # a drained attempt ends later
-                self._end(live, when)
+                self._end_run(live, when)
         self._charge(until)
 
     def _charge(self, until: datetime) -> None:
@@ -232,7 +232,7 @@ class _Replay:
         for live in waiting:
             self._launch(live, at)
 
-    def _end(self, live: _Live, ended: datetime) -> None:
+    def _end_run(self, live: _Live, ended: datetime) -> None:
         self.running.remove(live)
         self.total += sum((usd for _, usd in live.left), ZERO)
         following = self.later[live.past.job_id]

@@ -67,11 +67,11 @@ def is_shared(rules: HostRules, users: HostUsers, user: HostUser | None = None) 
 
     `user` counts in addition to `users`, so a job of a user that `users` lacks is never the only user's job.
     """
-    teams, known = {*users.teams}, {*users.users}
+    teams, known_users = {*users.teams}, {*users.users}
     if user is not None:
         teams.add(user.team)
-        known.add(user)
-    return rules.network or len(teams) > 1 or len(known) > 1
+        known_users.add(user)
+    return rules.network or len(teams) > 1 or len(known_users) > 1
 
 
 def admit(rules: HostRules, users: HostUsers, user: HostUser) -> HostAdmission:

@@ -26,7 +26,7 @@ def window_start(budget: Budget, zone: tzinfo, now: datetime) -> datetime:
     """Return the first quarter-hour that counts against `budget` at `now`."""
     if budget.window is Window.ROLLING:
         return quarter(now - ROLLING[budget.per])
-    return quarter(_first(budget.per, zone, now))
+    return quarter(_window_start(budget.per, zone, now))
 
 
 def window_end(budget: Budget, zone: tzinfo, now: datetime) -> datetime | None:
@@ -34,13 +34,13 @@ def window_end(budget: Budget, zone: tzinfo, now: datetime) -> datetime | None:
     if budget.window is Window.ROLLING:
         return None
     # A date within the next period: longer than any period and shorter than two.
-    day = _first(budget.per, zone, now).astimezone(zone)
+    day = _window_start(budget.per, zone, now).astimezone(zone)
     ahead = {BudgetPeriod.DAY: 1, BudgetPeriod.WEEK: 7, BudgetPeriod.MONTH: 31}[budget.per]
     later = day.replace(tzinfo=None, hour=12) + timedelta(days=ahead)
-    return _first(budget.per, zone, later.replace(tzinfo=zone))
+    return _window_start(budget.per, zone, later.replace(tzinfo=zone))
 
 
-def _first(per: BudgetPeriod, zone: tzinfo, now: datetime) -> datetime:
+def _window_start(per: BudgetPeriod, zone: tzinfo, now: datetime) -> datetime:
     """Return the local midnight at the start of the day, the week (Monday) or the month of `now`."""
     day = now.astimezone(zone).date()
     if per is BudgetPeriod.WEEK:

@@ -44,10 +44,10 @@ class Blobs(Protocol):
         """Write a file's bytes with little memory; the object appears once all bytes are written."""
         ...
 
-    async def get(self, key: str, *, most: int = DOCUMENT_BYTES) -> bytes | None:
+    async def get(self, key: str, *, max_bytes: int = DOCUMENT_BYTES) -> bytes | None:
         """Return the object's bytes; None when it is absent.
 
-        Raises BlobTooLarge, without reading the object, if it has more than `most` bytes.
+        Raises BlobTooLarge, without reading the object, if it has more than `max_bytes` bytes.
         """
         ...
 

@@ -75,8 +75,8 @@ class Settlement:
     @property
     def moves(self) -> bool:
         """False if the channel is unchanged since its streams were claimed, so that its row is not written."""
-        was, to = self.streams[0].stream.channel, self.channel
-        return (was.failures, was.reason, True) != (to.failures, to.reason, to.enabled) or self.wait_s > 0
+        channel, to = self.streams[0].stream.channel, self.channel
+        return (channel.failures, channel.reason, True) != (to.failures, to.reason, to.enabled) or self.wait_s > 0
 
 
 class TenantChannels(Protocol):

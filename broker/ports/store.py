@@ -116,8 +116,8 @@ class Store(TenantStore, ChannelStore, GlobalPolicies, GlobalJobData, OfferHisto
         """Return the size of an upload of any team; None: there is no such upload."""
         ...
 
-    async def observations(self, *, each: int) -> Sequence[RunObservation]:
-        """Return the latest `each` observations of a GPU, method and family, of all teams, older ones first."""
+    async def observations(self, *, max_per_pair: int) -> Sequence[RunObservation]:
+        """Return the latest `max_per_pair` observations of a GPU, method and family, of all teams, older ones first."""
         ...
 
     async def spot_hours(self, *, within_s: float) -> Sequence[SpotHours]:

@@ -131,7 +131,7 @@ class ColumnStatistics:
         self.lengths[0] += rows - self.count
         has_chats = "chat" not in self.first_unlike and self.first_null is None
         return ColumnSummary(
-            mean=_mean(self.lengths),
+            mean=_mean_length(self.lengths),
             percentiles=_percentiles(self.lengths, rows),
             empty=self.empty + rows - self.count,
             first_null=self.first_null,
@@ -140,7 +140,7 @@ class ColumnStatistics:
             good=self.good,
             values=self.values,
             answers=self._answers.counts() if has_chats else None,
-            prefix_mean=_mean(self._prefixes) if has_chats else 0.0,
+            prefix_mean=_mean_length(self._prefixes) if has_chats else 0.0,
             prefix_percentiles=_percentiles(self._prefixes, self._prefixes.total()) if has_chats else (),
             example=self.example,
         )
@@ -151,7 +151,7 @@ def _bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
-def _mean(lengths: Counter[int]) -> float:
+def _mean_length(lengths: Counter[int]) -> float:
     return sum(length * count for length, count in lengths.items()) / max(1, lengths.total())
 
 

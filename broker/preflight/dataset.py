@@ -17,7 +17,7 @@ from trainer.contract.data_config import DataFormat
 from trainer.contract.train import TrainConfig
 from trainer.dataset import cells, prompts, ratings
 from trainer.dataset.example_counts import ExampleCount, count_rows
-from trainer.dataset.prompts import DataError, dataset_name, fill
+from trainer.dataset.prompts import DataError, dataset_name, fill_template
 from trainer.dataset.readers import read_rows
 
 BYTES_PER_TOKEN = 3.6
@@ -113,7 +113,7 @@ def _template(train: TrainConfig, field: str, template: str, summary: DataSummar
         may_be_chat = field in CHATS and name == prompts.whole_column(template) and _has_chat_answers(train, summary)
         is_chat = may_be_chat and statistics is not None and CHATS[field] not in statistics.first_unlike
         column(field, name, summary, CHATS[field] if is_chat else "text")
-    return names, len(fill(template, dict.fromkeys(names, "")).encode())
+    return names, len(fill_template(template, dict.fromkeys(names, "")).encode())
 
 
 def _check_one_step(train: TrainConfig, count: ExampleCount) -> None:
@@ -152,14 +152,14 @@ def _lengths(summary: DataSummary, names: Sequence[str], literal: int) -> list[i
 def rows_of(train: TrainConfig, summary: DataSummary) -> Rows:
     """Return the row lengths that the estimators need. Raises InvalidInput like `check`."""
     summary, count = _by_example(train, summary), examples_of(train, summary)
-    whole = _all_columns(train, summary)
+    all_columns = _all_columns(train, summary)
     if train.data.chosen:  # two sequences per row: the prompt with each answer
         prompt = _template(train, "data.prompt", train.data.prompt, summary)
         answers = [_template(train, field, template, summary) for field, template in _learned(train)]
         parts = [(prompt[0] + names, prompt[1] + literal) for names, literal in answers]
-        means, longest = zip(*(_tokens(summary, part) for part in parts), strict=True)
-        mean = sum(means) / len(parts)
-        return Rows(count=count.total, tokens_mean=mean, tokens_longest=max(longest), sequences=len(parts))
+        mean_lengths, longest = zip(*(_tokens(summary, part) for part in parts), strict=True)
+        mean_tokens = sum(mean_lengths) / len(parts)
+        return Rows(count=count.total, tokens_mean=mean_tokens, tokens_longest=max(longest), sequences=len(parts))
     if train.task == "seq2seq":
         inputs, outputs = (
             _tokens(summary, _template(train, field, template, summary))
@@ -169,8 +169,8 @@ def rows_of(train: TrainConfig, summary: DataSummary) -> Rows:
             count=count.total, tokens_mean=inputs[0], tokens_longest=inputs[1], written_mean=outputs[0],
             written_longest=outputs[1],
         )  # fmt: skip
-    mean, longest_row = _tokens(summary, whole)
-    return Rows(count=count.total, held_out=count.held_out, tokens_mean=mean, tokens_longest=longest_row)
+    mean_tokens, longest_row = _tokens(summary, all_columns)
+    return Rows(count=count.total, held_out=count.held_out, tokens_mean=mean_tokens, tokens_longest=longest_row)
 
 
 def _tokens(summary: DataSummary, part: tuple[Sequence[str], int]) -> tuple[float, int]:
@@ -214,7 +214,7 @@ def _all_columns(train: TrainConfig, summary: DataSummary) -> tuple[tuple[str, .
     names, literal = _template(train, "data.prompt", train.data.prompt, summary)
     for field, template in _learned(train):
         more, text = _template(train, field, template, summary)
-        blank = not fill(template, dict.fromkeys(more, "")).strip()
+        blank = not fill_template(template, dict.fromkeys(more, "")).strip()
         if blank and all(summary.columns[n].empty == summary.rows for n in more):
             raise _at(field, "is empty in every row, so there is nothing to learn; name a column with text")
         names, literal = names + more, literal + text
@@ -284,7 +284,7 @@ def _example(train: TrainConfig, summary: DataSummary) -> str:
 def _target(train: TrainConfig, summary: DataSummary, examples: dict[str, str]) -> str:
     """Return the learned output of one row."""
     name = train.data.messages or (train.data.label if train.task in LABEL else "") or train.data.image
-    return summary.columns[name].example if name else fill(_learned(train)[0][1], examples)
+    return summary.columns[name].example if name else fill_template(_learned(train)[0][1], examples)
 
 
 def check(train: TrainConfig, summary: DataSummary) -> DataReport:
@@ -311,7 +311,7 @@ def check(train: TrainConfig, summary: DataSummary) -> DataReport:
         tokens_p99=lengths[99] / BYTES_PER_TOKEN,
         tokens_total=tokens_mean * count.total,
         truncated_share=truncated,
-        example_prompt=_example(train, summary) or fill(train.data.prompt, examples),
+        example_prompt=_example(train, summary) or fill_template(train.data.prompt, examples),
         example_completion=_target(train, summary, examples),
         labels=_labels(train, summary),
         warnings=_warnings(train, summary, truncated, count),

@@ -65,8 +65,8 @@ class HubClient:
         Raises InvalidInput when the Hub refuses, HubUnreachable when it does not answer.
         """
         key = (model, file, revision)
-        if (held := self._cache.get(key)) is not None:
-            return held[0]
+        if (cached := self._cache.get(key)) is not None:
+            return cached[0]
         status, body = await self._get(*key)
         config = self._parsed(model, file, status, body)
         self._cache[key] = (config, len(body))

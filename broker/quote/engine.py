@@ -16,7 +16,7 @@ from typing import cast, overload
 
 from broker.domain.formatting import unsold_regions
 from broker.domain.instance import Caps
-from broker.domain.money import ZERO, show
+from broker.domain.money import ZERO, format_usd
 from broker.domain.offer import GB, DropReason, Offer, OfferSummary, OfferVerdict, Quote, QuoteLine, SpotOutlook
 from broker.domain.spec import JobSpec
 from broker.domain.workload import Workload
@@ -83,21 +83,21 @@ def _cores(offer: Offer) -> int:
 
 
 def _assess(
-    ask: QuoteRequest, offers: Sequence[Offer], sold: OfferGroup, kind: MachineCost, evaluation: "_Evaluation"
+    ask: QuoteRequest, offers: Sequence[Offer], group: OfferGroup, kind: MachineCost, evaluation: "_Evaluation"
 ) -> None:
     """Fill the columns for offers of one kind of machine: drop reason and cost to finish."""
     if kind.drop is None:
         drops, micros = evaluation.drops, evaluation.micros
-        apply_rules(GroupCase(ask=ask, offers=offers, group=sold, kind=kind, drops=drops, micros=micros))
+        apply_rules(GroupCase(ask=ask, offers=offers, group=group, kind=kind, drops=drops, micros=micros))
         return
-    for number in sold.numbers:
+    for number in group.numbers:
         evaluation.drops[number] = kind.drop
 
 
 def _notes(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> str:
     notes = scarcity_note(offer, kind.host)
     if offer.added_disk_usd_per_hour:
-        notes += f"; a disk of {offer.disk_bytes / GB:.4g} GB, for {show(offer.added_disk_usd_per_hour)}/h more"
+        notes += f"; a disk of {offer.disk_bytes / GB:.4g} GB, for {format_usd(offer.added_disk_usd_per_hour)}/h more"
     if hazard := basis(offer, ask.learned.spots):
         notes += f"; {hazard}"
     if offer.spot and ask.fallback_s < inf and ask.finish_s(offer, kind) + kind.drained_s > ask.deadline_s:
@@ -116,11 +116,11 @@ class _Evaluation:
     They are flat lists, because 50,000 tuples would slow down the garbage collector.
     """
 
-    def __init__(self, ask: QuoteRequest, sold: OfferIndex) -> None:
-        self.ask, self.sold = ask, sold
-        self.kinds = [_kind(ask, machines.like) for machines in sold.machines]
-        self.drops: list[DropReason | None] = [None] * len(sold.offers)
-        self.micros = [-1] * len(sold.offers)
+    def __init__(self, ask: QuoteRequest, index: OfferIndex) -> None:
+        self.ask, self.sold = ask, index
+        self.kinds = [_kind(ask, machines.like) for machines in index.machines]
+        self.drops: list[DropReason | None] = [None] * len(index.offers)
+        self.micros = [-1] * len(index.offers)
         """Micro-dollars to finish; -1: the job never finishes on this offer."""
         self._assess_market(is_spot=False)
         ask.fallback_s = self._fallback_s() if ask.deadline_s < inf and ask.workload.shape else inf
@@ -150,23 +150,23 @@ class _Evaluation:
         """Return the values that rank the offers, smaller first. For a script only prices are known."""
         objective = "fastest" if self.ask.accepts_risk else self.ask.spec.resources.objective
         if not self.ask.workload.shape or objective == "hourly":
-            return self._each(lambda kind, price, rate: price)
+            return self._column(lambda kind, price, rate: price)
         if objective == "cheapest":
             return self.micros
-        seconds = self._each(lambda kind, price, rate: kind.p50(rate))
+        seconds = self._column(lambda kind, price, rate: kind.p50(rate))
         if objective == "fastest":
             return seconds
         # One percent less money is worth one percent more time.
         return [cost * time for cost, time in zip(self.micros, seconds, strict=True)]
 
-    def _each(self, key: Callable[[MachineCost, float, float], float]) -> list[float]:
+    def _column(self, key: Callable[[MachineCost, float, float], float]) -> list[float]:
         """Return a column with `key(kind, price, rate)` of each offer.
 
         `rate`: preemptions per second on all machines of the job together.
         """
         column, nodes = [inf] * len(self.micros), self.ask.nodes
-        for kind, sold in zip(self.kinds, self.sold.machines, strict=True):
-            for number, price, rate in zip(sold.numbers, sold.prices, sold.rates, strict=True):
+        for kind, group in zip(self.kinds, self.sold.machines, strict=True):
+            for number, price, rate in zip(group.numbers, group.prices, group.rates, strict=True):
                 column[number] = key(kind, price, rate * nodes)
         return column
 
@@ -285,18 +285,18 @@ def _proposed_cap(spent: Decimal, p90: Decimal) -> Decimal:
     return max(CENT, (spent + p90 * CAP_MARGIN).quantize(CENT, rounding=ROUND_CEILING))
 
 
-def _evaluate(ask: QuoteRequest, sold: OfferIndex) -> _Evaluation:
+def _evaluate(ask: QuoteRequest, index: OfferIndex) -> _Evaluation:
     """Evaluate all offers.
 
     If no offer's P90 meets the deadline, offers whose P50 meets the deadline are kept. A job must not wait only because
     its duration is uncertain.
     """
-    evaluation = _Evaluation(ask, sold)
+    evaluation = _Evaluation(ask, index)
     if None in evaluation.drops or DropReason.DEADLINE not in evaluation.drops or ask.deadline_s == inf:
         return evaluation
     risky = replace(ask, accepts_risk=True)
     risky.fits = ask.fits
-    at_risk = _Evaluation(risky, sold)
+    at_risk = _Evaluation(risky, index)
     return at_risk if None in at_risk.drops else evaluation
 
 

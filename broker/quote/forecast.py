@@ -14,7 +14,7 @@ from broker.billing.prices import price_now
 from broker.billing.time_limits import time_left_s
 from broker.domain.instance import Caps
 from broker.domain.job import Attempt, Forecast, Job, Traffic
-from broker.domain.money import show, usd
+from broker.domain.money import format_usd, usd
 from broker.estimator.preemption_rate import History, losses_per_hour, preemptions_per_s
 from broker.quote.engine import CENT
 from trainer.contract.save_interval import interval_s
@@ -45,20 +45,20 @@ class StepRateWindow:
         return lasted / steps if steps >= MIN_STEPS and lasted >= MIN_S else None
 
 
-def watch(known: StepRateWindow | None, attempt: Attempt, at_s: float) -> StepRateWindow | None:
-    """Return `known` updated by the latest heartbeat.
+def next_window(watched: StepRateWindow | None, attempt: Attempt, at_s: float) -> StepRateWindow | None:
+    """Return `watched` updated by the latest heartbeat.
 
     Set-up time is excluded: the window begins with the first observed end of a step.
     """
     beat = attempt.beat
     if beat is None or beat.step <= (beat.resumed_from or 0):
         return None
-    if known is None or known.boot != beat.boot or beat.step < known.step:
+    if watched is None or watched.boot != beat.boot or beat.step < watched.step:
         return StepRateWindow(boot=beat.boot, since_s=at_s, since_step=beat.step, at_s=at_s, step=beat.step)
-    if beat.step == known.step:
-        return known
+    if beat.step == watched.step:
+        return watched
     return StepRateWindow(
-        boot=known.boot, since_s=known.since_s, since_step=known.since_step, at_s=at_s, step=beat.step
+        boot=watched.boot, since_s=watched.since_s, since_step=watched.since_step, at_s=at_s, step=beat.step
     )
 
 
@@ -81,7 +81,7 @@ def forecast(
         step_s=step_s,
         made_at=now,
         over_cap=spent > job.cap_usd * (BACK if before and before.over_cap else 1),
-        late=_late(left_s, _running(attempt, job, now), now, was_late=before is not None and before.late),
+        late=_is_late(left_s, _running(attempt, job, now), now, was_late=before is not None and before.late),
     )
 
 
@@ -126,7 +126,7 @@ def _running(attempt: Attempt, job: Job, now: datetime) -> Job:
     return replace(job, machine_s=job.machine_s + machine_s(attempt, now))
 
 
-def _late(left_s: float, job: Job, now: datetime, *, was_late: bool) -> bool:
+def _is_late(left_s: float, job: Job, now: datetime, *, was_late: bool) -> bool:
     limit_s = time_left_s(job, now)
     return limit_s is not None and left_s > limit_s * (BACK_S if was_late else 1.0)
 
@@ -143,10 +143,10 @@ def sufficient_cap_usd(expected: Forecast, job: Job, drain_usd: Decimal) -> Deci
 
 def overrun_message(expected: Forecast, job: Job, drain_usd: Decimal) -> str:
     """Return by how much the job will exceed its cap, and a sufficient cap, in one line."""
-    excess, sufficient = show(expected.usd - job.cap_usd), sufficient_cap_usd(expected, job, drain_usd)
+    excess, sufficient = format_usd(expected.usd - job.cap_usd), sufficient_cap_usd(expected, job, drain_usd)
     return (
-        f"expected to cost {show(expected.usd)} by its end at {_clock(expected.finish_at)} (P50), {excess} above its "
-        f"cap of {show(job.cap_usd)}; `gpubroker cap {job.id} {sufficient}` would suffice"
+        f"expected to cost {format_usd(expected.usd)} by its end at {_clock(expected.finish_at)} (P50), {excess} above "
+        f"its cap of {format_usd(job.cap_usd)}; `gpubroker cap {job.id} {sufficient}` would suffice"
     )
 
 
@@ -162,11 +162,11 @@ def _clock(at: datetime) -> str:
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
-def differs(expected: Forecast | None, known: Forecast | None) -> bool:
+def differs(expected: Forecast | None, latest: Forecast | None) -> bool:
     """Return True if a forecast is worth storing: over 1 % more or fewer dollars, over a minute, or another warning."""
-    if expected is None or known is None:
-        return expected is not known
-    if (expected.over_cap, expected.late) != (known.over_cap, known.late):
+    if expected is None or latest is None:
+        return expected is not latest
+    if (expected.over_cap, expected.late) != (latest.over_cap, latest.late):
         return True
-    moved_s = abs((expected.finish_at - known.finish_at).total_seconds())
-    return moved_s > 60 or abs(expected.usd - known.usd) > known.usd / 100
+    moved_s = abs((expected.finish_at - latest.finish_at).total_seconds())
+    return moved_s > 60 or abs(expected.usd - latest.usd) > latest.usd / 100

@@ -71,10 +71,10 @@ def decide_guard(facts: GuardFacts) -> GuardDecision:
     """Return the forecast and the idleness of an attempt, each reported once when it begins."""
     attempt, job = facts.attempt, facts.job
     policy = applied_idle_policy(job, facts.policies)
-    step_rate = forecast.watch(facts.step_rate, attempt, facts.at_s)
+    step_rate = forecast.next_window(facts.step_rate, attempt, facts.at_s)
     step_s = step_rate.step_s if step_rate else None
     expected = forecast.forecast(attempt, job, facts.caps, step_s, facts.now, facts.spots) or job.forecast
-    idle_watch = idle.watch(facts.idle_watch, facts.beat, facts.at_s, policy)
+    idle_watch = idle.next_watch(facts.idle_watch, facts.beat, facts.at_s, policy)
     idle_state = judge_idle(idle_watch, policy)
     kind = idle_state.kind if idle_state else None
     new_idle = idle_state if kind != attempt.idle else None

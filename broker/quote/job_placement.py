@@ -1,7 +1,7 @@
 """Decides what happens to a queued job: buy an offer, wait, or end. Used by the placement controller.
 
-`place` is pure. The rule names missing facts (`FactsNeeded`), so that the controller asks blob store and clouds only if
-the decision depends on the answer. `placement_events` words the decision.
+`decide_placement` is pure. The rule names missing facts (`FactsNeeded`), so that the controller asks blob store and
+clouds only if the decision depends on the answer. `placement_events` words the decision.
 """
 
 import re
@@ -60,7 +60,7 @@ _EVENT_KINDS = {
 """Kind of the event that reports an outcome. An outcome without an entry is not reported."""
 
 
-def place(facts: PlacementFacts) -> PlacementDecision | FactsNeeded:
+def decide_placement(facts: PlacementFacts) -> PlacementDecision | FactsNeeded:
     """Return the decision about one job, or the facts that the decision still needs."""
     return _without_policies(facts) or _by_policies(facts) or _on_market(facts)
 
@@ -81,13 +81,13 @@ def _without_policies(facts: PlacementFacts) -> PlacementDecision | None:
     """Return the decision for a job that is stopped, recovering or out of time, otherwise None."""
     job = facts.job
     if job.stop_requested:
-        return _end(facts, _Outcome.CANCELLED, JobEvent.STOP, "stopped before it ran", message="cancelled")
+        return _end_job(facts, _Outcome.CANCELLED, JobEvent.STOP, "stopped before it ran", message="cancelled")
     if job.state is JobState.RECOVERING:
         return _requeue(facts, _Outcome.BACK_OFF_OVER, JobEvent.BACK_OFF_OVER)
     # A machine with less time than this would be drained as soon as it is bought.
     needed_s = facts.settings.drain_budget.lead_s
     if (late_message := out_of_time(job, facts.now, needed_s=needed_s)) is not None:
-        return _end(facts, _Outcome.OUT_OF_TIME, JobEvent.OUT_OF_TIME, late_message)
+        return _end_job(facts, _Outcome.OUT_OF_TIME, JobEvent.OUT_OF_TIME, late_message)
     return None
 
 
@@ -205,7 +205,7 @@ def _buy_nothing(facts: PlacementFacts, quoted: QuotedMarket) -> PlacementDecisi
     if quoted.room_message:  # offers beyond the GPU limit were not quoted, so the cap may still suffice for them
         return _wait(facts, _with_troubles(facts, f"{reason}; {quoted.room_message}"))
     if choice.queue is Queue.CAPPED:
-        return _end(facts, _Outcome.CAPPED, JobEvent.CANNOT_FINISH, reason)
+        return _end_job(facts, _Outcome.CAPPED, JobEvent.CANNOT_FINISH, reason)
     return _wait(facts, _with_troubles(facts, reason))
 
 
@@ -221,7 +221,7 @@ def _after_backup(facts: PlacementFacts, restored: RestoredDecision) -> Placemen
         return _decision(facts, _Outcome.NUMBERS_SKIPPED, after, message=message)
     outcome, event = ended
     reason = f"{restored.ended_for.value} after the backup that this database comes from"
-    return replace(_end(replace(facts, job=after), outcome, event, reason), before=facts.job)
+    return replace(_end_job(replace(facts, job=after), outcome, event, reason), before=facts.job)
 
 
 def _buy(facts: PlacementFacts, market: MarketFacts, quoted: QuotedMarket, line: QuoteLine) -> PlacementDecision:
@@ -281,7 +281,7 @@ def _requeue(facts: PlacementFacts, outcome: PlacementOutcome, event: JobEvent, 
     return _decision(facts, outcome, queued, message=message)
 
 
-def _end(
+def _end_job(
     facts: PlacementFacts, outcome: PlacementOutcome, event: JobEvent, reason: str, message: str = ""
 ) -> PlacementDecision:
     state = next_job_state(facts.job.state, event)
@@ -302,12 +302,12 @@ def _with_troubles(facts: PlacementFacts, reason: str) -> str:
 
 def _busy_machines(facts: PlacementFacts) -> list[str]:
     """Return which job occupies each own machine that this job may use."""
-    want, caps = facts.job.spec.resources.providers, facts.settings.caps
+    providers, caps = facts.job.spec.resources.providers, facts.settings.caps
     offers = facts.market.offers if facts.market else ()
     return [
         f"{offer.provider}: {busy_message(offer)}"
         for offer in offers
-        if offer.busy_with and (offer.provider in want or not (want or caps[offer.provider].named_only))
+        if offer.busy_with and (offer.provider in providers or not (providers or caps[offer.provider].named_only))
     ]
 
 

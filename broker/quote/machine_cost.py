@@ -112,8 +112,8 @@ class HostDemands:
     disk_gb: int = 0
 
     @classmethod
-    def of(cls, want: Resources) -> "HostDemands":
-        return cls(cpus=want.cpus or 0, memory_gb=want.memory_gb or 0, disk_gb=want.disk_gb or 0)
+    def of(cls, resources: Resources) -> "HostDemands":
+        return cls(cpus=resources.cpus or 0, memory_gb=resources.memory_gb or 0, disk_gb=resources.disk_gb or 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,11 +224,11 @@ class MachineCost:
         With work w, m = λ w / (1 - λ l) losses of l each are expected. The number of losses is Poisson distributed with
         variance m. The rate changes the elapsed time by its derivative w l / (1 - λ l)² (delta method).
         """
-        spread, lost = self.fit.pace.spread if self.fit.pace else 1.0, self.lost(rate)
-        calm, work = 1 - rate * lost, self.worked(rate) * spread
+        spread, lost_s = self.fit.pace.spread if self.fit.pace else 1.0, self.lost(rate)
+        calm, work = 1 - rate * lost_s, self.worked(rate) * spread
         losses = rate * work
         chance = sqrt(losses + (losses / calm) ** 2 / certainty)
-        return (self.setup + self.final) * SETUP_SPREAD + work + Z90 * chance * lost
+        return (self.setup + self.final) * SETUP_SPREAD + work + Z90 * chance * lost_s
 
     def billed(self, seconds: float) -> float:
         """Return billed hours for `seconds` and the teardown, in whole quanta."""
@@ -284,22 +284,23 @@ def shortage_message(offer: Offer, needs: HostNeeds) -> str:
     """Return which resource of the host is too small. A value of 0 in an offer means that it is unknown."""
     demands = needs.demands
     if offer.vcpus < demands.cpus:
-        has = f"{offer.vcpus} CPU cores" if offer.vcpus > 0 else "unknown number of CPU cores"
-        return f"{has}; resources.cpus asks for {demands.cpus}"
+        available = f"{offer.vcpus} CPU cores" if offer.vcpus > 0 else "unknown number of CPU cores"
+        return f"{available}; resources.cpus asks for {demands.cpus}"
     if offer.ram_bytes < demands.memory_gb * GB:
         return f"{_gb(offer.ram_bytes)} of RAM; resources.memory_gb asks for {demands.memory_gb}"
     if offer.disk_bytes < demands.disk_gb * GB:
-        most = f", {_gb(offer.larger_disk.max_bytes)} at most" if offer.larger_disk else ""
-        return f"{_gb(offer.disk_bytes)} of disk{most}; resources.disk_gb asks for {demands.disk_gb}"
+        limit = f", {_gb(offer.larger_disk.max_bytes)} at most" if offer.larger_disk else ""
+        return f"{_gb(offer.disk_bytes)} of disk{limit}; resources.disk_gb asks for {demands.disk_gb}"
     if offer.vcpus < needs.cores:
         return f"{offer.vcpus} CPU cores for {needs.gpus} GPUs; {MIN_CORES} for each are the minimum"
-    has = f"{offer.ram_bytes / GIB:.0f} GiB of RAM"
+    available = f"{offer.ram_bytes / GIB:.0f} GiB of RAM"
     if offer.ram_bytes < MIN_RAM * needs.gpus:
-        return f"{has} for {needs.gpus} GPUs; {MIN_RAM // GIB} for each are the minimum"
+        return f"{available} for {needs.gpus} GPUs; {MIN_RAM // GIB} for each are the minimum"
     if offer.ram_bytes < needs.process_bytes:
-        return f"{has}; {needs.process_bytes / GIB:.0f} for processes, the weights they read and a copy of a checkpoint"
+        needed = f"{needs.process_bytes / GIB:.0f} for processes, the weights they read and a copy of a checkpoint"
+        return f"{available}; {needed}"
     if offer.ram_bytes < needs.ram:
-        return f"{has}; the job ran out of {(needs.ram - 1) / GIB:.0f} before"
+        return f"{available}; the job ran out of {(needs.ram - 1) / GIB:.0f} before"
     return f"{offer.disk_bytes / GIB:.0f} GiB of disk; {needs.disk / GIB:.0f} for image, model, data and checkpoints"
 
 
@@ -307,11 +308,11 @@ def _gb(size: int) -> str:
     return f"{size / GB:.4g} GB" if size > 0 else "unknown size"
 
 
-def scarcity_note(offer: Offer, needs: HostNeeds) -> str:
+def scarcity_note(offer: Offer, demands: HostNeeds) -> str:
     """Return a note on resources of the host that suffice but are below the recommendation; empty: none."""
-    if offer.vcpus >= WANTED_CORES * needs.gpus and offer.ram_bytes >= WANTED_RAM * needs.gpus:
+    if offer.vcpus >= WANTED_CORES * demands.gpus and offer.ram_bytes >= WANTED_RAM * demands.gpus:
         return ""
-    return f"; {offer.vcpus} cores and {offer.ram_bytes / GIB:.0f} GiB of RAM are few for {needs.gpus} GPUs"
+    return f"; {offer.vcpus} cores and {offer.ram_bytes / GIB:.0f} GiB of RAM are few for {demands.gpus} GPUs"
 
 
 def kind_of(
@@ -327,9 +328,9 @@ def kind_of(
 ) -> MachineCost:
     """Return the cost of a kind of machine. `verdict`: why it is not allowed, or None with a message."""
     lines, pace = network_rates(offer.facts), fits.pace
-    here = offer.emulated_on is not None or offer.reaches_local_files or caps.reaches_local_files
-    fetched, saved = (pace.fetched_bytes, pace.checkpoint_bytes) if pace and not here else (0, 0)
-    moved = fetched + (0 if here else IMAGE_PULL)
+    is_local = offer.emulated_on is not None or offer.reaches_local_files or caps.reaches_local_files
+    fetched, saved = (pace.fetched_bytes, pace.checkpoint_bytes) if pace and not is_local else (0, 0)
+    moved = fetched + (0 if is_local else IMAGE_PULL)
     slower, load_s = moved * (1 / lines.down - 1 / DOWNLOAD_BYTES_PER_S), pace.load_s if pace else 0.0
     rows, setup, final = (workload.data_bytes if saved else 0), caps.boot_s + load_s + slower, saved / lines.up
     return MachineCost(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from math import ceil, inf
 
-from broker.domain.money import show
+from broker.domain.money import format_usd
 from broker.domain.offer import DropReason, Offer
 from broker.quote.machine_cost import MachineCost, shortage_message
 from broker.quote.offer_index import OfferGroup
@@ -61,7 +61,7 @@ def apply_rules(case: GroupCase) -> None:
     is_own, bucket_usd, (hours, traffic) = kind.caps.trust == "own", kind.bucket_usd, kind.undisturbed
     now_s = ask.now.timestamp()
     columns = zip(group.numbers, group.prices, group.rates, group.ends, group.gone, strict=True)
-    for number, machine_price, rate, ends, gone in columns:
+    for number, machine_price, rate, ends, is_gone in columns:
         price = machine_price * nodes
         if has_place_rules and (drop := _place_drop(ask, offers[number], kind)) is not None:
             drops[number] = drop
@@ -80,7 +80,7 @@ def apply_rules(case: GroupCase) -> None:
                 drops[number] = DropReason.DEADLINE
             elif cost > cap:
                 drops[number] = DropReason.CAP
-            elif gone:
+            elif is_gone:
                 drops[number] = DropReason.UNAVAILABLE
             elif excluded and ask.excluded_by(offers[number]) is not None:
                 drops[number] = DropReason.EXCLUDED
@@ -108,13 +108,13 @@ def busy_message(offer: Offer) -> str:
 
 def _price_message(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> str:
     if offer.spot and offer.usd_per_hour > 0:
-        return f"spot price {show(offer.usd_per_hour)}/h is above on-demand"
-    return f"price {show(offer.usd_per_hour)}/h is impossible: the catalogue lacks the price"
+        return f"spot price {format_usd(offer.usd_per_hour)}/h is above on-demand"
+    return f"price {format_usd(offer.usd_per_hour)}/h is impossible: the catalogue lacks the price"
 
 
 def _limit_message(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> str:
     limit = ask.spec.resources.max_usd_per_hour
-    return f"{show(offer.usd_per_hour * ask.nodes)}/h is above max_usd_per_hour {limit}"
+    return f"{format_usd(offer.usd_per_hour * ask.nodes)}/h is above max_usd_per_hour {limit}"
 
 
 def _preemptions_message(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> str:
@@ -124,8 +124,8 @@ def _preemptions_message(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> 
 
 def _deadline_message(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> str:
     seconds = (kind.p50(ask.rate(offer)), ask.p90(offer, kind), _late_s(ask, offer, kind))
-    p50, p90, late = (s / 3600 for s in seconds)
-    return f"takes {p50:.2f} h (P50), {p90:.2f} h (P90): {late:.2f} h too long for the deadline or max_duration"
+    p50, p90, late_h = (s / 3600 for s in seconds)
+    return f"takes {p50:.2f} h (P50), {p90:.2f} h (P90): {late_h:.2f} h too long for the deadline or max_duration"
 
 
 def _contract_message(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> str:
@@ -141,7 +141,7 @@ def _contract_message(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> str
 def _cap_message(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> str:
     rate = ask.rate(offer)
     usd = total_usd(offer, kind, ask.nodes, rate, kind.p50(rate))
-    return f"expected {show(usd)} to finish; {show(ask.cap_left)} of the cap is left"
+    return f"expected {format_usd(usd)} to finish; {format_usd(ask.cap_left)} of the cap is left"
 
 
 _MESSAGES: Mapping[DropReason, Callable[[QuoteRequest, Offer, MachineCost], str]] = {

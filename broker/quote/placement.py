@@ -7,7 +7,7 @@ from decimal import Decimal
 from enum import StrEnum
 from itertools import chain
 
-from broker.domain.money import show
+from broker.domain.money import format_usd
 from broker.domain.offer import DropReason, Quote, QuoteLine
 from broker.policy.budgets import Applied, Refusal, entry, free_gpus, judge, purchase
 from broker.quote.spot.delay import delay_message
@@ -47,10 +47,8 @@ def queue_verdict(quote: Quote, *, cap_left: Decimal) -> Choice:
         return Choice(line=None, reason="no offers: no provider answered yet, or none is configured", queue=Queue.WAIT)
     passing_count = _passing_count(quote)
     if quote.drops.get(DropReason.CAP) and not passing_count and quote.cheapest_usd is not None:
-        reason = (
-            f"the cheapest finish is expected to cost {show(quote.cheapest_usd)} and {show(cap_left)} of the cap is "
-            "left; raise the cap"
-        )
+        cheapest, left = format_usd(quote.cheapest_usd), format_usd(cap_left)
+        reason = f"the cheapest finish is expected to cost {cheapest} and {left} of the cap is left; raise the cap"
         return Choice(line=None, reason=reason, queue=Queue.CAPPED)
     lead = "waits for capacity" if passing_count else "nothing fits"
     return Choice(line=None, reason=f"{lead}: {summary(quote)}", queue=Queue.WAIT)
@@ -69,18 +67,22 @@ def _wait_reason(quote: Quote) -> str | None:
     outlook = quote.spot_outlook
     if outlook is None or outlook.action != "wait" or outlook.wait_usd is None:
         return None
-    instead = "on demand could be late" if outlook.demand_usd is None else f"{show(outlook.demand_usd)} on demand now"
+    instead = (
+        "on demand could be late" if outlook.demand_usd is None else f"{format_usd(outlook.demand_usd)} on demand now"
+    )
     return (
         f"waits for spot until {outlook.until:%Y-%m-%d %H:%MZ} at the latest, then buys on demand: "
-        f"{outlook.offer_id} is sold out; {show(outlook.wait_usd)} expected to finish with the wait, {instead}"
+        f"{outlook.offer_id} is sold out; {format_usd(outlook.wait_usd)} expected to finish with the wait, {instead}"
     )
 
 
-def choose(quote: Quote, *, cap_left: Decimal, attempt_number: int, least: Callable[[QuoteLine], Decimal]) -> Choice:
+def choose(
+    quote: Quote, *, cap_left: Decimal, attempt_number: int, min_budget: Callable[[QuoteLine], Decimal]
+) -> Choice:
     """Return the line of the spot policy or the cheapest to finish, among lines that the cap would not end at once.
 
     The choice may be a wait for spot. A wait ends early enough for the deadline, or once it has cost more than spot
-    saves (`hour_worth_usd`). `attempt_number`: number of the attempt to buy, for the reason. `least`: see
+    saves (`hour_worth_usd`). `attempt_number`: number of the attempt to buy, for the reason. `min_budget`: see
     `billing.caps.min_budget_usd`.
     """
     if quote.best is None:
@@ -88,24 +90,24 @@ def choose(quote: Quote, *, cap_left: Decimal, attempt_number: int, least: Calla
     # Lines are built on access, and the first one nearly always satisfies the cap.
     preferred = quote.preferred_line()
     ranked = _kept_lines(quote) if preferred is None else chain([preferred], _kept_lines(quote))
-    best = next((line for line in ranked if least(line) < cap_left), None)
+    best = next((line for line in ranked if min_budget(line) < cap_left), None)
     if best is None:
-        needed = min(least(line) for line in _kept_lines(quote))
+        needed = min(min_budget(line) for line in _kept_lines(quote))
         reason = (
-            f"{show(cap_left)} of the cap is left and a run that can still checkpoint and stop needs more than "
-            f"{show(needed)}; raise the cap"
+            f"{format_usd(cap_left)} of the cap is left and a run that can still checkpoint and stop needs more than "
+            f"{format_usd(needed)}; raise the cap"
         )
         return Choice(line=None, reason=reason, queue=Queue.WAIT if _passing_count(quote) else Queue.CAPPED)
     if (waiting := _wait_reason(quote) or delay_message(quote, best)) is not None:
         return Choice(line=None, reason=waiting, queue=Queue.WAIT)
     offer = best.offer
-    cost = f"{show(best.usd_p50)} expected to finish" if best.usd_p50 is not None else "time unknown"
+    cost = f"{format_usd(best.usd_p50)} expected to finish" if best.usd_p50 is not None else "time unknown"
     kind = "spot" if offer.spot else "on-demand"
     machines = f"{best.nodes} x " if best.nodes > 1 else ""
     return Choice(
         line=best,
         reason=f"attempt {attempt_number}: {machines}{offer.cloud} {offer.instance_type} {kind}, {offer.region}, "
-        f"{show(offer.usd_per_hour)}/h, {cost}; {summary(quote)}",
+        f"{format_usd(offer.usd_per_hour)}/h, {cost}; {summary(quote)}",
     )
 
 
@@ -115,18 +117,18 @@ def foresee(
     applied: Sequence[Applied],
     now: datetime,
     *,
-    least: Callable[[QuoteLine], Decimal],
+    min_budget: Callable[[QuoteLine], Decimal],
     reserve: Callable[[QuoteLine], Decimal],
 ) -> Refusal | None:
     """Return the refusal that policies would give a new job with this cap now; None: none.
 
-    None also means that nothing can be bought for other reasons. `least`: see `billing.caps.min_budget_usd`; `reserve`:
-    see `billing.caps.reserved`.
+    None also means that nothing can be bought for other reasons. `min_budget`: see
+    `billing.caps.min_budget_usd`; `reserve`: see `billing.caps.reserved`.
     """
     entry_refusal = judge(entry(cap_usd, None), applied, now)
     if entry_refusal is not None or not applied:
         return entry_refusal
-    lines = [line for line in _kept_lines(quote) if least(line) < cap_usd]
+    lines = [line for line in _kept_lines(quote) if min_budget(line) < cap_usd]
     free_gpu_limit = free_gpus(applied)
     # Placement also skips lines with too many GPUs. If all have too many, the smallest one shows the excess.
     fits = (line for line in lines if free_gpu_limit is None or line.offer.gpus * line.nodes <= free_gpu_limit[0])

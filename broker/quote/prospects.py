@@ -26,17 +26,17 @@ class Prospects:
 
 def prospects(quote: Quote) -> Prospects:
     """Return the prospects of a job that is submitted now. The cap is not checked again."""
-    choice = choose(quote, cap_left=UNLIMITED_USD, attempt_number=1, least=lambda line: Decimal(0))
+    choice = choose(quote, cap_left=UNLIMITED_USD, attempt_number=1, min_budget=lambda line: Decimal(0))
     line = quote.best_on_demand()
-    on_demand = None if line is None else _bought(quote, line, "buys on demand")
+    on_demand = None if line is None else _prospect(quote, line, "buys on demand")
     if choice.line is not None:
         # The number of the attempt and the offers that were not chosen say nothing about the policy.
-        chosen = _bought(quote, choice.line, f"buys {'spot' if choice.line.offer.spot else 'on demand'}")
-        return Prospects(chosen=_with_fallback(chosen, on_demand, quote), on_demand=on_demand)
+        purchase = _prospect(quote, choice.line, f"buys {'spot' if choice.line.offer.spot else 'on demand'}")
+        return Prospects(chosen=_with_fallback(purchase, on_demand, quote), on_demand=on_demand)
     return Prospects(chosen=_waiting(quote, line, on_demand, choice.reason), on_demand=on_demand)
 
 
-def _bought(quote: Quote, line: QuoteLine, reason: str) -> Prospect | None:
+def _prospect(quote: Quote, line: QuoteLine, reason: str) -> Prospect | None:
     if line.usd_p50 is None or line.usd_p90 is None or line.hours_p50 is None or line.hours_p90 is None:
         return None
     return Prospect(
@@ -80,12 +80,12 @@ def _plus(moment: datetime | None, later: timedelta | None) -> datetime | None:
     return None if moment is None or later is None else moment + later
 
 
-def _with_fallback(chosen: Prospect | None, on_demand: Prospect | None, quote: Quote) -> Prospect | None:
+def _with_fallback(purchase: Prospect | None, on_demand: Prospect | None, quote: Quote) -> Prospect | None:
     """Return the prospect with the chance that on-demand, bought at its latest start, still meets the deadline."""
-    if chosen is None or chosen.market != "spot" or chosen.deadline_chance is None or on_demand is None:
-        return chosen
+    if purchase is None or purchase.market != "spot" or purchase.deadline_chance is None or on_demand is None:
+        return purchase
     is_possible = quote.latest_on_demand_start is not None and quote.latest_on_demand_start >= quote.made_at
-    return replace(chosen, deadline_chance=max(chosen.deadline_chance, 0.9 if is_possible else 0.0))
+    return replace(purchase, deadline_chance=max(purchase.deadline_chance, 0.9 if is_possible else 0.0))
 
 
 def _p10(p50: Decimal, p90: Decimal) -> Decimal:

@@ -71,10 +71,10 @@ class QuoteRequest:
     """Results of `occupied_s` by all facts on which they depend."""
 
     def __post_init__(self) -> None:
-        spec, want = self.spec, self.spec.resources
+        spec, resources = self.spec, self.spec.resources
         self.cap_micros = int(self.cap_left * 1_000_000)
-        self.regions, self.nodes = frozenset(want.regions), want.nodes
-        self.limit = inf if want.max_usd_per_hour is None else float(want.max_usd_per_hour)
+        self.regions, self.nodes = frozenset(resources.regions), resources.nodes
+        self.limit = inf if resources.max_usd_per_hour is None else float(resources.max_usd_per_hour)
         self.deadline_s = inf if spec.deadline is None else (spec.deadline - self.now).total_seconds() - self.lead_s
         self.duration_s = inf if spec.max_duration is None else spec.max_duration - self.machine_s - self.lead_s
         self.has_time_limit = spec.deadline is not None or spec.max_duration is not None
@@ -132,33 +132,33 @@ class QuoteRequest:
 
 def drop_reason(ask: QuoteRequest, offer: Offer, caps: Caps) -> tuple[DropReason, str] | None:
     """Return why no machine of this kind is allowed, with a message; None: it is allowed."""
-    want = ask.spec.resources
+    resources = ask.spec.resources
     gpus = max(1, offer.gpus)
-    if (message := _provider_message(offer.provider, want.providers, caps)) is not None:
+    if (message := _provider_message(offer.provider, resources.providers, caps)) is not None:
         return DropReason.PROVIDER, message
-    if want.accelerators and not any(matches(a, offer.accelerator) for a in want.accelerators):
-        return DropReason.ACCELERATOR, f"accelerator {offer.accelerator}; asked for {', '.join(want.accelerators)}"
-    if want.gpus not in ("auto", gpus):
-        return DropReason.GPUS, f"{gpus} GPUs; asked for {want.gpus}"
-    if want.nodes > 1 and not caps.multi_node:
-        return DropReason.NODES, f"{offer.provider} does not support multi-node; asked for {want.nodes} nodes"
-    if want.spot == ("never" if offer.spot else "only"):
-        return DropReason.SPOT, f"{'spot' if offer.spot else 'on-demand'}; spot is {want.spot!r} in the spec"
-    here = offer.reaches_local_files or caps.reaches_local_files
-    if ask.local_files and not here:
+    if resources.accelerators and not any(matches(a, offer.accelerator) for a in resources.accelerators):
+        return DropReason.ACCELERATOR, f"accelerator {offer.accelerator}; asked for {', '.join(resources.accelerators)}"
+    if resources.gpus not in ("auto", gpus):
+        return DropReason.GPUS, f"{gpus} GPUs; asked for {resources.gpus}"
+    if resources.nodes > 1 and not caps.multi_node:
+        return DropReason.NODES, f"{offer.provider} does not support multi-node; asked for {resources.nodes} nodes"
+    if resources.spot == ("never" if offer.spot else "only"):
+        return DropReason.SPOT, f"{'spot' if offer.spot else 'on-demand'}; spot is {resources.spot!r} in the spec"
+    is_local = offer.reaches_local_files or caps.reaches_local_files
+    if ask.local_files and not is_local:
         return (
             DropReason.UNREACHABLE,
             "its machine cannot reach the blob store or model folder on this machine; use a bucket",
         )
     trust = offer.trust or caps.trust
-    if TIERS[trust] < TIERS[want.trust]:
-        return DropReason.TRUST, f"a {trust} host; asked for trust {want.trust}"
+    if TIERS[trust] < TIERS[resources.trust]:
+        return DropReason.TRUST, f"a {trust} host; asked for trust {resources.trust}"
     if offer.spot and ask.spec.script is not None and not ask.spec.script.checkpoints:
         return (
             DropReason.NO_CHECKPOINTS,
             "spot, and the script writes no checkpoints: a preemption would lose all of it",
         )
-    if trust == "community" and not (ask.scoped_store or here):
+    if trust == "community" and not (ask.scoped_store or is_local):
         return DropReason.UNSCOPED, (
             "a community host would get the blob store's own credentials; let the daemon scope them "
             "(docs/guide/images-and-storage.md), or ask for other providers"
@@ -171,12 +171,12 @@ def drop_reason(ask: QuoteRequest, offer: Offer, caps: Caps) -> tuple[DropReason
     return None
 
 
-def _provider_message(name: str, wanted: Sequence[str], caps: Caps) -> str | None:
+def _provider_message(name: str, provider_names: Sequence[str], caps: Caps) -> str | None:
     """Return why the job does not use a provider; None: it may."""
-    if name in wanted:
+    if name in provider_names:
         return None
-    if wanted:
-        return f"provider {name}; asked for {', '.join(wanted)}"
+    if provider_names:
+        return f"provider {name}; asked for {', '.join(provider_names)}"
     if not caps.named_only:
         return None
     return (

@@ -94,23 +94,25 @@ def unserved(spec: JobSpec, workload: Workload, market: ServableMarket) -> Probl
     return Problem(field=field, message=f"{why}; {_smaller(spec, workload, drop)}")
 
 
-def _is_known(want: Resources, market: ServableMarket) -> bool:
+def _is_known(resources: Resources, market: ServableMarket) -> bool:
     """Return True if every provider that the job may use has answered, and each `lists_all` provider lists an offer.
 
     A job that may use no configured provider is refused by an earlier check.
     """
     listed = {offer.provider for offer in market.offers}
-    asked = {status.name: status for status in market.status if not want.providers or status.name in want.providers}
-    return bool(asked) and all(
+    statuses = {
+        status.name: status for status in market.status if not resources.providers or status.name in resources.providers
+    }
+    return bool(statuses) and all(
         status.seen_at is not None and (name in listed or not market.caps[name].lists_all)
-        for name, status in asked.items()
+        for name, status in statuses.items()
     )
 
 
-def _imagined(want: Resources, market: ServableMarket) -> Iterator[Offer]:
+def _imagined(resources: Resources, market: ServableMarket) -> Iterator[Offer]:
     """Yield offers that providers may ever sell: listed offers of `lists_all` providers, imagined offers of others."""
-    region = want.regions[0] if want.regions else "any"
-    counts = sorted({*COUNTS, *([want.gpus] if want.gpus != "auto" and want.gpus <= COUNTS[-1] else [])})
+    region = resources.regions[0] if resources.regions else "any"
+    counts = sorted({*COUNTS, *([resources.gpus] if resources.gpus != "auto" and resources.gpus <= COUNTS[-1] else [])})
     sizes: dict[str, dict[str, int]] = {name: _sellable(caps) for name, caps in market.caps.items()}
     for offer in market.offers:
         if offer.provider not in market.caps:
@@ -133,8 +135,12 @@ def _imagined(want: Resources, market: ServableMarket) -> Iterator[Offer]:
 
 def _sellable(caps: Caps) -> dict[str, int]:
     """Return the memory of a GPU by name, for the GPUs that a provider may sell."""
-    known = {name: hardware.memory_bytes for name, hardware in TABLE.items() if hardware.gpu}
-    return known if caps.accelerators is None else {name: known[name] for name in caps.accelerators if name in known}
+    memory_sizes = {name: hardware.memory_bytes for name, hardware in TABLE.items() if hardware.gpu}
+    return (
+        memory_sizes
+        if caps.accelerators is None
+        else {name: memory_sizes[name] for name in caps.accelerators if name in memory_sizes}
+    )
 
 
 def _judged(spec: JobSpec, workload: Workload, market: ServableMarket, offers: Sequence[Offer]) -> Quote:
@@ -156,42 +162,44 @@ def _served(quoted: Quote) -> list[Offer]:
 
 def _relaxations(spec: JobSpec) -> Iterator[tuple[str, dict[str, Any], str]]:
     """Yield (field, change, fix) for each requirement that can be relaxed, the least change first."""
-    want = spec.resources
-    if want.gpus != "auto":
+    resources = spec.resources
+    if resources.gpus != "auto":
         yield "gpus", {"gpus": "auto"}, "{machine} would do, or gpus: auto"
-    if want.spot != "allowed":
+    if resources.spot != "allowed":
         yield "spot", {"spot": "allowed"}, "with spot: allowed, {machine} would do"
-    if want.accelerators:
+    if resources.accelerators:
         yield "accelerators", {"accelerators": ()}, "the nearest that would do is {machine}"
         yield "accelerators", {"accelerators": (), "gpus": "auto"}, "the nearest that would do is {machine}"
-    if want.regions:
+    if resources.regions:
         yield "regions", {"regions": ()}, "in region {best.region}, {machine} would do"
-    yield from _host_relaxations(want)
-    if want.trust == "own":
+    yield from _host_relaxations(resources)
+    if resources.trust == "own":
         yield "trust", {"trust": "secure"}, "with trust: secure, {machine} would do"
-    if want.trust != "community":
+    if resources.trust != "community":
         yield "trust", {"trust": "community"}, "with trust: community, {machine} would do"
-    if want.nodes > 1:
+    if resources.nodes > 1:
         yield "nodes", {"nodes": 1}, "one node of {machine} would do"
-    if want.providers:
+    if resources.providers:
         yield "providers", {"providers": ()}, "without providers, {machine} would do"
     batch = spec.train.global_batch if spec.train is not None else 0
     for nodes in NODES:
-        if nodes > want.nodes and isinstance(batch, int) and batch % nodes == 0:
+        if nodes > resources.nodes and isinstance(batch, int) and batch % nodes == 0:
             yield "nodes", {"nodes": nodes}, f"{nodes} nodes of {{machine}} would do"
 
 
-def _host_relaxations(want: Resources) -> Iterator[tuple[str, dict[str, Any], str]]:
+def _host_relaxations(resources: Resources) -> Iterator[tuple[str, dict[str, Any], str]]:
     for field in ("cpus", "memory_gb", "disk_gb"):
-        if getattr(want, field) is not None:
+        if getattr(resources, field) is not None:
             yield field, {field: None}, f"without {field}, {{machine}} would do"
 
 
-def _distance(want: Resources, offer: Offer) -> tuple[object, ...]:
+def _distance(resources: Resources, offer: Offer) -> tuple[object, ...]:
     """Return how far an offer is from the requested GPU; without one, the smallest machine is nearest."""
-    sizes = [h.memory_bytes for name, h in TABLE.items() if any(matches(asked, name) for asked in want.accelerators)]
+    sizes = [
+        h.memory_bytes for name, h in TABLE.items() if any(matches(pattern, name) for pattern in resources.accelerators)
+    ]
     gap = min((abs(offer.gpu_memory_bytes - size) for size in sizes), default=0)
-    count = abs(offer.gpus - want.gpus) if want.gpus != "auto" else offer.gpus
+    count = abs(offer.gpus - resources.gpus) if resources.gpus != "auto" else offer.gpus
     return not offer.gpus, gap, count, offer.gpus, offer.gpu_memory_bytes, offer.id
 
 
@@ -199,17 +207,21 @@ def _machine(offer: Offer) -> str:
     return f"{offer.gpus}× {offer.accelerator} at {offer.provider}" if offer.gpus else f"the CPU at {offer.provider}"
 
 
-def _why(want: Resources, line: QuoteLine, regions: Collection[str]) -> str:
+def _why(resources: Resources, line: QuoteLine, regions: Collection[str]) -> str:
     """Return the requirement that no provider meets. `regions`: where something is sold."""
-    gpus, names, unsold = want.gpus, " or ".join(want.accelerators), ", ".join(unsold_regions(want.regions, regions))
+    gpus, names, unsold = (
+        resources.gpus,
+        " or ".join(resources.accelerators),
+        ", ".join(unsold_regions(resources.regions, regions)),
+    )
     count = f"{gpus} {names or 'GPUs'}" if gpus != "auto" else names or "GPU"
     texts = {
-        DropReason.PROVIDER: f"{', '.join(want.providers)} can never serve this job",
+        DropReason.PROVIDER: f"{', '.join(resources.providers)} can never serve this job",
         DropReason.ACCELERATOR: f"no provider that the job may use ever sells {names}",
         DropReason.GPUS: f"no provider that the job may use ever sells a machine with {count}",
-        DropReason.NODES: f"no provider that the job may use connects {want.nodes} machines",
-        DropReason.SPOT: f"no provider that the job may use sells such a machine with spot: {want.spot}",
-        DropReason.TRUST: f"no provider that the job may use has hosts of trust {want.trust}",
+        DropReason.NODES: f"no provider that the job may use connects {resources.nodes} machines",
+        DropReason.SPOT: f"no provider that the job may use sells such a machine with spot: {resources.spot}",
+        DropReason.TRUST: f"no provider that the job may use has hosts of trust {resources.trust}",
         DropReason.REGION: f"no provider that the job may use sells in {unsold}",
     }
     offer, drop = line.offer, _drop(line)

@@ -61,8 +61,8 @@ def run_result(attempts: Sequence[AttemptProgress]) -> ReportedResult:
 
 def _latest(values: Iterable[float | None]) -> float | None:
     """Return the last value that is not None."""
-    known = [value for value in values if value is not None]
-    return known[-1] if known else None
+    numbers = [value for value in values if value is not None]
+    return numbers[-1] if numbers else None
 
 
 def spec_differences(specs: Sequence[JobSpec]) -> list[SpecDifference]:

@@ -31,7 +31,7 @@ FOLDED = "folded"
 """Reason under which replaced deliveries are counted."""
 
 
-def wants(patterns: Sequence[str], kind: str) -> bool:
+def is_subscribed(patterns: Sequence[str], kind: str) -> bool:
     """Return True if a channel receives `kind`: `patterns` is empty, or has the kind or a `prefix*` that matches."""
     return not patterns or any(
         kind == pattern or (pattern.endswith("*") and kind.startswith(pattern[:-1])) for pattern in patterns

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 from broker.billing.spending import report
 from broker.domain.job import Attempt, Job
-from broker.domain.money import show
+from broker.domain.money import format_usd
 from broker.domain.notifications import Notice
 from broker.domain.spending import Paid, SpendRow, SpendWindow
 
@@ -113,8 +113,12 @@ def _digest(period: DigestPeriod, team: str | None, paid: Paid, running: Sequenc
 
 def _message(period: DigestPeriod, team: str | None, total: SpendRow, running: int) -> str:
     saved = total.saved_on_demand_usd
-    against = f"{show(saved)} saved against" if saved >= 0 else f"{show(-saved)} more than"
-    parts = [f"{show(total.usd)} spent", f"{show(total.lost_usd)} of it lost work", f"{against} on-demand prices"]
+    against = f"{format_usd(saved)} saved against" if saved >= 0 else f"{format_usd(-saved)} more than"
+    parts = [
+        f"{format_usd(total.usd)} spent",
+        f"{format_usd(total.lost_usd)} of it lost work",
+        f"{against} on-demand prices",
+    ]
     return f"{team or 'all teams'}, {period.label}: {', '.join(parts)}; {running} running now"
 
 

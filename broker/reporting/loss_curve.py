@@ -27,7 +27,10 @@ def sparkline(curve: Losses, width: int = 40) -> str:
         return ""
     count = min(width, len(values))
     shares = [values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)]
-    means = [math.fsum(v / len(share) for v in share) for share in shares]
-    low, high = min(means) / 2, max(means) / 2  # halved, because the difference of two finite numbers may be infinite
+    share_means = [math.fsum(v / len(share) for v in share) for share in shares]
+    # Halved, because the difference of two finite numbers may be infinite.
+    low, high = min(share_means) / 2, max(share_means) / 2
     span = high - low
-    return "".join(BARS[round((mean / 2 - low) / span * (len(BARS) - 1)) if span else 0] for mean in means)
+    return "".join(
+        BARS[round((share_mean / 2 - low) / span * (len(BARS) - 1)) if span else 0] for share_mean in share_means
+    )

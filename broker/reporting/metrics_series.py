@@ -67,17 +67,19 @@ def _number(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def downsampled(points: Sequence[MetricPoint], most: int) -> list[MetricPoint]:
-    """Return at most `most` points: of each equal share of the steps the last, with the mean loss and speed of all."""
-    if len(points) <= most:
+def downsampled(points: Sequence[MetricPoint], max_points: int) -> list[MetricPoint]:
+    """Return at most `max_points` points: the last of each equal share of steps, with its mean loss and speed."""
+    if len(points) <= max_points:
         return list(points)
-    shares = [points[i * len(points) // most : (i + 1) * len(points) // most] for i in range(most)]
+    shares = [points[i * len(points) // max_points : (i + 1) * len(points) // max_points] for i in range(max_points)]
     return [
-        share[-1]._replace(loss=_mean([p.loss for p in share]), tokens_per_s=_mean([p.tokens_per_s for p in share]))
+        share[-1]._replace(
+            loss=_mean_of([p.loss for p in share]), tokens_per_s=_mean_of([p.tokens_per_s for p in share])
+        )
         for share in shares
     ]
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(value / len(known) for value in known) if known else None
+def _mean_of(values: Sequence[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return math.fsum(value / len(numbers) for value in numbers) if numbers else None

@@ -30,11 +30,11 @@ def bar_html(share: float) -> str:
 
 def plot_svg(title: str, points: Iterable[tuple[int, float | None]], marks: Iterable[tuple[int, str]] = ()) -> str:
     """Return a line over steps, with a dashed line at each mark; empty for fewer than two points."""
-    known = [(step, value) for step, value in points if value is not None and math.isfinite(value)]
-    if len(known) < 2:
+    finite = [(step, value) for step, value in points if value is not None and math.isfinite(value)]
+    if len(finite) < 2:
         return ""
-    (first, _), (last, _) = known[0], known[-1]
-    low, high = min(value for _, value in known), max(value for _, value in known)
+    (first, _), (last, _) = finite[0], finite[-1]
+    low, high = min(value for _, value in finite), max(value for _, value in finite)
 
     def x(step: int) -> float:
         return LEFT + (step - first) / max(1, last - first) * (WIDTH - LEFT - RIGHT)
@@ -43,7 +43,7 @@ def plot_svg(title: str, points: Iterable[tuple[int, float | None]], marks: Iter
         share = (value / 2 - low / 2) / (high / 2 - low / 2) if high / 2 > low / 2 else 0.5
         return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
-    line = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in known)
+    line = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in finite)
     parts = [
         f'<polyline points="{line}" fill="none" stroke="currentColor" stroke-width="1.5"/>',
         _label(LEFT, TOP - 6, title),

@@ -74,10 +74,10 @@ class BucketTally:
 
     def add(self, poll: OfferPoll) -> None:
         self._polls += 1
-        for group, known in poll.prices():
+        for group, prices in poll.prices():
             tally = self._groups[group]
-            tally.lowest.append(min(known))
-            tally.medians.append(median_low(known))
+            tally.lowest.append(min(prices))
+            tally.medians.append(median_low(prices))
             tally.for_sale += group in poll.for_sale
             tally.is_reported |= group in poll.reported
 

@@ -43,9 +43,11 @@ MAX_MESSAGES = 100
 
 def new_agent_messages(before: Attempt, after: Attempt) -> tuple[AgentMessage, ...]:
     """Return the messages of `after` that `before` lacks, the oldest first."""
-    known = {key for key, _ in _messages(before)}
-    new = {key: message for key, message in _messages(after) if key not in known and message.seq <= MAX_MESSAGES}
-    return tuple(new[key] for key in sorted(new))
+    known_keys = {key for key, _ in _messages(before)}
+    new_messages = {
+        key: message for key, message in _messages(after) if key not in known_keys and message.seq <= MAX_MESSAGES
+    }
+    return tuple(new_messages[key] for key in sorted(new_messages))
 
 
 def _messages(attempt: Attempt) -> list[tuple[tuple[str, int], AgentMessage]]:

@@ -30,10 +30,10 @@ class Tasks:
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._running.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._task_ended)
         return task
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("%s: %s", type(error).__name__, error, exc_info=error)
@@ -42,8 +42,8 @@ class Tasks:
         """Return True as soon as a task has ended, or at once if none runs; False after `within_s` seconds."""
         if not self._running:
             return True
-        done, _ = await asyncio.wait(self._running, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
-        return bool(done)
+        finished, _ = await asyncio.wait(self._running, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        return bool(finished)
 
     async def cancel(self) -> None:
         for task in tuple(self._running):
@@ -78,10 +78,10 @@ class UninterruptedActions:
     async def close(self) -> None:
         """Wait for the running actions, and cancel the actions that take too long."""
         if self._running:
-            _, late = await asyncio.wait(self._running, timeout=self._close_s)
-            for task in late:
+            _, unfinished = await asyncio.wait(self._running, timeout=self._close_s)
+            for task in unfinished:
                 task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+            await asyncio.gather(*unfinished, return_exceptions=True)
 
 
 def _log_fault(task: asyncio.Task[Any]) -> None:

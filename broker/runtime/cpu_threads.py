@@ -77,16 +77,16 @@ class CpuThreads:
                     turn.release()
                     raise
                 future = asyncio.get_running_loop().run_in_executor(self._executor, compute)
-                future.add_done_callback(partial(self._ended, turn))
+                future.add_done_callback(partial(self._release, turn))
                 return await asyncio.shield(future)
         except TimeoutError:
             if not deadline.expired():
                 raise
             raise Busy(f"the checks took more than {self._deadline_s:g} s; try again, or send less") from None
 
-    def _ended(self, turn: asyncio.Semaphore, done: "asyncio.Future[T]") -> None:
+    def _release(self, turn: asyncio.Semaphore, future: "asyncio.Future[T]") -> None:
         """Release the thread and the team's turn. Read the error: asyncio logs an error that no caller reads."""
-        if not done.cancelled():
-            done.exception()
+        if not future.cancelled():
+            future.exception()
         self._free.release()
         turn.release()

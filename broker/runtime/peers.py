@@ -22,7 +22,7 @@ from trainer.contract.documents import Lease
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 5.0
+POLL_S = 5.0
 """Seconds between two reads of the lease."""
 
 
@@ -45,8 +45,8 @@ class BrokerIdentity:
 def seat_of(home: Path, providers: Mapping[str, Provider], database: str) -> BrokerIdentity:
     """Return this broker's identity as hashes, because every machine reads the lease and host names are private."""
     place = _mark(f"{socket.gethostname()}\n{home.resolve()}")
-    here = {name: place if provider.caps.reaches_local_files else "" for name, provider in providers.items()}
-    return BrokerIdentity(home=place, clouds=here, database=_mark(database) if database else "")
+    local_places = {name: place if provider.caps.reaches_local_files else "" for name, provider in providers.items()}
+    return BrokerIdentity(home=place, clouds=local_places, database=_mark(database) if database else "")
 
 
 def _mark(name: str) -> str:
@@ -57,7 +57,7 @@ async def refuse_conflicting_brokers(blobs: Blobs, clock: Clock, own: BrokerIden
     """Raise OtherBroker if a conflicting broker renews its lease within two of its intervals.
 
     A broker conflicts if it has another home, and also other clouds or another database. The wait lasts two of the
-    intervals in that broker's lease plus `LOOK_S`. Without a conflicting lease there is no wait. If the blob store is
+    intervals in that broker's lease plus `POLL_S`. Without a conflicting lease there is no wait. If the blob store is
     unreachable, the daemon logs a warning and starts.
     """
     try:
@@ -84,14 +84,14 @@ async def lease_is_renewed(blobs: Blobs, clock: Clock, watch_s: float) -> bool:
         watch_s = max(watch_s, _two_intervals_s(lease))
     until = clock.monotonic() + watch_s
     while clock.monotonic() < until:
-        await clock.sleep(min(LOOK_S, watch_s))
+        await clock.sleep(min(POLL_S, watch_s))
         if await blobs.get(keys.BROKER_LEASE) != first:
             return True
     return False
 
 
 def _two_intervals_s(lease: Lease) -> float:
-    return 2 * lease.every_s + LOOK_S
+    return 2 * lease.every_s + POLL_S
 
 
 def _parsed(lease: bytes | None) -> Lease | None:
@@ -103,13 +103,13 @@ def _parsed(lease: bytes | None) -> Lease | None:
 
 def _difference(other: Lease, own: BrokerIdentity) -> str | None:
     """Return why the two brokers must not run at the same time; None: they may."""
-    theirs, ours = other.clouds, own.clouds
+    other_clouds, own_clouds = other.clouds, own.clouds
     if other.database and own.database and other.database != own.database:
         return "works on another database, and one of the two is a copy; stop it first"
-    if apart := sorted(theirs.keys() ^ ours.keys()):
-        who = "has" if apart[0] in theirs else "lacks"
-        return f"{who} the provider {apart[0]!r}; stop it, or give both the same providers"
-    place = next((name for name, mark in ours.items() if theirs[name] != mark), None)
+    if different := sorted(other_clouds.keys() ^ own_clouds.keys()):
+        verb = "has" if different[0] in other_clouds else "lacks"
+        return f"{verb} the provider {different[0]!r}; stop it, or give both the same providers"
+    place = next((name for name, mark in own_clouds.items() if other_clouds[name] != mark), None)
     if place is None:
         return None
     return f"has {place!r} on another computer or home; stop it, or set providers.{place} to null in both"

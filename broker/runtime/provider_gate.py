@@ -33,7 +33,7 @@ BURST_S = 4.0
 """Seconds of the average rate that may be called at once."""
 URGENT_S = 15.0
 """Longest back-off in seconds that is added to the cloud's pause for listings and destroys: machines bill meanwhile."""
-YIELDS_S = 6.0
+REPEATED_DESTROY_DELAY_S = 6.0
 """Extra delay in seconds for repeated destroys after throttling, so that first destroys and listings use the remaining
 quota. It exceeds the interval at which an unsent destroy is tried again."""
 GRAIN_S = 0.001
@@ -120,7 +120,7 @@ class RateLimitedProvider:
 
     # ------------------------------------------------------------------------------------------------------ rules
 
-    async def _turn(self, rank: CallPriority) -> None:
+    async def _wait_turn(self, rank: CallPriority) -> None:
         """Wait for the turn of a call. Raises Throttled if the queue is full or the cloud asked for a pause."""
         if len(self._queue) >= self._limits.waiting:
             raise Throttled(f"{self.name}: {len(self._queue)} calls are already waiting", after_s=1.0)
@@ -128,7 +128,7 @@ class RateLimitedProvider:
         insort(self._queue, place)
         try:
             while True:
-                yields_s = YIELDS_S if rank is CallPriority.REPEATED_DESTROY else 0.0
+                yields_s = REPEATED_DESTROY_DELAY_S if rank is CallPriority.REPEATED_DESTROY else 0.0
                 if pause_s := self._breakers[rank.kind].wait_s(self._clock.monotonic(), yields_s=yields_s):
                     raise Throttled(f"{self.name} accepts no call for another {pause_s:.0f} s", after_s=pause_s)
                 if self._queue[0] is not place:
@@ -196,7 +196,7 @@ class RateLimitedProvider:
                 log.exception("%s: the probe failed", self.name)
         log.warning("%s answers again", self.name)
 
-    async def _ask(
+    async def _call(
         self,
         call: Callable[[], Awaitable[T]],
         *,
@@ -205,7 +205,7 @@ class RateLimitedProvider:
     ) -> T:
         if self._broken:
             raise Throttled(f"{self.name} does not answer; it is probed in the background", after_s=5.0)
-        await self._turn(rank)
+        await self._wait_turn(rank)
         async with self._recorded(rank, silence):
             return await call()
 
@@ -228,7 +228,7 @@ class RateLimitedProvider:
         return self._provider.dropped
 
     async def offers(self, ask: GpuAsk) -> Sequence[Offer]:
-        return await self._ask(lambda: self._provider.offers(ask))
+        return await self._call(lambda: self._provider.offers(ask))
 
     def launcher_id(self) -> str:
         return self._provider.launcher_id()
@@ -238,24 +238,24 @@ class RateLimitedProvider:
 
     async def create(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
         """Create machines, unless the breaker is open. Missing answers are not counted: the launcher may cause them."""
-        return await self._ask(lambda: self._provider.create(name, offer, boot), silence=())
+        return await self._call(lambda: self._provider.create(name, offer, boot), silence=())
 
     async def confirm(self, handles: Sequence[Handle], offer: Offer, boot: BootSpec) -> None:
-        await self._ask(lambda: self._provider.confirm(handles, offer, boot))
+        await self._call(lambda: self._provider.confirm(handles, offer, boot))
 
     async def cancel(self, name: InstanceName) -> None:
         await self._provider.cancel(name)
 
     async def list(self) -> Sequence[Observed]:
         """List all machines. A cancelled call counts as a missing answer: its caller waited for this call only."""
-        return await self._ask(
+        return await self._call(
             self._provider.list, rank=CallPriority.LIST, silence=(*_NO_ANSWER, asyncio.CancelledError)
         )
 
     async def destroy(self, handle: Handle) -> None:
         """Destroy a machine, even if the cloud does not answer, because that ends a bill."""
         rank = CallPriority.REPEATED_DESTROY if handle.id in self._destroyed else CallPriority.END
-        await self._turn(rank)
+        await self._wait_turn(rank)
         async with self._recorded(rank):
             await self._provider.destroy(handle)
         self._destroyed.add(handle.id)

@@ -109,7 +109,7 @@ class SpotPlanner:
         for build in builds:
             build.cancel()
         await asyncio.gather(*builds, return_exceptions=True)
-        await self._end()
+        await self._end_process()
 
     async def _build(self, key: SpotPlanKey) -> None:
         """Build and keep a plan. An error is logged, because the caller decides without the plan then."""
@@ -120,7 +120,7 @@ class SpotPlanner:
                 async with asyncio.timeout(self._build_limit_s):
                     self.cache.add(SpotPlan(key, await self._packed(key)))
             except (OSError, EOFError, TimeoutError) as error:
-                await self._end()
+                await self._end_process()
                 self._paused_until = self._monotonic() + PAUSE_S
                 lines = self._stderr.decode(errors="replace").strip().splitlines()
                 why = f"{type(error).__name__}: {error}" + (f"; its last output: {lines[-1][:300]}" if lines else "")
@@ -128,20 +128,20 @@ class SpotPlanner:
                     "no spot plan is built for %.0f s, so its jobs are decided without a model: %s", PAUSE_S, why
                 )
             except asyncio.CancelledError:
-                await self._end()  # its answer would be read as that of the next key
+                await self._end_process()  # its answer would be read as that of the next key
                 raise
 
     async def _packed(self, key: SpotPlanKey) -> bytes:
         """Return the table of a key. A process that ended, for example out of memory, is replaced once."""
         try:
-            return await self._answer(key)
+            return await self._plan_bytes(key)
         except (OSError, EOFError):
-            await self._end()
-            return await self._answer(key)
+            await self._end_process()
+            return await self._plan_bytes(key)
 
-    async def _answer(self, key: SpotPlanKey) -> bytes:
+    async def _plan_bytes(self, key: SpotPlanKey) -> bytes:
         if self._process is not None and self._process.returncode is not None:
-            await self._end()
+            await self._end_process()
         process = self._process or await self._start()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -154,14 +154,14 @@ class SpotPlanner:
         self._stderr = b""
         self._process = await start_child(self._command, stdin=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
         assert self._process.stderr is not None
-        self._reader = asyncio.create_task(self._read(self._process.stderr), name="spot plan errors")
+        self._reader = asyncio.create_task(self._log_stderr(self._process.stderr), name="spot plan errors")
         return self._process
 
-    async def _read(self, stderr: asyncio.StreamReader) -> None:
+    async def _log_stderr(self, stderr: asyncio.StreamReader) -> None:
         while piece := await stderr.read(STDERR_BYTES):
             self._stderr = (self._stderr + piece)[-STDERR_BYTES:]
 
-    async def _end(self) -> None:
+    async def _end_process(self) -> None:
         process, self._process = self._process, None
         if process is None:
             return

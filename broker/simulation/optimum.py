@@ -90,16 +90,16 @@ def _spent(price: float, tick_s: int, after: Column) -> Column:
     return column[: len(after)]
 
 
-def _cheaper(one: Column, other: Column | None) -> Column:
-    if other is None:
-        return one
-    return [a if a < b else b for a, b in zip(one, other, strict=True)]
+def _cheaper(first: Column, second: Column | None) -> Column:
+    if second is None:
+        return first
+    return [a if a < b else b for a, b in zip(first, second, strict=True)]
 
 
 def _plan(ticks: Sequence[_Tick], units: int, changeover: int) -> tuple[SimulatedMachine | None, ...]:
     """Return the machine of each tick, forwards. At equal cost the machine stays, because a change must have a gain."""
     machine: SimulatedMachine | None = None
-    chosen = list[SimulatedMachine | None]()
+    machines = list[SimulatedMachine | None]()
     for tick in ticks:
         if not units:
             break
@@ -110,9 +110,9 @@ def _plan(ticks: Sequence[_Tick], units: int, changeover: int) -> tuple[Simulate
                 machine = None
             else:
                 machine, units = started, units + changeover
-        chosen.append(machine)
+        machines.append(machine)
         units = max(0, units - UNITS) if machine else units
-    return tuple(chosen)
+    return tuple(machines)
 
 
 def _at(column: Column, units: int) -> float:

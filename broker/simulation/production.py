@@ -84,9 +84,9 @@ class ProductionPolicy:
         if line is None:
             self._attempt = None
             return None
-        new = attempt_id(JOB, 1)
+        attempt = attempt_id(JOB, 1)
         self._attempt = Attempt(
-            id=new, job_id=JOB, number=1, name=instance_name(INSTALLATION, new), line=line, created_at=START,
+            id=attempt, job_id=JOB, number=1, name=instance_name(INSTALLATION, attempt), line=line, created_at=START,
             reserved_usd=MONEY, state=AttemptState.TRAINING,
         )  # fmt: skip
         zone = next(n for n, trace in enumerate(run.zones) if trace.name == line.offer.region)
@@ -119,7 +119,7 @@ class ProductionPolicy:
             deadline_s=run.time_left_s,
             excluded={self._id(n, is_spot=True): "sold out" for n in range(len(run.zones)) if n not in _on_sale(run)},
         )
-        return choose(ranking, cap_left=MONEY, attempt_number=1, least=lambda line: Decimal(0)).line
+        return choose(ranking, cap_left=MONEY, attempt_number=1, min_budget=lambda line: Decimal(0)).line
 
     def _id(self, zone: int, *, is_spot: bool) -> str:
         return f"{self.run.zones[zone].name}/{'spot' if is_spot else 'on-demand'}"

@@ -70,9 +70,9 @@ class Span:
 def markets(traces: Iterable[Trace], *, gpus: Sequence[str] = (), regions: Sequence[str] = ()) -> list[list[Trace]]:
     """Return the zones of each market, which sell the same machine. Raises TraceError for a name that fits no trace."""
     of_gpus = _narrowed(list(traces), "--gpu", gpus, _is_gpu, lambda trace: trace.gpu)
-    chosen = _narrowed(of_gpus, "--regions", regions, _is_in, lambda trace: trace.zone)
-    chosen.sort(key=lambda trace: (trace.market, trace.zone))
-    return [list(zones) for _, zones in groupby(chosen, key=lambda trace: trace.market)]
+    traces_shown = _narrowed(of_gpus, "--regions", regions, _is_in, lambda trace: trace.zone)
+    traces_shown.sort(key=lambda trace: (trace.market, trace.zone))
+    return [list(zones) for _, zones in groupby(traces_shown, key=lambda trace: trace.market)]
 
 
 def _narrowed(
@@ -80,11 +80,11 @@ def _narrowed(
     option: str,
     names: Sequence[str],
     fits: Callable[[Trace, str], bool],
-    shown: Callable[[Trace], str],
+    name_of: Callable[[Trace], str],
 ) -> list[Trace]:
     for name in names:
         if not any(fits(trace, name) for trace in traces):
-            listed = ", ".join(sorted({shown(trace) for trace in traces} - {""}))
+            listed = ", ".join(sorted({name_of(trace) for trace in traces} - {""}))
             rest = f"choose among {listed}" if listed else "name the files ZONE_GPU_COUNT.csv"
             raise TraceError(f"{option} {name}: no trace fits; {rest}")
     return [trace for trace in traces if not names or any(fits(trace, name) for name in names)]

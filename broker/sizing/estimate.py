@@ -34,7 +34,7 @@ from broker.model_catalog.task_shape import built_for, task_shape
 from broker.model_catalog.uncounted import text_of
 from broker.sizing import traced_run, traced_tables
 from broker.sizing.estimate_result import EstimateResult
-from broker.sizing.fitting import ways, would_fit
+from broker.sizing.fitting import fitting_changes, would_fit
 from broker.sizing.hf_aliases import optimizer_of, stack_of, unquantised
 from trainer.contract.architectures import NEEDS_LORA, REFERENCED, is_mixture
 from trainer.contract.data_config import TaskName
@@ -52,7 +52,7 @@ class UnknownGpu(EstimateError):
     """No table has the GPU: its speed and whether a job fits on it are unknown."""
 
 
-def _read(path: Path) -> str:
+def _config_text(path: Path) -> str:
     file = path / "config.json" if path.is_dir() else path
     try:
         return file.read_text(encoding="utf-8-sig")  # editors on Windows write a byte order mark
@@ -73,12 +73,12 @@ def config_of(model: str | None, config: str | Path | Mapping[str, Any] | None) 
         if published is not None:
             return str(model), published.config
         if not Path(str(model)).is_dir():
-            near = catalog.resembling(str(model))
-            fix = f"did you mean {' or '.join(near)}? Otherwise give" if near else "give"
+            resembling = catalog.resembling(str(model))
+            fix = f"did you mean {' or '.join(resembling)}? Otherwise give" if resembling else "give"
             raise EstimateError(f"{model}: not in the bundled catalogue, and not a folder; {fix} --config CONFIG.json")
         config = Path(str(model))
     inline = isinstance(config, str) and config.lstrip().startswith("{")
-    where, text = ("--config", str(config)) if inline else (str(config), _read(Path(config)))
+    where, text = ("--config", str(config)) if inline else (str(config), _config_text(Path(config)))
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError) as e:
@@ -115,12 +115,12 @@ def hardware_of(gpu: str | None) -> Hardware | None:
     """Return the first known GPU that the name may mean. Raise UnknownGpu."""
     if gpu is None:
         return None
-    meant, option = candidates(gpu), f"--gpu {' '.join(gpu.split())[:100]}"
-    if not meant or not meant[0].gpu:
-        known = ", ".join(name for name, h in KNOWN.items() if h.gpu)
-        near = "".join(f", the nearest is {name}" for name in nearest(" ".join(gpu.lower().split())))
-        raise UnknownGpu(f"{option}: not known{near}; known are {known}")
-    return meant[0]
+    gpu_names, option = candidates(gpu), f"--gpu {' '.join(gpu.split())[:100]}"
+    if not gpu_names or not gpu_names[0].gpu:
+        known_gpus = ", ".join(name for name, h in KNOWN.items() if h.gpu)
+        hint = "".join(f", the nearest is {name}" for name in nearest(" ".join(gpu.lower().split())))
+        raise UnknownGpu(f"{option}: not known{hint}; known are {known_gpus}")
+    return gpu_names[0]
 
 
 def _known_hardware(gpu: str | None) -> tuple[Hardware | None, str | None]:
@@ -133,9 +133,9 @@ def _known_hardware(gpu: str | None) -> tuple[Hardware | None, str | None]:
 
 def _variant_notes(gpu: str | None) -> Iterator[str]:
     """Yield a note on the assumed variant if the name may mean GPUs of different memory."""
-    meant = candidates(gpu) if gpu else ()
-    if len({h.memory_bytes for h in meant}) > 1:
-        first, *others = (f"{h.name} ({marketed_gb(h.name, h.memory_bytes)} GB)" for h in meant)
+    gpu_names = candidates(gpu) if gpu else ()
+    if len({h.memory_bytes for h in gpu_names}) > 1:
+        first, *others = (f"{h.name} ({marketed_gb(h.name, h.memory_bytes)} GB)" for h in gpu_names)
         yield f"--gpu {gpu}: assumed to be {first}; it could also be {', '.join(others)}"
 
 
@@ -147,9 +147,9 @@ def _speed(shape: ModelShape, ask: EstimateOptions, hardware: Hardware | None, t
         return why
     if (why := no_speed(hardware, ask.precision)) is not None:
         return f"no basis: {hardware.name}: {why}"
-    way: Parallelism = "fsdp" if ask.sharding == "fsdp" else "hybrid" if ask.sharding == "hybrid" else "ddp"
+    layout: Parallelism = "fsdp" if ask.sharding == "fsdp" else "hybrid" if ask.sharding == "hybrid" else "ddp"
     plan = Plan(
-        parallelism=way if ask.gpus > 1 else "single",
+        parallelism=layout if ask.gpus > 1 else "single",
         devices=ask.gpus,
         micro_batch=ask.rows,
         accumulation=2 if ask.accumulated else 1,
@@ -186,7 +186,7 @@ def estimate(
     the model reads. `target_seq`: tokens that an encoder-decoder generates. `resolution`: pixels of a side of a UNet's
     images.
     """
-    return answer(EstimateRequest.checked(locals()))
+    return estimate_document(EstimateRequest.checked(locals()))
 
 
 class EstimateRequest(BaseModel):
@@ -256,7 +256,7 @@ class EstimateRequest(BaseModel):
         )  # fmt: skip
 
 
-def answer(request: EstimateRequest) -> EstimateResult:
+def estimate_document(request: EstimateRequest) -> EstimateResult:
     """Return the document of the estimate. Raise EstimateError."""
     name, config_json = config_of(request.model, request.config)
     config_json, config_notes = unquantised(config_json, request.method)
@@ -267,7 +267,7 @@ def answer(request: EstimateRequest) -> EstimateResult:
         hardware, unknown = _known_hardware(request.gpu)
         if request.fit and hardware is None:
             raise EstimateError(f"--fit: {unknown or 'give --gpu, for example --gpu L40S'}")
-        document = _answer(name, config_json, ask, request, hardware)
+        document = _document_of_config(name, config_json, ask, request, hardware)
     except InvalidEstimate as e:
         raise EstimateError(str(e)) from None
     if unknown is not None:
@@ -285,7 +285,7 @@ def targets_of(text: str) -> tuple[str, ...] | str:
     return text.strip()
 
 
-def _answer(
+def _document_of_config(
     name: str,
     config_json: Mapping[str, Any],
     ask: EstimateOptions,
@@ -321,14 +321,14 @@ def _answer(
     document = _document(name, shape.family, result, hardware, step_speed, trace)
     if hardware is not None and document["fits"] is False:
         document["would_fit"] = would_fit(shape, ask, hardware)
-        document["ways_to_fit"] = ways(shape, ask, hardware, each=2 if task in PAIRED else 1)
+        document["ways_to_fit"] = fitting_changes(shape, ask, hardware, sequences_per_row=2 if task in PAIRED else 1)
     return document
 
 
-def links(hardware: Hardware, each: int) -> str:
-    """Return the assumed links of machines with `each` GPUs, in words."""
+def links(hardware: Hardware, gpus_per_node: int) -> str:
+    """Return the assumed links of machines with `gpus_per_node` GPUs, in words."""
     return (
-        f"machines of {each} GPUs; within them {hardware.link / 1e9:.0f} GB/s a GPU and direction, "
+        f"machines of {gpus_per_node} GPUs; within them {hardware.link / 1e9:.0f} GB/s a GPU and direction, "
         f"between them {hardware.network / 1e9:.1f} GB/s a machine"
     )
 
@@ -345,7 +345,7 @@ def _config_notes(config_json: Mapping[str, Any], shape: ModelShape) -> Iterator
         yield f"{config_json.get('model_type')}: rows of text; its vision tower is held in memory and not trained"
 
 
-def spoken(step_speed: Speed | str) -> dict[str, Any]:
+def speed_fields(step_speed: Speed | str) -> dict[str, Any]:
     """Return the fields of a speed in a document; a string is the reason why there is none."""
     if isinstance(step_speed, str):
         nulls = dict.fromkeys(("tokens_per_s", "tokens_per_s_interval", "tokens_per_s_evidence"))
@@ -389,7 +389,7 @@ def _document(
         "margin_pct": round(100 * margin, 1),
         "device_margin_pct": round(100 * (margin + additional), 1),
         "notes": list(result.notes),
-        **spoken(step_speed),
+        **speed_fields(step_speed),
         "gpu": hardware.name if hardware else None,
         "gpu_memory_bytes": hardware.memory_bytes if hardware else None,
         # under memory pressure the allocator returns its cached memory, so that does not count

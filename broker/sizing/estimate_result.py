@@ -68,11 +68,11 @@ class EstimateResult(dict[str, Any]):
         yield f"recipe: {self['recipe']}"
         if self["gpu"]:
             words, size = "fits" if self["fits"] else "does not fit", self["gpu_memory_bytes"]
-            sold = marketed_gb(self["gpu"], size)
-            yield f"{self['gpu']}: {words} with that margin, of {size / GIB:.1f} GiB (sold as {sold} GB)"
+            marketed = marketed_gb(self["gpu"], size)
+            yield f"{self['gpu']}: {words} with that margin, of {size / GIB:.1f} GiB (sold as {marketed} GB)"
         if self["fits"] is False:
             yield self._way_out()
-            yield from self._ways()
+            yield from self._changes_table()
         elif self["tokens_per_s"] is None:
             yield f"tokens/s: unknown: {self['tokens_per_s_basis']}"
         else:
@@ -80,7 +80,7 @@ class EstimateResult(dict[str, Any]):
             text = f"{self['tokens_per_s']:,.0f} ({low:,.0f} – {high:,.0f})"
             yield f"tokens/s: {text}: {self['tokens_per_s_evidence']} ({self['tokens_per_s_basis']})"
 
-    def _ways(self) -> Iterator[str]:
+    def _changes_table(self) -> Iterator[str]:
         """Yield the table of the smallest changes, each of which fits."""
         rows = [(w["change"], f"{w['device_used_bytes'] / GIB:.1f} GiB", w["options"]) for w in self["ways_to_fit"]]
         head = ("change", "nvidia-smi", "options")

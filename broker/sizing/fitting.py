@@ -57,16 +57,18 @@ Change = tuple[EstimateOptions, Hardware, str]
 """Changed options, the card, and the options of the command that are changed."""
 
 
-def ways(shape: ModelShape, ask: EstimateOptions, hardware: Hardware, *, each: int = 1) -> list[dict[str, Any]]:
+def fitting_changes(
+    shape: ModelShape, ask: EstimateOptions, hardware: Hardware, *, sequences_per_row: int = 1
+) -> list[dict[str, Any]]:
     """Return one row for each kind of change: the smallest of that kind with which it fits.
 
-    A kind that is not enough alone is tried with recomputation too. `each`: sequences of a row, which stay together.
+    A kind that is not enough alone is tried with recomputation too. The sequences of a row stay together.
     """
     rows = []
     for kind, changes in KINDS.items():
         for more in (False,) if ask.checkpointing or kind == "recomputation" else (False, True):
             base = replace(ask, checkpointing=ask.checkpointing or more)
-            fitting = _first(shape, changes(shape, base, hardware, each))
+            fitting = _first_fitting(shape, changes(shape, base, hardware, sequences_per_row))
             if fitting is not None:
                 (_, card, words), result = fitting
                 rows.append({
@@ -79,7 +81,7 @@ def ways(shape: ModelShape, ask: EstimateOptions, hardware: Hardware, *, each: i
     return rows
 
 
-def _first(shape: ModelShape, changes: Iterator[Change]) -> tuple[Change, Estimate] | None:
+def _first_fitting(shape: ModelShape, changes: Iterator[Change]) -> tuple[Change, Estimate] | None:
     """Return the first change that fits, with its estimate."""
     for change in changes:
         try:
@@ -91,25 +93,27 @@ def _first(shape: ModelShape, changes: Iterator[Change]) -> tuple[Change, Estima
     return None
 
 
-def _recomputed(_: ModelShape, ask: EstimateOptions, card: Hardware, each: int) -> Iterator[Change]:
+def _recomputed(_: ModelShape, ask: EstimateOptions, card: Hardware, sequences_per_row: int) -> Iterator[Change]:
     if not ask.checkpointing:
         yield replace(ask, checkpointing=True), card, "--gradient-checkpointing"
 
 
-def _smaller_batches(_: ModelShape, ask: EstimateOptions, card: Hardware, each: int) -> Iterator[Change]:
+def _smaller_batches(_: ModelShape, ask: EstimateOptions, card: Hardware, sequences_per_row: int) -> Iterator[Change]:
     """Yield at most 20 smaller micro-batches, each half of the one before; the global batch is accumulated."""
-    rows = ask.rows // each // 2
+    rows = ask.rows // sequences_per_row // 2
     while rows:
-        yield replace(ask, rows=rows * each, accumulated=True), card, f"--micro-batch {rows} --accumulate"
+        yield replace(ask, rows=rows * sequences_per_row, accumulated=True), card, f"--micro-batch {rows} --accumulate"
         rows //= 2
 
 
-def _sharded(shape: ModelShape, ask: EstimateOptions, card: Hardware, each: int) -> Iterator[Change]:
+def _sharded(shape: ModelShape, ask: EstimateOptions, card: Hardware, sequences_per_row: int) -> Iterator[Change]:
     if ask.gpus > 1 and ask.sharding in ("none", "ddp") and _can_shard(shape, ask):
         yield replace(ask, sharding="fsdp"), card, "--sharding fsdp"
 
 
-def _lighter_methods(shape: ModelShape, ask: EstimateOptions, card: Hardware, each: int) -> Iterator[Change]:
+def _lighter_methods(
+    shape: ModelShape, ask: EstimateOptions, card: Hardware, sequences_per_row: int
+) -> Iterator[Change]:
     """Yield the methods that need less. No trainer quantises a mixture, whose experts are one tensor."""
     lighter = {"full": ("lora", "qlora"), "lora": ("qlora",), "lora8": ("qlora",)}.get(ask.method, ())
     for method in lighter:
@@ -117,7 +121,7 @@ def _lighter_methods(shape: ModelShape, ask: EstimateOptions, card: Hardware, ea
             yield replace(ask, method=method), card, f"--method {method}"  # type: ignore[arg-type]
 
 
-def _more_gpus(shape: ModelShape, ask: EstimateOptions, card: Hardware, each: int) -> Iterator[Change]:
+def _more_gpus(shape: ModelShape, ask: EstimateOptions, card: Hardware, sequences_per_row: int) -> Iterator[Change]:
     if not _can_shard(shape, ask):
         return
     for gpus in (2**power for power in range(1, 7)):
@@ -127,7 +131,7 @@ def _more_gpus(shape: ModelShape, ask: EstimateOptions, card: Hardware, each: in
             yield replace(ask, gpus=gpus, nodes=nodes, sharding="fsdp"), card, words
 
 
-def _larger_cards(_: ModelShape, ask: EstimateOptions, card: Hardware, each: int) -> Iterator[Change]:
+def _larger_cards(_: ModelShape, ask: EstimateOptions, card: Hardware, sequences_per_row: int) -> Iterator[Change]:
     """Yield cards with more memory, the smallest first, that compute in the precision."""
     larger = (h for h in KNOWN.values() if h.gpu and h.memory_bytes > card.memory_bytes)
     for other in sorted(larger, key=lambda h: h.memory_bytes):

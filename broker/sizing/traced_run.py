@@ -132,13 +132,13 @@ def trace(
             "--gradient-checkpointing" if ask.checkpointing else "--no-gradient-checkpointing",
         ]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TRACE_TIMEOUT_S, check=False)
+            result = subprocess.run(command, capture_output=True, text=True, timeout=TRACE_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired:
             raise InvalidEstimate(f"--exact: the tracer took longer than {TRACE_TIMEOUT_S} s") from None
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["the tracer failed"])[-1]
+    if result.returncode:
+        last = (result.stderr.strip().splitlines() or ["the tracer failed"])[-1]
         raise InvalidEstimate(
             f"--exact: {last.replace(file.name, 'the config')} (it needs `pip install 'gpubroker[trainer]'`)"
         )
-    traced: dict[str, Any] = json.loads(done.stdout)
+    traced: dict[str, Any] = json.loads(result.stdout)
     return traced

@@ -30,10 +30,10 @@ def sized(config: Config, ask: EstimateOptions, resolution: int | None) -> Estim
     """
     if trace_tables.kind_of(config) == "whisper":
         refuse_resolution("whisper", resolution)
-        most = _positive(config, "max_target_positions", 448)
-        size = most if ask.target is None else ask.target
-        if not 1 <= size <= most:
-            raise InvalidEstimate(f"--target-seq {size}: must be from 1 to the model's {most} positions")
+        max_positions = _positive(config, "max_target_positions", 448)
+        size = max_positions if ask.target is None else ask.target
+        if not 1 <= size <= max_positions:
+            raise InvalidEstimate(f"--target-seq {size}: must be from 1 to the model's {max_positions} positions")
         return replace(ask, length=size, target=size)
     if ask.target is not None:
         raise InvalidEstimate(f"--target-seq {ask.target}: a UNet writes no tokens; give --resolution")
@@ -102,7 +102,7 @@ def estimate(config: Config, ask: EstimateOptions) -> device_overhead.Estimate:
 def _check(kind: str, ask: EstimateOptions) -> None:
     """Raise InvalidEstimate for options that the tables do not cover."""
     memory_estimate.check_numbers(ask)
-    for option, value, known in (
+    for option, value, allowed in (
         ("--method", ask.method, ("full", "lora")),
         ("--precision", ask.precision, ("bf16-autocast", "fp16-autocast")),
         ("--optimizer", ask.optimizer, ("adamw_fused", "adamw_foreach")),
@@ -115,8 +115,8 @@ def _check(kind: str, ask: EstimateOptions) -> None:
             ("all-linear", WHICH[kind]),
         ),
     ):
-        if value not in known:
-            words = " or ".join(w for w in known if w) or "none"
+        if value not in allowed:
+            words = " or ".join(w for w in allowed if w) or "none"
             raise InvalidEstimate(f"{option} {value}: the tables of {kind} have only {words}")
 
 

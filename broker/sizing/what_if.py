@@ -17,7 +17,7 @@ from broker.estimator.speed.throughput import for_other_code
 from broker.estimator.workload import optimizer_of
 from broker.model_catalog import trace_tables
 from broker.sizing import traced_tables
-from broker.sizing.estimate import EstimateError, config_of, hardware_of, links, model_shape, spoken
+from broker.sizing.estimate import EstimateError, config_of, hardware_of, links, model_shape, speed_fields
 from broker.sizing.hf_aliases import unquantised
 from trainer.contract.architectures import is_mixture
 from trainer.contract.train import TrainConfig
@@ -78,23 +78,23 @@ def _check(
         estimate.check_experts(ask, mixture=is_mixture(config_json))
     except InvalidEstimate as e:
         raise EstimateError(str(e)) from None
-    for option, value, most in (("--global-batch", global_batch, MAX_BATCH), ("--rows", rows, MAX_ROWS)):
-        if value is not None and not 1 <= value <= most:
-            raise EstimateError(f"{option} {value}: must be from 1 to {most}")
+    for option, value, maximum in (("--global-batch", global_batch, MAX_BATCH), ("--rows", rows, MAX_ROWS)):
+        if value is not None and not 1 <= value <= maximum:
+            raise EstimateError(f"{option} {value}: must be from 1 to {maximum}")
     if usd_per_gpu_hour is not None and not 0 <= usd_per_gpu_hour <= MAX_USD:
         raise EstimateError(f"--usd-per-gpu-hour {usd_per_gpu_hour:g}: must be from 0 to {MAX_USD}")
 
 
 def what_if_of_spec(
-    counts_text: str, train: TrainConfig, shape: ModelShape, hardware: Hardware, *, mean: float, steps: int,
-    usd_per_gpu_hour: float | None, written: float = 0.0,
+    counts_text: str, train: TrainConfig, shape: ModelShape, hardware: Hardware, *, mean_tokens: float, steps: int,
+    usd_per_gpu_hour: float | None, generated_tokens: float = 0.0,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the scaling table of a spec's job.
 
     Raise EstimateError.
 
-    `mean`: mean tokens of its rows; the longest may have `max_length`. `written`: mean tokens that an encoder-decoder
-    generates for a row.
+    `mean_tokens`: mean tokens of its rows; the longest may have `max_length`.
+    `generated_tokens`: mean tokens that an encoder-decoder generates for a row.
     """
     lora = train.adapters
     if lora and lora.dora:
@@ -111,8 +111,8 @@ def what_if_of_spec(
     )
     load = TrainingLoad(
         global_batch=train.global_batch_rows,
-        tokens_per_row=min(mean, ask.length),
-        target_tokens_per_row=min(written, ask.length),
+        tokens_per_row=min(mean_tokens, ask.length),
+        target_tokens_per_row=min(generated_tokens, ask.length),
         steps=steps,
         usd_per_gpu_hour=usd_per_gpu_hour,
     )
@@ -176,12 +176,12 @@ def _row(point: Point, *, timed: bool) -> dict[str, Any]:
     }
     if point.plan is None or point.speed is None:
         unknown = dict.fromkeys(("plan", "step_s", "mfu", "hours", "usd"))
-        return {**row, **unknown, **spoken("does not fit")}
+        return {**row, **unknown, **speed_fields("does not fit")}
     return {
         **row,
         "plan": asdict(point.plan),
         "step_s": point.speed.step_s,
-        **spoken(for_other_code(point.speed)),
+        **speed_fields(for_other_code(point.speed)),
         "mfu": round(point.mfu, 4),
         "hours": point.hours if timed else None,
         "usd": point.usd if timed else None,

@@ -14,7 +14,7 @@ class Hints:
     def hint(self, topic: str) -> None:
         """Wake the coroutines that wait for `topic`."""
         for waiter in self._waiters.pop(topic, ()):
-            _end(waiter, hinted=True)
+            _wake(waiter, hinted=True)
 
     def hint_all(self) -> None:
         """Wake all waiters, because hints may have been missed."""
@@ -26,7 +26,7 @@ class Hints:
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[bool] = loop.create_future()
         self._waiters[topic].add(waiter)
-        timer = loop.call_later(timeout_s, functools.partial(_end, waiter, hinted=False))
+        timer = loop.call_later(timeout_s, functools.partial(_wake, waiter, hinted=False))
         try:
             return await waiter
         finally:
@@ -37,6 +37,6 @@ class Hints:
                     del self._waiters[topic]
 
 
-def _end(waiter: asyncio.Future[bool], *, hinted: bool) -> None:
+def _wake(waiter: asyncio.Future[bool], *, hinted: bool) -> None:
     if not waiter.done():
         waiter.set_result(hinted)

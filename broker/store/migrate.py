@@ -109,8 +109,8 @@ async def require_current(dsn: str, folder: Path = MIGRATIONS) -> None:
     files = load(folder)
     connection = await _connect(dsn)
     try:
-        known = await connection.fetchval("SELECT to_regclass('schema_migrations') IS NOT NULL")
-        rows = await connection.fetch("SELECT version, name, sha256 FROM schema_migrations") if known else []
+        has_migrations = await connection.fetchval("SELECT to_regclass('schema_migrations') IS NOT NULL")
+        rows = await connection.fetch("SELECT version, name, sha256 FROM schema_migrations") if has_migrations else []
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise StoreUnavailable(

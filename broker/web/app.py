@@ -51,11 +51,11 @@ async def _root(request: web.Request) -> web.Response:
     """Send browsers to the pages; programs get the API's answer for an unknown path."""
     if "text/html" not in request.headers.get("Accept", ""):
         raise web.HTTPNotFound
-    return browser.see(browser.HOME)
+    return browser.redirect_to(browser.HOME)
 
 
 async def _home(request: web.Request) -> web.Response:
-    return browser.see(browser.HOME)
+    return browser.redirect_to(browser.HOME)
 
 
 async def _unknown(request: web.Request) -> web.Response:

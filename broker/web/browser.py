@@ -87,7 +87,7 @@ def own_path(path: str | None) -> str:
     return HOME if is_sign_in else path  # a link with a code would sign the visitor in as another user
 
 
-def see(path: str) -> web.Response:
+def redirect_to(path: str) -> web.Response:
     """Return a redirect to a page of this daemon."""
     return web.Response(status=303, headers={**HEADERS, "Location": path, "Cache-Control": "no-store"})
 
@@ -211,7 +211,7 @@ def _to_sign_in(request: web.Request) -> web.Response:
     target = f"{SIGN_IN}?next={quote(request.path_qs, safe='')}" if request.method == "GET" else SIGN_IN
     if request.headers.get("HX-Request") == "true":
         return web.Response(status=401, headers={**HEADERS, "HX-Redirect": SIGN_IN})
-    return see(target)
+    return redirect_to(target)
 
 
 def error_page(request: web.Request, error: GpubrokerError, caller: Caller | None = None) -> web.Response:

@@ -74,8 +74,10 @@ def memory_parts(point: WhatIfPoint, card: int) -> tuple[MemoryPart, ...]:
 
 def _plot(points: Sequence[WhatIfPoint]) -> str:
     """Return columns of the plot as JSON. `linear`: the speed of the fewest GPUs, multiplied by the count."""
-    known = [(p.gpus, p.tokens_per_s, p.tokens_per_s_interval) for p in points]
-    rows = [(gpus, rate, *interval) for gpus, rate, interval in known if rate is not None and interval is not None]
+    points_known = [(p.gpus, p.tokens_per_s, p.tokens_per_s_interval) for p in points]
+    rows = [
+        (gpus, rate, *interval) for gpus, rate, interval in points_known if rate is not None and interval is not None
+    ]
     if len(rows) < 2:
         return ""
     gpus, rates, low, high = zip(*rows, strict=True)

@@ -105,9 +105,9 @@ def document(form: Mapping[str, str], upload: str, more: Mapping[str, Any]) -> d
         written = form.get(field.name, "")
         text = written if field.name in TEMPLATES and written.strip() else written.strip()
         if text and (text != field.default or field.name == "task"):
-            _put(spec, field.path.split("."), _value(field.name, text))
+            _set_at(spec, field.path.split("."), _value(field.name, text))
     if upload:
-        _put(spec, _upload_path(task), upload)
+        _set_at(spec, _upload_path(task), upload)
     return _merged(spec, more)
 
 
@@ -151,7 +151,7 @@ def yaml_settings(text: str, field: str) -> Mapping[str, Any]:
     return data
 
 
-def _put(spec: dict[str, Any], path: Sequence[str], value: Any) -> None:
+def _set_at(spec: dict[str, Any], path: Sequence[str], value: Any) -> None:
     *folders, last = path
     for folder in folders:
         spec = spec.setdefault(folder, {})
@@ -184,7 +184,7 @@ def form_of(spec: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
         value = _take(rest, folders)
         text = _text(field.name, value)
         if isinstance(value, Mapping) or (value is not None and not _survives(field.name, text, value)):
-            _put(rest, folders, value)
+            _set_at(rest, folders, value)
         elif value is not None:
             form[field.name] = text
     return form, rest
@@ -227,8 +227,8 @@ def _take(spec: dict[str, Any], path: Sequence[str]) -> Any:
 def cap_text(cap: Decimal) -> str:
     """Return every digit of a cap, with two decimals unless it is whole dollars. Equal caps give equal texts."""
     text = f"{cap.normalize():f}"
-    whole, _, cents = text.partition(".")
-    return f"{whole}.{cents:0<2}" if cents else whole
+    dollars, _, cents = text.partition(".")
+    return f"{dollars}.{cents:0<2}" if cents else dollars
 
 
 def suggested(task: str, columns: Sequence[str]) -> dict[str, str]:
@@ -251,8 +251,8 @@ def suggested(task: str, columns: Sequence[str]) -> dict[str, str]:
         "image": lower.get("image", first),
         "label": lower.get("label", lower.get("labels", last)),
     }
-    wanted = [*needed, *(name for name in more if name in guess and len(columns) > len(needed))]
-    mapping = {name: guess[name] for name in wanted if name in guess}
+    column_names = [*needed, *(name for name in more if name in guess and len(columns) > len(needed))]
+    mapping = {name: guess[name] for name in column_names if name in guess}
     if task == "causal_lm" and "prompt" in mapping:
         mapping["completion"] = f" {mapping['completion']}"  # one text with the prompt
     return mapping

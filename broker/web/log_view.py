@@ -64,7 +64,7 @@ def _no_check() -> None:
 def log_end(raw: bytes, check: Callable[[], None] = _no_check) -> LogExcerpt:
     """Return the last whole lines of a log, at most SHOWN_BYTES."""
     start = 0 if len(raw) <= SHOWN_BYTES else raw.find(b"\n", len(raw) - SHOWN_BYTES) + 1 or len(raw) - SHOWN_BYTES
-    return _part(raw, start, len(raw), check)
+    return _excerpt(raw, start, len(raw), check)
 
 
 def log_around(raw: bytes, line: int, check: Callable[[], None] = _no_check) -> LogExcerpt:
@@ -75,7 +75,7 @@ def log_around(raw: bytes, line: int, check: Callable[[], None] = _no_check) -> 
     end = start + SHOWN_BYTES
     if end < len(raw):
         end = raw.rfind(b"\n", start, end) + 1 or end
-    return _part(raw, start, end, check)
+    return _excerpt(raw, start, end, check)
 
 
 def _line_start(raw: bytes, number: int, check: Callable[[], None]) -> int | None:
@@ -92,7 +92,7 @@ def _line_start(raw: bytes, number: int, check: Callable[[], None]) -> int | Non
     return None
 
 
-def _part(raw: bytes, start: int, end: int, check: Callable[[], None]) -> LogExcerpt:
+def _excerpt(raw: bytes, start: int, end: int, check: Callable[[], None]) -> LogExcerpt:
     text = raw[start:end].decode(errors="replace")
     first = _newlines(raw, 0, start, check) + 1
     return LogExcerpt(text=text, first_line=first, is_cut=start > 0 or end < len(raw))
@@ -111,13 +111,13 @@ def log_search(raw: bytes, query: str, check: Callable[[], None] = _no_check) ->
 
     The search runs from the end of the log to its start, so that the latest matches are found before it stops.
     """
-    wanted = query[:QUERY_CHARACTERS].encode(errors="replace").lower()
+    pattern = query[:QUERY_CHARACTERS].encode(errors="replace").lower()
     starts: list[int] = []
     """Starts of the latest matching lines, in descending order."""
     total = 0
-    for start, end in _blocks_backward(raw) if wanted else ():
+    for start, end in _blocks_backward(raw) if pattern else ():
         check()
-        places = _matching_lines(raw[start:end].lower(), wanted)
+        places = _matching_lines(raw[start:end].lower(), pattern)
         total += len(places)
         starts += [start + place for place in reversed(places[-MATCHES:])][: MATCHES - len(starts)]
         if total > COUNTED:
@@ -134,13 +134,13 @@ def _blocks_backward(raw: bytes) -> Iterator[tuple[int, int]]:
         end = start
 
 
-def _matching_lines(block: bytes, wanted: bytes) -> list[int]:
-    """Return the starts of the lines that contain `wanted`."""
-    places, at = [], block.find(wanted)
+def _matching_lines(block: bytes, pattern: bytes) -> list[int]:
+    """Return the starts of the lines that contain `pattern`."""
+    places, at = [], block.find(pattern)
     while at >= 0:
         places.append(block.rfind(b"\n", 0, at) + 1)
         end = block.find(b"\n", at)
-        at = -1 if end < 0 else block.find(wanted, end + 1)
+        at = -1 if end < 0 else block.find(pattern, end + 1)
     return places
 
 

@@ -107,9 +107,11 @@ def deadline_chance(line: QuoteLine, now: datetime, deadline: datetime) -> float
     return 0.5 * (1 + math.erf(math.log(left / line.hours_p50) / spread / math.sqrt(2)))
 
 
-def _spot_saves(kept: Sequence[QuoteLine]) -> Decimal | None:
+def _spot_saves(kept_lines: Sequence[QuoteLine]) -> Decimal | None:
     prices = {
-        spot: min((line.usd_p50 for line in kept if line.offer.spot is spot and line.usd_p50 is not None), default=None)
+        spot: min(
+            (line.usd_p50 for line in kept_lines if line.offer.spot is spot and line.usd_p50 is not None), default=None
+        )
         for spot in (True, False)
     }
     spot, demand = prices[True], prices[False]

@@ -60,11 +60,11 @@ def environment() -> Environment:
 
 def theme_of(request: web.Request) -> str:
     """Return the theme that the browser chose; `auto`: the system's."""
-    chosen = request.cookies.get(THEME_COOKIE, "auto")
-    return chosen if chosen in THEMES else "auto"
+    theme = request.cookies.get(THEME_COOKIE, "auto")
+    return theme if theme in THEMES else "auto"
 
 
-def _here(request: web.Request) -> str:
+def _return_path(request: web.Request) -> str:
     """Return the address to which the choice of a theme leads back: this page; for a write, the page above it."""
     if request.method == "GET":
         return request.path_qs
@@ -86,10 +86,10 @@ def _is_page(app: web.Application, path: str) -> bool:
 
 def rendered(request: web.Request, template: str, now: datetime, status: int = 200, **values: Any) -> web.Response:
     """Return a page. `now`: the time that ages are counted to."""
-    given: dict[str, Any] = {
-        "now": now, "theme": theme_of(request), "here": _here(request), "path": request.path, "caller": None,
+    variables: dict[str, Any] = {
+        "now": now, "theme": theme_of(request), "here": _return_path(request), "path": request.path, "caller": None,
     }  # fmt: skip
-    html = environment().get_template(template).render(given | values)
+    html = environment().get_template(template).render(variables | values)
     headers = {**HEADERS, "Cache-Control": "no-store"}
     response = web.Response(text=html, status=status, content_type="text/html", charset="utf-8", headers=headers)
     response.enable_compression()

@@ -95,7 +95,7 @@ def receipt(job: Job, attempts: Sequence[Attempt]) -> Receipt | None:
     paid = [a for a in attempts if a.charged_usd]
     traffic = sum((a.traffic_usd for a in attempts), ZERO)
     on_demand = [on_demand_usd(a) for a in paid]
-    known = [usd for usd in on_demand if usd is not None]
+    prices = [usd for usd in on_demand if usd is not None]
     ended = job.finished_at or max((a.ended_at for a in attempts if a.ended_at), default=job.created_at)
     return Receipt(
         quoted_p50=first.usd_p50 if first is not None else None,
@@ -105,7 +105,7 @@ def receipt(job: Job, attempts: Sequence[Attempt]) -> Receipt | None:
         traffic=traffic,
         storage=None if job.stored is None else job.stored.charged_usd,
         lost=sum(((a.charged_usd - a.traffic_usd) * lost_share(a) for a in attempts), ZERO),
-        on_demand=sum(known, ZERO) if paid and len(known) == len(on_demand) else None,
+        on_demand=sum(prices, ZERO) if paid and len(prices) == len(on_demand) else None,
         steps=max((end for _, end in map(steps, attempts) if end is not None), default=0),
         steps_redone=steps_redone(attempts),
         seconds=(ended - job.created_at).total_seconds(),

@@ -8,7 +8,7 @@ from broker.domain.job import Attempt
 
 WIDTH = 1000.0
 """Length of the axis in units of the drawing."""
-LEAST = 1.5
+MIN_WIDTH = 1.5
 """Length of the shortest phase that is drawn."""
 
 
@@ -38,10 +38,10 @@ def phases(attempt: Attempt, now: datetime) -> Iterator[tuple[str, datetime, dat
         ("drain", attempt.draining_since),
         ("destroy", attempt.terminating_since),
     ]
-    known = [(name, at) for name, at in marks if at is not None]
+    known_marks = [(name, at) for name, at in marks if at is not None]
     end = attempt.ended_at or now
-    for place, (name, start) in enumerate(known):
-        until = known[place + 1][1] if place + 1 < len(known) else end
+    for place, (name, start) in enumerate(known_marks):
+        until = known_marks[place + 1][1] if place + 1 < len(known_marks) else end
         if until > start:
             yield name, start, until
 
@@ -59,7 +59,7 @@ def timeline(attempts: Sequence[Attempt], now: datetime) -> list[TimelineRow]:
             TimelinePhase(
                 name=name,
                 x=round((start - begin).total_seconds() * scale, 2),
-                width=round(max(LEAST, (until - start).total_seconds() * scale), 2),
+                width=round(max(MIN_WIDTH, (until - start).total_seconds() * scale), 2),
                 seconds=(until - start).total_seconds(),
             )
             for name, start, until in phases(attempt, now)

@@ -18,9 +18,9 @@ EVERY, BATCH, SEED = 20, 16, 7
 
 def rows_of(step: int, count: int) -> torch.Tensor:
     """Return the rows of a step. They depend on the step's number only, so the order need not be saved."""
-    each = count // BATCH
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(SEED + step // each))
-    return order[step % each * BATCH :][:BATCH]
+    batches = count // BATCH
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(SEED + step // batches))
+    return order[step % batches * BATCH :][:BATCH]
 
 
 def agreed(stop: Stop, device: torch.device) -> bool:
@@ -53,15 +53,15 @@ def main(steps: int) -> None:
     if rank == 0:
         print(f"starting from step {first} on {world} processes", flush=True)
     for step in range(first, steps):
-        mine = data[rows_of(step, len(data))[rank::world]].to(device)
-        found = loss(model, mine)
+        batch = data[rows_of(step, len(data))[rank::world]].to(device)
+        batch_loss = loss(model, batch)
         optimizer.zero_grad()
-        found.backward()
+        batch_loss.backward()
         optimizer.step()
         last = agreed(stop, device) or step + 1 == steps
         if rank == 0 and (last or (step + 1) % EVERY == 0):
             save(step + 1, bare, optimizer)
-            print(f"saved step {step + 1}, loss {found.item():.3f}", flush=True)
+            print(f"saved step {step + 1}, loss {batch_loss.item():.3f}", flush=True)
         if last:
             break
     distributed.destroy_process_group()

@@ -29,19 +29,19 @@ class Stop:
         return self.asked
 
 
-def publish(made: Path, name: str) -> None:
+def publish(source: Path, name: str) -> None:
     """Move a finished file or folder into the kept folder.
 
     A file of that name is replaced by one rename; folders get a new name each time.
     """
-    made.replace(KEPT / name)
+    source.replace(KEPT / name)
 
 
 def retire(pattern: str, keep: int = 2) -> None:
     """Remove all but the newest `keep` folders that match `pattern`."""
-    for old in numbered(pattern)[:-keep]:
-        removed = ASIDE / f"removed-{old.name}"
-        old.replace(removed)  # the agent never sees a half-removed folder
+    for folder in numbered(pattern)[:-keep]:
+        removed = ASIDE / f"removed-{folder.name}"
+        folder.replace(removed)  # the agent never sees a half-removed folder
         shutil.rmtree(removed)
 
 

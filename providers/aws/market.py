@@ -16,7 +16,7 @@ from broker.domain.errors import OutcomeUnknown, ProviderError
 from broker.domain.money import usd
 from broker.ports import Clock
 from providers.aws.api import Aws
-from providers.common.cloud_values import number, whole
+from providers.common.cloud_values import as_integer, number
 from providers.common.gpu_names import accelerator
 from providers.common.market_rules import RawRow, row_fault
 
@@ -220,7 +220,7 @@ class AwsMarket:
             "ec2", self._regions[0], "get_spot_placement_scores", "SpotPlacementScores",
             InstanceTypes=[kind], TargetCapacity=1, SingleAvailabilityZone=True, RegionNames=list(self._regions),
         )  # fmt: skip
-        values = ((score.get("AvailabilityZoneId"), whole(score.get("Score"))) for score in scores)
+        values = ((score.get("AvailabilityZoneId"), as_integer(score.get("Score"))) for score in scores)
         return {zone: value for zone, value in values if zone is not None and value is not None}
 
 

@@ -152,8 +152,8 @@ class AwsCloud:
         """Check the identity and the right to list machines. Prices and launches need more: see deploy/iam/aws.json."""
         region = self._regions[0]
         await self._aws.call("sts", region, "get_caller_identity")
-        known = self._aws.regions("ec2")
-        unknown = [name for name in self._regions if name not in known]
+        listed_regions = self._aws.regions("ec2")
+        unknown = [name for name in self._regions if name not in listed_regions]
         if self._config.endpoint is None and unknown:
             return f"AWS: there is no region {unknown[0]}; correct providers.aws.regions"
         try:

@@ -76,7 +76,7 @@ class Account:
         marks = await self._cloud.account()
         await self._check_unchanged(credential)
         self._check_marks(marks)
-        self._verified, self.mark = credential, _shown(marks)
+        self._verified, self.mark = credential, _marks_text(marks)
 
     @asynccontextmanager
     async def same(self) -> AsyncIterator[None]:
@@ -110,17 +110,17 @@ class Account:
         return now
 
     def _check_marks(self, marks: Sequence[str]) -> None:
-        stored = self._read()
+        stored = self._stored_marks()
         if stored and not set(stored) & set(marks):
             self._verified = None
             raise OutcomeUnknown(
-                f"{self._cloud.name}: the credentials belong to account {_shown(marks)}, the jobs' machines to "
-                f"{_shown(stored)}; restore the old credentials until all jobs have ended, or remove {self._file}"
+                f"{self._cloud.name}: the credentials belong to account {_marks_text(marks)}, the jobs' machines to "
+                f"{_marks_text(stored)}; restore the old credentials until all jobs have ended, or remove {self._file}"
             )
         if list(marks) != stored:
             write_private(self._file, json.dumps({"account": list(marks)}).encode(), durable=True)
 
-    def _read(self) -> list[str]:
+    def _stored_marks(self) -> list[str]:
         """Return the stored marks; empty before the first use."""
         try:
             return [str(mark) for mark in json.loads(self._file.read_bytes())["account"]]
@@ -136,6 +136,6 @@ def _digest(credential: str) -> str:
     return credential.partition("/")[0]
 
 
-def _shown(marks: Sequence[str]) -> str:
+def _marks_text(marks: Sequence[str]) -> str:
     first = marks[0]
     return first if len(first) <= SHOWN else f"{first[:SHOWN]}…"

@@ -289,8 +289,8 @@ class CloudProvider:
                 await self._launcher.forget(handle.name)
 
     async def reach(self, handle: Handle, command: Sequence[str], *, tty: bool) -> Sequence[str]:
-        wanted = reaching(command, docker_run=self._cloud.docker_run, tty=tty)
-        return [*await self._launcher.ssh(handle.name, tty=tty), wanted]
+        remote_command = reaching(command, docker_run=self._cloud.docker_run, tty=tty)
+        return [*await self._launcher.ssh(handle.name, tty=tty), remote_command]
 
     async def check(self) -> str | None:
         try:

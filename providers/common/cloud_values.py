@@ -25,7 +25,7 @@ def number(value: object) -> float | None:
     return result if isfinite(result) else None
 
 
-def whole(value: object) -> int | None:
+def as_integer(value: object) -> int | None:
     """Return a whole number, also from its text; None: missing, or no whole number."""
     result = number(value)
     return int(result) if result is not None and result.is_integer() else None

@@ -116,9 +116,9 @@ def aws_source(env: Mapping[str, str], home: Path) -> str | None:
 
     None: there is neither, but an instance role may exist.
     """
-    chosen = aws_environment(env)
+    variables = aws_environment(env)
     for variable in _AWS_SOURCES:
-        if env.get(variable) and (variable not in _AWS_PROFILES or chosen.get("AWS_PROFILE") == env[variable]):
+        if env.get(variable) and (variable not in _AWS_PROFILES or variables.get("AWS_PROFILE") == env[variable]):
             return variable
     return next((f"~/{name}" for path, name in _aws_files(env, home) if path.is_file()), None)
 
@@ -129,13 +129,13 @@ def aws_environment(env: Mapping[str, str]) -> dict[str, str]:
     botocore's order (botocore/credentials.py, session.py): keys before any profile that a variable names, and
     `AWS_DEFAULT_PROFILE` before `AWS_PROFILE`. Listing and creating both use the result, so they use one account.
     """
-    chosen = {name: value for name, value in env.items() if name.startswith("AWS_") and name not in _AWS_PROFILES}
+    variables = {name: value for name, value in env.items() if name.startswith("AWS_") and name not in _AWS_PROFILES}
     if env.get("AWS_ACCESS_KEY_ID"):
-        return chosen
+        return variables
     for name in _AWS_KEYS:
-        chosen.pop(name, None)
+        variables.pop(name, None)
     profile = next((env[name] for name in _AWS_PROFILES if env.get(name)), "")
-    return chosen | ({"AWS_PROFILE": profile} if profile else {})
+    return variables | ({"AWS_PROFILE": profile} if profile else {})
 
 
 def sky_files(cloud: str, env: Mapping[str, str], home: Path) -> dict[str, bytes]:
@@ -209,10 +209,10 @@ def _content(path: Path) -> bytes | None:
         raise Rejected(f"AWS: {path} cannot be read: {_line(e)}") from None
 
 
-def _path(given: str | None, usual: Path, home: Path) -> Path:
-    if not given:
+def _path(path_text: str | None, usual: Path, home: Path) -> Path:
+    if not path_text:
         return usual
-    return home / given[2:] if given.startswith("~/") else Path(given)
+    return home / path_text[2:] if path_text.startswith("~/") else Path(path_text)
 
 
 def _line(e: Exception) -> str:

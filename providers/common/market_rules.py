@@ -88,7 +88,7 @@ class OfferFilter:
         """
         if (why := impossible(offer)) is not None:
             self.drop(why)
-        elif self._asked(offer):
+        elif self._is_requested(offer):
             position = self._position.setdefault(offer.id, len(self.offers))
             if position == len(self.offers):
                 self.offers.append(offer)
@@ -107,12 +107,12 @@ class OfferFilter:
     def drop(self, why: str) -> None:
         self._dropped[why] += 1
 
-    def _asked(self, offer: Offer) -> bool:
+    def _is_requested(self, offer: Offer) -> bool:
         ask = self._ask
-        wanted = not ask.accelerators or any(
+        is_wanted = not ask.accelerators or any(
             offer.accelerator == name or offer.accelerator.startswith(name + "-") for name in ask.accelerators
         )
-        return wanted and (not ask.regions or offer.region in ask.regions) and offer.gpus >= ask.min_gpus
+        return is_wanted and (not ask.regions or offer.region in ask.regions) and offer.gpus >= ask.min_gpus
 
 
 def row_fault(row: RawRow) -> str | None:

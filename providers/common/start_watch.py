@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Set
 from broker.domain.errors import ProviderError
 from broker.domain.ids import InstanceName
 
-LOOK_S = 5.0
+POLL_S = 5.0
 """Seconds between two checks of a machine."""
 AT_ONCE = 8
 """Largest number of concurrent checks. Each check is a process, and a restarted daemon checks all its machines."""
@@ -43,7 +43,7 @@ class StartWatch:
 
     async def _until_known(self, name: InstanceName) -> str | None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             try:
                 async with self._slots:
                     answer = await self._started(name)

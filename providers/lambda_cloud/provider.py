@@ -19,7 +19,7 @@ from broker.domain.offer import GIB, HostFacts, Offer
 from broker.ports import Clock
 from providers.common.bill_rules import BILL_RULES
 from providers.common.cloud import Purchase
-from providers.common.cloud_values import positive, text, whole
+from providers.common.cloud_values import as_integer, positive, text
 from providers.common.credentials import digest_of, key_help, key_of, sky_files, source_of
 from providers.common.gpu_names import GB, accelerator
 from providers.common.http_json import Rest
@@ -96,15 +96,15 @@ class LambdaCloud:
         self._apis: dict[str, Rest] = {}
 
     async def rows(self, offer_filter: OfferFilter) -> None:
-        known = set(REGIONS)
+        known_regions = set(REGIONS)
         for kind in _instance_types(await self._call("GET", "/instance-types")):
             try:
                 regions = _regions(kind, offer_filter)
-                known.update(regions)
+                known_regions.update(regions)
                 self._add_offers(kind, regions, offer_filter)
             except _UNREADABLE:
                 offer_filter.drop("unreadable")
-        offer_filter.report_unknown_regions("lambda", unsold_regions(self._config.regions, known))
+        offer_filter.report_unknown_regions("lambda", unsold_regions(self._config.regions, known_regions))
 
     def _add_offers(self, kind: Mapping[str, Any], regions: Sequence[str], offer_filter: OfferFilter) -> None:
         """Add an offer for each region that has capacity for the instance type."""
@@ -290,7 +290,7 @@ def _observed(handle: Handle, machine: Mapping[str, Any]) -> Observed:
         handle=handle,
         state=_STATES.get(machine.get("status", ""), InstanceState.UNKNOWN),
         accelerator=_accelerator(gpu, memory) if memory else None,
-        gpus=whole(specs.get("gpus")) if isinstance(specs, dict) else None,
+        gpus=as_integer(specs.get("gpus")) if isinstance(specs, dict) else None,
         gpu_memory_bytes=memory,
         spot=False,
         usd_per_hour=None if cents is None else usd(Decimal(str(kind["price_cents_per_hour"]).strip()) / 100),

@@ -48,11 +48,11 @@ def main() -> None:
 
 def _run(folder: Path, plan: HypervisorPlan) -> str:
     """Run the machine until it ends and return the reason. All its processes have ended at the return."""
-    born = time.monotonic()
+    started_at = time.monotonic()
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.pthread_sigmask(signal.SIG_BLOCK, _WAKE)
     agent = _start(folder, plan)
-    dies_at = None if plan["lifetime_s"] is None else born + plan["lifetime_s"]
+    dies_at = None if plan["lifetime_s"] is None else started_at + plan["lifetime_s"]
     warn_at = None if dies_at is None or not plan["notice_s"] else dies_at - plan["notice_s"]
     reason = ""
     while not reason:
@@ -66,8 +66,8 @@ def _run(folder: Path, plan: HypervisorPlan) -> str:
             _write(folder / "notice", {"dies_at": dies_at})
             warn_at = None
         else:
-            due = [at for at in (dies_at, warn_at) if at is not None]
-            woken = signal.sigtimedwait(_WAKE, max(0.0, min(due) - now) if due else 3600.0)
+            due_times = [at for at in (dies_at, warn_at) if at is not None]
+            woken = signal.sigtimedwait(_WAKE, max(0.0, min(due_times) - now) if due_times else 3600.0)
             if woken is not None and woken.si_signo == signal.SIGTERM:
                 reason = "switched off"
     _kill_all(agent)

@@ -60,8 +60,8 @@ def drop_bounding_set() -> None:
 
 def drop_capabilities() -> None:
     """Give up all capabilities of this process. Raises OSError."""
-    header, nothing = struct.pack("=Ii", 0x20080522, 0), bytes(24)
-    _check(_LIBC.capset(header, nothing), "capset")
+    header, zero_data = struct.pack("=Ii", 0x20080522, 0), bytes(24)
+    _check(_LIBC.capset(header, zero_data), "capset")
 
 
 def refuse_new_privileges() -> None:

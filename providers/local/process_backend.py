@@ -188,21 +188,21 @@ class ProcessBackend:
 
     def _list(self) -> list[Observed]:
         self._reap()
-        held: dict[str, tuple[Machine | None, bool]] = {}
+        states: dict[str, tuple[Machine | None, bool]] = {}
         for folder in self._folders():
             with suppress(FileNotFoundError):  # destroyed during this listing
-                held[folder.name] = (self._recorded(folder), is_locked(folder / "lock"))
+                states[folder.name] = (self._recorded(folder), is_locked(folder / "lock"))
         # Check processes after locks: in the other order a machine could be listed as GONE before its processes end.
-        born = {
+        started = {
             name for name in instances_with_processes(self._root) if attempt_of(self._installation, name) is not None
         }
         observed = []
-        for name, (machine, locked) in held.items():
-            is_running = locked or name in born
+        for name, (machine, locked) in states.items():
+            is_running = locked or name in started
             state = InstanceState.RUNNING if is_running else InstanceState.GONE
             notice_s = _notice_s(self._root / name) if is_running else None
             observed.append(machine.observed(state, notice_s) if machine else self._by_name(name, state))
-        return observed + [self._by_name(name, InstanceState.RUNNING) for name in born - held.keys()]
+        return observed + [self._by_name(name, InstanceState.RUNNING) for name in started - states.keys()]
 
     def _by_name(self, name: str, state: InstanceState) -> Observed:
         """Return the listing of a machine whose record is absent or damaged, so only its name is available."""

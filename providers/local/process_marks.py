@@ -37,20 +37,20 @@ def namespace_init(folder: Path) -> int | None:
     return None
 
 
-def kill_instance(folder: Path, held: Callable[[], bool]) -> tuple[int, bool]:
+def kill_instance(folder: Path, is_held: Callable[[], bool]) -> tuple[int, bool]:
     """Send SIGKILL to all processes of the machine until none is left.
 
     Returns the number of killed processes, and False if some still run after `_KILL_TIMEOUT_S`.
 
     Processes of the machine are those with the mark, those in the session of a marked process, and descendants of
-    marked processes. This includes programs that clear their environment. `held`: function that returns True while the
-    machine's lock is held. A starting hypervisor holds the lock before its environment can be read.
+    marked processes. This includes programs that clear their environment. `is_held`: returns True while the machine's
+    lock is held. A starting hypervisor holds the lock before its environment can be read.
     """
     deadline = time.monotonic() + _KILL_TIMEOUT_S
     killed: set[psutil.Process] = set()
     sessions: set[int] = set()
     # The first process of a namespace that only waits for the others to end has no environment, and therefore no mark.
-    while (victims := _victims(folder, sessions) | {process for process in killed if _lives(process)}) or held():
+    while (victims := _victims(folder, sessions) | {process for process in killed if _lives(process)}) or is_held():
         if time.monotonic() > deadline:
             return len(killed), False
         for process in victims:

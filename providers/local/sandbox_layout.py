@@ -69,10 +69,10 @@ def unreadable(roots: Iterable[Path]) -> Path | None:
 
 def common_mounts(hidden: Iterable[Path], readable: Iterable[Path]) -> list[SandboxMount]:
     """Return the mounts of every machine. `hidden`: folders that stay empty even if a shown folder contains them."""
-    shown = [Path(path) for path in _SYSTEM if os.path.exists(path) and not os.path.islink(path)]
-    shown += [Path("/etc", name) for name in _ETC]
-    shown += [*_python_folders(), *_package_folders(), *_operator_paths(), *readable]
-    mounts = [mount for path in shown for mount in _both_paths(path)]
+    visible_paths = [Path(path) for path in _SYSTEM if os.path.exists(path) and not os.path.islink(path)]
+    visible_paths += [Path("/etc", name) for name in _ETC]
+    visible_paths += [*_python_folders(), *_package_folders(), *_operator_paths(), *readable]
+    mounts = [mount for path in visible_paths for mount in _both_paths(path)]
     mounts += [_mount(target, None) for path in hidden for target in {str(path.absolute()), os.path.realpath(path)}]
     devices = [f"/dev/{name}" for name in _DEVICES]
     devices += [path for pattern in _GPUS for path in glob.glob(pattern)]
@@ -93,8 +93,8 @@ def store_mounts(isolation: HostIsolation, env: Mapping[str, str]) -> list[Sandb
         raise Rejected(f"{store}: the blob store is absent; put it back")
     attempt = env["GPUBROKER_ATTEMPT"]
     own = object_keys.checkpoints(isolation.job)
-    written = (f"attempts/{attempt}", f"{object_keys.HEARTBEATS}{attempt}", f"{own}{attempt}")
-    for key in written:
+    writable = (f"attempts/{attempt}", f"{object_keys.HEARTBEATS}{attempt}", f"{own}{attempt}")
+    for key in writable:
         (store / key).mkdir(parents=True, exist_ok=True)
         if os.geteuid() == 0:
             (store / key).chmod(0o1777)  # the folders above are private; the job may not replace the broker's files
@@ -104,7 +104,7 @@ def store_mounts(isolation: HostIsolation, env: Mapping[str, str]) -> list[Sandb
     inside = Path(STORE, installation)
     mounts = [_mount(str(inside / key), str(store / key)) for key in read if (store / key).exists()]
     # The specification is a mount of its own, so that the job cannot replace it.
-    return mounts + [_mount(str(inside / key), str(store / key), "write") for key in written]
+    return mounts + [_mount(str(inside / key), str(store / key), "write") for key in writable]
 
 
 def in_order(mounts: Iterable[SandboxMount]) -> list[SandboxMount]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.domain.errors import OutcomeUnknown, ProviderError, Rejected, Throttled
-from providers.common.cloud_values import flag, whole
+from providers.common.cloud_values import as_integer, flag
 from providers.common.credentials import key_help, key_of
 from providers.common.http_json import Rest
 
@@ -189,7 +189,7 @@ def _check_total(answer: Mapping[str, Any], count: int) -> None:
     pagination = answer.get("pagination")
     for fields in (answer, pagination if isinstance(pagination, dict) else {}):
         for name in _TOTALS:
-            total = whole(fields.get(name))
+            total = as_integer(fields.get(name))
             if total is not None and total > count:
                 raise OutcomeUnknown(f"RunPod: the listing shows {count} of {total} pods")
 
@@ -201,8 +201,8 @@ def _next_cursor(answer: Mapping[str, Any]) -> str | None:
     pagination = answer.get("pagination")
     if pagination is None:
         return None
-    known = pagination if isinstance(pagination, dict) else {}
-    cursor, has_more = known.get("nextCursor"), known.get("hasNextPage", known.get("nextCursor", True))
+    page = pagination if isinstance(pagination, dict) else {}
+    cursor, has_more = page.get("nextCursor"), page.get("hasNextPage", page.get("nextCursor", True))
     if has_more is None or flag(has_more) is False:
         return None
     if not isinstance(cursor, str) or not cursor:

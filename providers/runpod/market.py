@@ -100,7 +100,7 @@ class RunpodMarket:
             return {}
 
     async def _locations(self, offer_filter: OfferFilter) -> list[_GpuLocation]:
-        known = {country(zone) for zone in await self._zones()}
+        known_places = {country(zone) for zone in await self._zones()}
         locations: list[_GpuLocation] = []
         nameless: set[str] = set()
         for secure in (True, False) if self._community else (True,):
@@ -113,8 +113,8 @@ class RunpodMarket:
                     elif gpu["id"] not in nameless:
                         nameless.add(gpu["id"])
                         offer_filter.drop("SkyPilot has no name for the GPU")
-        known |= {location.region for location in locations}
-        offer_filter.report_unknown_regions("runpod", unsold_regions(self._regions, known))
+        known_places |= {location.region for location in locations}
+        offer_filter.report_unknown_regions("runpod", unsold_regions(self._regions, known_places))
         return [location for location in locations if not self._regions or location.region in self._regions]
 
     async def _zones(self) -> Sequence[str]:
@@ -141,9 +141,9 @@ class RunpodMarket:
         """Return the locations of one GPU type. A location that cannot be read costs itself alone."""
         tier = "secure" if secure else "community"
         try:
-            per_gpu, most = gpu["price"].get(tier), number(gpu["maxCount"].get(tier))
+            per_gpu, max_count = gpu["price"].get(tier), number(gpu["maxCount"].get(tier))
             centres = gpu.get("dataCenters") or []
-            if per_gpu is None or not centres or (most is not None and count > most):
+            if per_gpu is None or not centres or (max_count is not None and count > max_count):
                 return []
             versions = _cuda_versions(gpu.get("cudaVersions"), self._cuda_min)
             if versions is None:

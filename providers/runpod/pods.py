@@ -7,7 +7,7 @@ from typing import Any
 from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import Handle
 from broker.domain.money import usd
-from providers.common.cloud_values import positive, text, whole
+from providers.common.cloud_values import as_integer, positive, text
 from providers.runpod.gpu_types import accelerator_of
 
 _MACHINE = "machine { gpuTypeId gpuDisplayName }"
@@ -45,7 +45,7 @@ def observed(handle: Handle, pod: Mapping[str, Any], *, cuda_min: str) -> Observ
     pod is interruptible, because REST v2 has no field for it. `cudaVersion` is the host's; null: not reported.
     """
     gpu = pod.get("gpu")
-    gpu_id, count = (text(gpu.get("id")), whole(gpu.get("count"))) if isinstance(gpu, dict) else (None, None)
+    gpu_id, count = (text(gpu.get("id")), as_integer(gpu.get("count"))) if isinstance(gpu, dict) else (None, None)
     return Observed(
         handle=handle,
         state=_STATES.get(pod["status"], InstanceState.UNKNOWN),
@@ -65,7 +65,7 @@ def graphql_observed(handle: Handle, pod: Mapping[str, Any]) -> Observed:
         handle=handle,
         state=_GRAPHQL_STATES.get(pod["desiredStatus"], InstanceState.UNKNOWN),
         accelerator=accelerator_of(gpu) if gpu else None,
-        gpus=whole(pod.get("gpuCount")),
+        gpus=as_integer(pod.get("gpuCount")),
         spot=_IS_SPOT.get(text(pod.get("podType")) or ""),
         usd_per_hour=_rate(pod.get("costPerHr")),
     )

@@ -14,7 +14,7 @@ from broker.domain.errors import Gone, OutcomeUnknown, ProviderError, Rejected, 
 from broker.domain.ids import Installation
 from broker.domain.instance import BootSpec, Caps, Observed
 from broker.domain.job import Handle
-from broker.domain.money import show
+from broker.domain.money import format_usd
 from broker.domain.offer import Offer
 from broker.ports import Clock
 from providers.common.cloud import Purchase
@@ -182,9 +182,7 @@ class RunpodCloud:
         except ArithmeticError:
             raise OutcomeUnknown(f"RunPod: the account's balance is not a number: {str(balance)[:40]!r}") from None
         if balance_usd is not None and balance_usd < LOW_BALANCE_USD:
-            return (
-                f"RunPod: the balance is {show(balance_usd)}; add credit at https://www.console.runpod.io/user/billing"
-            )
+            return f"RunPod: the balance is {format_usd(balance_usd)}; add credit at https://www.console.runpod.io/user/billing"
         return None
 
     def source(self) -> str:

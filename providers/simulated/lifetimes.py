@@ -20,13 +20,13 @@ class Lifetimes:
         """Return the lifetime in seconds, always the same for a name; None: never preempted."""
         if not offer.spot:
             return None
-        if self._config.lifetimes_s and (place := self._place(name)) < len(self._config.lifetimes_s):
+        if self._config.lifetimes_s and (place := self._position(name)) < len(self._config.lifetimes_s):
             return self._config.lifetimes_s[place]
         if not offer.preemptions_per_hour:
             return None
         return rng(self._config.seed, "lifetime", name).expovariate(offer.preemptions_per_hour / 3600)
 
-    def _place(self, name: InstanceName) -> int:
+    def _position(self, name: InstanceName) -> int:
         """Return the position among all spot machines ever bought; 0 for the first."""
         names = self._file.read_text().split() if self._file.exists() else []
         if name in names:

@@ -122,9 +122,9 @@ class VirtualBackend:
             await self._clock.sleep(max(self._config.tick_s, wait_s))
             now, names = self._clock.monotonic(), []
             while self._due and self._due[0][0] <= now:
-                _, name, born = heapq.heappop(self._due)
+                _, name, started_at = heapq.heappop(self._due)
                 instance = self._instances.get(name)
-                if instance is not None and instance.born == born:
+                if instance is not None and instance.born == started_at:
                     names.append(name)
             await asyncio.gather(*(wake(name) for name in names))
 
@@ -143,8 +143,8 @@ class VirtualBackend:
         instance.over = instance.over or now >= instance.dies_at
         if not instance.over:
             # Due next: heartbeat, checkpoint, end or preemption. An overdue event is retried after `beat_s`.
-            due = [at for at in (instance.ends_at, instance.saves_at, instance.dies_at) if at > now]
-            heapq.heappush(self._due, (min(now + self._config.beat_s, *due), name, instance.born))
+            due_times = [at for at in (instance.ends_at, instance.saves_at, instance.dies_at) if at > now]
+            heapq.heappush(self._due, (min(now + self._config.beat_s, *due_times), name, instance.born))
 
     async def _boot(self, instance: _Instance, now: float) -> None:
         if now >= instance.dies_at:
@@ -198,8 +198,8 @@ class VirtualBackend:
             await self._finish(instance, Outcome.DRAINED, step, instance.desired.reason)
 
     def _step(self, instance: _Instance, at: float) -> int:
-        done = (at - instance.trains_from) * instance.speed / self._config.run_s
-        return min(instance.first_step + int(done * self._config.steps), self._config.steps)
+        trained_share = (at - instance.trains_from) * instance.speed / self._config.run_s
+        return min(instance.first_step + int(trained_share * self._config.steps), self._config.steps)
 
     async def _beat(self, instance: _Instance, step: int) -> None:
         if instance.over:

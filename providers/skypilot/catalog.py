@@ -84,8 +84,8 @@ class SkyCatalog:
         columns, rows_by_key = list(_COLUMNS.get(name, ())), dict[tuple[str, ...], Row]()
         path = self._root / file
         if path.exists():
-            with path.open(newline="", encoding="utf-8") as old:
-                reader = csv.DictReader(old)
+            with path.open(newline="", encoding="utf-8") as old_file:
+                reader = csv.DictReader(old_file)
                 columns += [column for column in reader.fieldnames or () if column not in columns]
                 rows_by_key = {_key(file, row): row for row in reader}
         for row in new_rows:

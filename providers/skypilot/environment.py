@@ -114,9 +114,9 @@ def _pip(python: Path, *arguments: str) -> None:
 def _run(argv: Sequence[str]) -> None:
     """Run a program with its output on stderr (2). Raises Rejected if it fails."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, stdout=2)
-    if done.returncode != 0:
-        raise Rejected(f"SkyPilot's environment could not be made: `{' '.join(argv)}` ended with {done.returncode}")
+    result = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, stdout=2)
+    if result.returncode != 0:
+        raise Rejected(f"SkyPilot's environment could not be made: `{' '.join(argv)}` ended with {result.returncode}")
 
 
 if __name__ == "__main__":

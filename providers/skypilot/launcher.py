@@ -158,8 +158,8 @@ class SkyLauncher:
             ) from None
 
     def _known_secrets(self, task: MachineTask) -> list[str]:
-        known = [*self._secrets, *(self._keys.secrets if self._keys else ())]
-        return [*known, *task.secrets.values(), *(task.registry_login or ())[2:]]
+        secrets = [*self._secrets, *(self._keys.secrets if self._keys else ())]
+        return [*secrets, *task.secrets.values(), *(task.registry_login or ())[2:]]
 
     @contextmanager
     def _sending(self, name: InstanceName) -> Iterator[None]:

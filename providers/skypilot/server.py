@@ -127,7 +127,7 @@ class SkyServer:
         """Start or restart the server if needed and return its API. Raises OutcomeUnknown if it does not start."""
         async with self._starting:
             await self._replace()
-            if self._running is not None and not await self._answers(START_S):
+            if self._running is not None and not await self._wait_until_healthy(START_S):
                 await asyncio.to_thread(self._terminate, self._running)
                 await self._forget()
             for _ in range(TRIES):
@@ -135,7 +135,9 @@ class SkyServer:
                     return self.api()
                 await asyncio.to_thread(self._locks.reap, self.id)
                 await asyncio.to_thread(self._start)
-                if not await self._answers(START_S):  # Another program may have taken the port during the start.
+                if not await self._wait_until_healthy(
+                    START_S
+                ):  # Another program may have taken the port during the start.
                     await asyncio.to_thread(self._terminate, self._running)
                     await self._forget()
             raise OutcomeUnknown(f"SkyPilot's API server does not start: see {self._state / 'server.log'}")
@@ -149,7 +151,7 @@ class SkyServer:
             self._api = SkyApi(f"http://127.0.0.1:{server_record.port}", token=server_record.token, user=self._user)
         return self._api
 
-    async def _answers(self, timeout_s: float) -> bool:
+    async def _wait_until_healthy(self, timeout_s: float) -> bool:
         """Wait until the server is healthy and return True; return False after `timeout_s` or if its supervisor ended.
 
         Raises Rejected for another version of SkyPilot.

@@ -13,7 +13,7 @@ from broker.domain.money import usd
 from broker.domain.offer import GIB, DiskSale, HostFacts, Offer
 from broker.ports import Clock
 from providers.common.bill_rules import BILL_RULES
-from providers.common.cloud_values import flag, moment, money, number, positive, text, whole
+from providers.common.cloud_values import as_integer, flag, moment, money, number, positive, text
 from providers.common.gpu_names import GB, accelerator
 from providers.common.market_rules import OfferFilter, RawRow, bid
 from providers.vast.searches import SearchAnswer
@@ -182,7 +182,7 @@ def _ends_at(ask: Mapping[str, Any], now: datetime) -> datetime | None:
 
 def _id(value: Any) -> str:
     """Return the number of an ask. Raises ValueError for any other value, which SkyPilot could not buy."""
-    number_of_ask = whole(value)
+    number_of_ask = as_integer(value)
     if number_of_ask is None or number_of_ask < 0:
         raise ValueError(f"{value!r} is not the number of an ask")
     return str(number_of_ask)

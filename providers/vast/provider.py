@@ -14,12 +14,12 @@ from broker.domain.errors import Gone, OutcomeUnknown, ProviderError, Rejected
 from broker.domain.ids import Installation
 from broker.domain.instance import BootSpec, Caps, InstanceState, Observed
 from broker.domain.job import Handle
-from broker.domain.money import show, usd
+from broker.domain.money import format_usd, usd
 from broker.domain.offer import Offer
 from broker.ports import Clock
 from providers.common.call_rates import CallLimit, CallRates, RateClock
 from providers.common.cloud import Purchase
-from providers.common.cloud_values import flag, moment, positive, text, whole
+from providers.common.cloud_values import as_integer, flag, moment, positive, text
 from providers.common.credentials import digest_of, key_help, key_of, sky_files, source_of
 from providers.common.gpu_names import GB, accelerator
 from providers.common.http_json import Rest
@@ -143,7 +143,7 @@ class VastCloud:
         await self._market.fill(offer_filter, answers)
 
     async def _search(self, query: Mapping[str, Any]) -> list[Any]:
-        answer = await self._rates.call("search", lambda: self._ask("POST", "/api/v0/bundles/", query))
+        answer = await self._rates.call("search", lambda: self._read("POST", "/api/v0/bundles/", query))
         offers = answer.get("offers")
         if not isinstance(offers, list):
             raise OutcomeUnknown("Vast: the answer to a search has no `offers`")
@@ -184,14 +184,14 @@ class VastCloud:
             if token is None or token == query.get("after_token"):
                 break
             query = {"limit": str(PAGE), "after_token": token}
-        total = whole(answer.get("total_instances"))
+        total = as_integer(answer.get("total_instances"))
         if token is not None or (total is not None and total > len(by_id)):
             raise OutcomeUnknown(f"Vast: the listing shows {len(by_id)} of {total} instances")
         return list(by_id.values())
 
     async def _page(self, query: Mapping[str, str]) -> Mapping[str, Any]:
         def send() -> Awaitable[Mapping[str, Any]]:
-            return self._ask("GET", "/api/v1/instances/", query=query)
+            return self._read("GET", "/api/v1/instances/", query=query)
 
         return await self._rates.call("listing", send, tries=PAGE_TRIES)
 
@@ -208,7 +208,7 @@ class VastCloud:
 
     async def check(self) -> str | None:
         """Check the account's credit. The answer also contains the account's key, so it must not be logged."""
-        account = await self._ask("GET", "/api/v0/users/current/")
+        account = await self._read("GET", "/api/v0/users/current/")
         credit = account.get("credit")
         try:
             credit_usd = None if credit is None else Decimal(str(credit))
@@ -217,7 +217,7 @@ class VastCloud:
         if credit_usd is None and "id" not in account:
             raise OutcomeUnknown("Vast: the answer does not describe an account")
         if credit_usd is not None and credit_usd < LOW_BALANCE_USD:
-            return f"Vast: the credit is {show(credit_usd)}; add some at https://cloud.vast.ai/billing/"
+            return f"Vast: the credit is {format_usd(credit_usd)}; add some at https://cloud.vast.ai/billing/"
         return None
 
     def source(self) -> str:
@@ -227,7 +227,7 @@ class VastCloud:
         return digest_of(sky_files("vast", self._env, self._home))
 
     async def account(self) -> Sequence[str]:
-        account_id = (await self._ask("GET", "/api/v0/users/current/")).get("id")
+        account_id = (await self._read("GET", "/api/v0/users/current/")).get("id")
         if account_id is None:
             raise OutcomeUnknown("Vast: the answer does not say whose key it is")
         return (str(account_id),)
@@ -271,7 +271,7 @@ class VastCloud:
             await api.close()
         self._apis.clear()
 
-    async def _ask(
+    async def _read(
         self, method: str, path: str, body: Any = None, *, query: Mapping[str, str] | None = None
     ) -> Mapping[str, Any]:
         """Return the answer to a read-only call. Raises a ProviderError if the answer contains an error."""
@@ -341,7 +341,7 @@ def _observed(name: Any, machine: Mapping[str, Any]) -> Observed:
         ),
         state=_state(machine),
         accelerator=accelerator(gpu, memory_bytes) if gpu else None,
-        gpus=whole(machine.get("num_gpus")),
+        gpus=as_integer(machine.get("num_gpus")),
         gpu_memory_bytes=memory_bytes,
         spot=flag(machine.get("is_bid")),
         usd_per_hour=None if rate is None else usd(str(machine["dph_total"]).strip()),

@@ -37,22 +37,22 @@ class SearchCache:
     async def get(self, gpu: str | None, query: Query) -> SearchAnswer:
         """Return the answer of a search, or the kept one if the search fails. Raises its error if none is kept."""
         try:
-            return await self._ask(gpu, query)
+            return await self._search_once(gpu, query)
         except (Throttled, OutcomeUnknown):
-            if (earlier := self._kept(gpu)) is None:
+            if (earlier := self._recent_answer(gpu)) is None:
                 raise
             return earlier
 
-    async def get_some(self, queries: Mapping[str, Query], most: int) -> Sequence[SearchAnswer]:
-        """Return the answers of all searches. The `most` oldest are sent again, up to the first failure."""
-        for gpu in sorted(queries, key=lambda gpu: self._tried.get(gpu, 0))[: max(0, most)]:
+    async def get_some(self, queries: Mapping[str, Query], max_calls: int) -> Sequence[SearchAnswer]:
+        """Return the answers of all searches. The `max_calls` oldest are sent again, up to the first failure."""
+        for gpu in sorted(queries, key=lambda gpu: self._tried.get(gpu, 0))[: max(0, max_calls)]:
             try:
-                await self._ask(gpu, queries[gpu])
+                await self._search_once(gpu, queries[gpu])
             except ProviderError:  # the answers of the other searches remain
                 break
-        return [answer for gpu in queries if (answer := self._kept(gpu)) is not None]
+        return [answer for gpu in queries if (answer := self._recent_answer(gpu)) is not None]
 
-    async def _ask(self, gpu: str | None, query: Query) -> SearchAnswer:
+    async def _search_once(self, gpu: str | None, query: Query) -> SearchAnswer:
         self._tries += 1
         rows = await self._search(query)
         self._tried[gpu] = self._tries
@@ -60,6 +60,6 @@ class SearchCache:
         self._answers[gpu] = answer
         return answer
 
-    def _kept(self, gpu: str | None) -> SearchAnswer | None:
+    def _recent_answer(self, gpu: str | None) -> SearchAnswer | None:
         answer = self._answers.get(gpu)
         return answer if answer is not None and self._clock.monotonic() - answer.at_s <= KEEP_S else None

@@ -173,7 +173,7 @@ async def serving(
     await blobs.put(keys.BROKER_LEASE, Lease(broker="test", seq=1, every_s=20).model_dump_json().encode())
     app = build_app(service, Authenticator(store, clock), version="0.0.0", limits=limits, requests=requests)
     mount(app, oidc)
-    runner = Runner(app, most=connections)
+    runner = Runner(app, max_connections=connections)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", port)
     await site.start()

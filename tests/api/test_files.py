@@ -169,7 +169,7 @@ async def test_an_upload_is_spooled_to_disk_and_stored_completely(api: Running, 
     rest.set()
     status, upload = await sent
     assert (status, upload["bytes"], upload["sha256"]) == (201, len(whole), hashlib.sha256(whole).hexdigest())
-    assert await api.service.blobs.get(keys.upload(upload["sha256"]), most=len(whole)) == whole
+    assert await api.service.blobs.get(keys.upload(upload["sha256"]), max_bytes=len(whole)) == whole
     assert not spool(api)
 
 

@@ -14,7 +14,7 @@ from broker.cli.core.exit_codes import Exit
 from broker.cli.main import app
 from broker.domain.workload import SpotHours
 from broker.estimator.planning.corrections import Corrections
-from broker.estimator.preemption_rate import place
+from broker.estimator.preemption_rate import place_of_offer
 from broker.notify import plot
 from broker.ports import JobFilter
 from tests.cli.conftest import GOOD, Ran, Shell
@@ -101,7 +101,7 @@ async def test_explain_shows_the_history_of_own_spot_machines(shell: Shell) -> N
     market.items = [replace(one, id=f"o{n}") for n, one in enumerate(o for o in market.items if o.spot)]
     before = (await quoted(shell, "--json")).document
     spots = {
-        place(one): SpotHours(
+        place_of_offer(one): SpotHours(
             provider=one.provider, cloud=one.cloud, region=one.region, accelerator=one.accelerator,
             hours=40.0, preemptions=60,
         )

@@ -10,7 +10,7 @@ import pytest
 from broker.cli.core.exit_codes import Exit
 from broker.cli.core.output import Output
 from broker.domain.job import Job
-from broker.domain.money import show
+from broker.domain.money import format_usd
 from broker.domain.policy import Policy
 from broker.ports import JobFilter
 from tests.cli.conftest import GOOD, Shell
@@ -64,7 +64,7 @@ async def test_several_machines_are_shown_with_the_price_of_all(shell: Shell) ->
     ran = await to_thread(shell.run, "quote", path)
     shown = " ".join(ran.out.replace("│", " ").split())
     assert f"2 nodes of {line['offer']['accelerator']}" in shown
-    assert show(Decimal(line["offer"]["usd_per_hour"]) * 2) in shown
+    assert format_usd(Decimal(line["offer"]["usd_per_hour"]) * 2) in shown
 
 
 async def test_cap_is_proposed_where_the_spec_has_none(shell: Shell) -> None:

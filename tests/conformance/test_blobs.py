@@ -100,14 +100,14 @@ async def test_a_range_ends_with_the_object(blobs: ObstoreBlobs, start: int, siz
 
 async def test_an_object_over_the_limit_is_not_read(blobs: ObstoreBlobs) -> None:
     await blobs.put("k/ten", b"0123456789")
-    assert await blobs.get("k/ten", most=10) == b"0123456789"
+    assert await blobs.get("k/ten", max_bytes=10) == b"0123456789"
     with pytest.raises(BlobTooLarge, match="k/ten has 10 bytes, more than the 9"):
-        await blobs.get("k/ten", most=9)
+        await blobs.get("k/ten", max_bytes=9)
     await blobs.put("k/large", bytes(2 << 20))
     with pytest.raises(BlobTooLarge):
         await blobs.get("k/large")
     await blobs.put("k/empty", b"")
-    assert await blobs.get("k/empty", most=0) == b""
+    assert await blobs.get("k/empty", max_bytes=0) == b""
 
 
 KEYS = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "aws_region": "auto"}
@@ -147,7 +147,7 @@ async def test_the_body_of_an_object_over_the_limit_is_not_received(kind: str) -
     blobs = ObstoreBlobs(store, url, HERE, {}, "no credentials are issued")
     try:
         with pytest.raises(BlobTooLarge, match="has 2147483648 bytes"):
-            await blobs.get("attempts/a/final.json", most=1 << 18)
+            await blobs.get("attempts/a/final.json", max_bytes=1 << 18)
         assert sent < 64 << 20
     finally:
         server.close()
@@ -167,7 +167,7 @@ async def test_a_file_is_there_with_all_its_bytes_and_takes_the_place_of_another
     file.write_bytes(bytes(range(256)) * (size // 256) + b"x" * (size % 256))
     await blobs.put("k/file", b"before")
     await blobs.put_file("k/file", file)
-    assert await blobs.get("k/file", most=size) == file.read_bytes()
+    assert await blobs.get("k/file", max_bytes=size) == file.read_bytes()
     assert [info.bytes for info in await blobs.list("k/")] == [size]
 
 
@@ -275,7 +275,7 @@ async def test_a_reader_never_sees_half_of_an_object(tmp_path_factory: pytest.Te
 
     writer = asyncio.create_task(write())
     while not writer.done():
-        assert await blobs.get("big", most=3_000_000) in whole
+        assert await blobs.get("big", max_bytes=3_000_000) in whole
     await writer
 
 

@@ -44,7 +44,7 @@ async def test_observation_is_stored_with_the_attempts_end(store: Store) -> None
     """An observation is kept with the end of its attempt and the plan with its job."""
     held, job = await end(store)
     assert held
-    (stored,) = await store.observations(each=9)
+    (stored,) = await store.observations(max_per_pair=9)
     assert stored == observation(stored.attempt_id)
     row = await store.job(job.id)
     assert row is not None
@@ -56,7 +56,7 @@ async def test_observation_is_stored_with_the_attempts_end(store: Store) -> None
 async def test_an_end_that_was_refused_stores_no_observation(store: Store) -> None:
     held, job = await end(store, stale=True)
     assert not held
-    assert await store.observations(each=9) == []
+    assert await store.observations(max_per_pair=9) == []
     row = await store.job(job.id)
     assert row is not None
     assert row.remedy is None
@@ -66,7 +66,7 @@ async def test_the_latest_of_each_gpu_are_read_older_ones_first(store: Store) ->
     for rate in (1.0, 2.0, 3.0):
         await end(store, rate=rate)
         await end(store, rate=10 * rate, seen="l4")
-    rates = [(one.hardware, one.tokens_per_s) for one in await store.observations(each=2)]
+    rates = [(one.hardware, one.tokens_per_s) for one in await store.observations(max_per_pair=2)]
     assert rates == [("l40s", 2.0), ("l4", 20.0), ("l40s", 3.0), ("l4", 30.0)]
 
 
@@ -75,5 +75,5 @@ async def test_all_teams_learn_from_one_table_that_no_team_can_read(store: Store
     await end(store)
     tenant = store.as_tenant(Tenant(team="default", owner="ann", token_id="t"))
     assert not hasattr(tenant, "observations")
-    (stored,) = await store.observations(each=1)
+    (stored,) = await store.observations(max_per_pair=1)
     assert "ann" not in repr(stored)

@@ -10,7 +10,7 @@ from broker.domain.ids import AttemptId
 from broker.domain.job import AttemptState, JobState, Reason
 from broker.domain.workload import ModelShape, Plan, RunObservation, SpotHours
 from broker.estimator.planning.corrections import NO_CORRECTIONS
-from broker.estimator.preemption_rate import place
+from broker.estimator.preemption_rate import place_of_offer
 from tests.conformance.samples import make_job
 from tests.support.rig.broker_rig import RigBuilder
 from tests.support.rig.launcher_cloud import LauncherCloud, cloud_of
@@ -34,8 +34,8 @@ async def test_each_process_reads_the_new_observations_of_all_processes(
     fleet = build_rig().fleet("one")
     observed: list[RunObservation] = []
 
-    async def observations(*, each: int) -> Sequence[RunObservation]:
-        return observed[-each:]
+    async def observations(*, max_per_pair: int) -> Sequence[RunObservation]:
+        return observed[-max_per_pair:]
 
     monkeypatch.setattr(fleet.context.store, "observations", observations)
     lessons = ObservedRuns(fleet.context)
@@ -89,7 +89,7 @@ async def test_a_real_spot_attempt_becomes_history_of_its_own_market(build_rig: 
     lessons = ObservedRuns(rig.fleet("two").context)
     await lessons.step()
     offer = attempt.line.offer
-    assert (lessons().spots[place(offer)].hours > 0) if offer.spot else not lessons().spots
+    assert (lessons().spots[place_of_offer(offer)].hours > 0) if offer.spot else not lessons().spots
 
 
 async def test_finished_jobs_are_the_record_that_later_quotes_name(build_rig: RigBuilder) -> None:
@@ -180,7 +180,7 @@ async def test_an_ended_attempt_stores_its_measured_speed_and_plan(build_rig: Ri
         job = await rig.submit(workload=WORK)
         await rig.state_of(job, JobState.SUCCEEDED)
         (attempt,) = await rig.attempts(job)
-        (observation,) = await rig.store.observations(each=9)
+        (observation,) = await rig.store.observations(max_per_pair=9)
     assert observation.attempt_id == attempt.id
     assert observation.tokens_per_s == attempt.final.tokens_per_s if attempt.final else False
     assert observation.plan == attempt.line.plan

@@ -62,7 +62,7 @@ def test_an_outage_costs_no_recovery_and_no_work(path: Path, tmp_path: Path, mon
             "virtual": {"run_s": ends + 300, "boot_s": 30, "beat_s": 5, "tick_s": 0.5},
         }
     )  # fmt: skip
-    ask = FarBlobs._ask
+    ask = FarBlobs._call
 
     async def or_down(self: FarBlobs, verb: str, key: str, call: Any) -> Any:
         if within(trace.get("blobs_down", ()), LoopClock().monotonic()):
@@ -71,7 +71,7 @@ def test_an_outage_costs_no_recovery_and_no_work(path: Path, tmp_path: Path, mon
             raise BlobsUnavailable("down")
         return await ask(self, verb, key, call)
 
-    monkeypatch.setattr(FarBlobs, "_ask", or_down)
+    monkeypatch.setattr(FarBlobs, "_call", or_down)
     beat = VirtualBackend._beat
 
     async def or_lost(self: VirtualBackend, *args: Any) -> None:

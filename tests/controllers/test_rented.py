@@ -66,7 +66,7 @@ async def test_a_stopped_launch_is_cancelled_and_destroyed(build_rig: RigBuilder
 
 async def test_a_lost_cancel_is_sent_again(build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     """The attempt does not end before the launcher has received the cancel."""
-    monkeypatch.setattr("broker.controllers.provisioning.creates_in_flight.ASK_AGAIN_S", 0.05)
+    monkeypatch.setattr("broker.controllers.provisioning.creates_in_flight.CANCEL_REPEAT_S", 0.05)
     rig = build_rig(LauncherCloud)
     cloud_of(rig).lost_cancels = 3
     async with rig.running():

@@ -15,7 +15,7 @@ from broker.controllers.base.context import ControllerContext, Intervals
 from broker.controllers.observation.inventory import Inventory
 from broker.controllers.termination.destroy_queue import WAIT_S, Destroys
 from broker.controllers.termination.orphan_facts import OLD_S
-from broker.controllers.termination.orphan_sweep import AGAIN_S, Sweep
+from broker.controllers.termination.orphan_sweep import RECHECK_S, Sweep
 from broker.domain.errors import BlobsUnavailable, OutcomeUnknown, Rejected
 from broker.domain.ids import AttemptId, InstanceName, instance_name
 from broker.domain.instance import BootSpec, Observed
@@ -174,7 +174,7 @@ def test_failed_destroys_and_listings_do_not_wait_for_the_next_sweep(
         sweeping = asyncio.create_task(yard.sweeps(yard.sweep(), 600))
         while await yard.standing():
             await yard.context.clock.sleep(1)
-        assert yard.context.clock.monotonic() - begun <= 2 * 9 * AGAIN_S + LAG_S + AGAIN_S
+        assert yard.context.clock.monotonic() - begun <= 2 * 9 * RECHECK_S + LAG_S + RECHECK_S
         sweeping.cancel()
 
     run_in_virtual_time(story())
@@ -194,7 +194,7 @@ def test_a_destroy_does_not_wait_for_a_listing_that_is_not_answered(
         await sweep.step()
         monkeypatch.setattr(yard.clouds["one"], "list", fails(1000, yard.clouds["one"].list))
         await yard.context.clock.sleep(listed_s)
-        await yard.sweeps(sweep, LAG_S + 2 * AGAIN_S)
+        await yard.sweeps(sweep, LAG_S + 2 * RECHECK_S)
         assert (await yard.standing() == []) is gone
 
     run_in_virtual_time(story())
@@ -217,7 +217,7 @@ def test_one_listing_without_an_orphan_does_not_restart_its_age(
             return () if listings == 2 else await shown()
 
         monkeypatch.setattr(yard.clouds["one"], "list", blinks)
-        await yard.sweeps(yard.sweep(), LAG_S + 2 * AGAIN_S)
+        await yard.sweeps(yard.sweep(), LAG_S + 2 * RECHECK_S)
         assert await yard.standing() == []
 
     run_in_virtual_time(story())
@@ -253,8 +253,8 @@ def test_slow_destroy_is_requested_once_and_charged_while_listed(
         # Before it, for who does not live to hear the answer; at each look at the call under way; and once more.
         looks = [one.to for one in charged]
         paid_s = (looks[-1] - looks[0]).total_seconds()
-        assert paid_s >= 40 if late == "effect" else paid_s <= LAG_S + AGAIN_S + WAIT_S
-        assert max((b - a).total_seconds() for a, b in pairwise(looks)) <= AGAIN_S + WAIT_S
+        assert paid_s >= 40 if late == "effect" else paid_s <= LAG_S + RECHECK_S + WAIT_S
+        assert max((b - a).total_seconds() for a, b in pairwise(looks)) <= RECHECK_S + WAIT_S
 
     run_in_virtual_time(story())
 

@@ -209,7 +209,7 @@ def work(order: Order, run: RunFolder, told: Told) -> None:
             LocalSnapshot(
                 progress=Progress(step=step, samples=step),
                 held=held,
-                plan=snapshot.joined([snapshot.parts(held, writer)]),
+                plan=snapshot.joined([snapshot.writer_plan(held, writer)]),
                 metrics=metrics,
                 artifacts=_artifacts(order, run.root) if step == last else None,
                 complete=step == last,
@@ -308,7 +308,7 @@ def live(asked: dict[str, Any]) -> None:
     gate = _Telling(end=end, kill_at=kill, told=told)
     stand_at(gate, AGENT_STEPS if worker else WORKER_STEPS, role)
     if worker:
-        saver.LOOK_S = LOOK_S
+        saver.POLL_S = LOOK_S
         asyncio.run(attend(order, run, told, worker))
         told(ended=True)
         return

@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from broker.api.app import APIS
 from broker.api.grpc import artifacts
 from broker.api.grpc.artifacts import ArtifactServicer
-from broker.api.grpc.codec import NAMED, fill, parse
+from broker.api.grpc.codec import NAMED, fill_message, parse
 from broker.api.grpc.interceptor import MARK
 from broker.api.grpc.jobs import JobServicer
 from broker.api.grpc.market import BudgetServicer, OfferServicer, ProviderServicer, QuoteServicer
@@ -285,4 +285,4 @@ def test_a_keyword_and_a_list_in_its_place_round_trip(targets: Any) -> None:
     method = {"kind": "qlora", "bits": 8, "targets": targets}
     train = {"model": "m/m", "data": {"path": "a.csv", "completion": "{x}"}, "method": method}
     spec = JobSpec.model_validate({"name": "a", "cap_usd": "1", "train": train})
-    assert parse(fill(spec_pb2.JobSpec(), spec), JobSpec) == spec
+    assert parse(fill_message(spec_pb2.JobSpec(), spec), JobSpec) == spec

@@ -72,11 +72,11 @@ class BlobConnection:
         self._lose()
         return str(self._objects.writes)
 
-    async def get(self, key: str, *, most: int = DOCUMENT_BYTES) -> bytes | None:
+    async def get(self, key: str, *, max_bytes: int = DOCUMENT_BYTES) -> bytes | None:
         await self._reach()
         found = self._objects.data.get(key)
-        if found and len(found[0]) > most:
-            raise BlobTooLarge(f"{key} has {len(found[0])} bytes, more than the {most} that are read")
+        if found and len(found[0]) > max_bytes:
+            raise BlobTooLarge(f"{key} has {len(found[0])} bytes, more than the {max_bytes} that are read")
         return found[0] if found else None
 
     async def get_range(self, key: str, start: int, size: int) -> bytes | None:

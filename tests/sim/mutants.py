@@ -265,7 +265,7 @@ MUTANTS = (
     ),
     _mutant("reservation without lock", "budget_holds", (f"{STORE}._allowed", wrong.always(True)), aim=()),
     _mutant("an entry is written twice", "ledger_adds_up", (f"{STORE}._charge", wrong.charge_twice)),
-    _mutant("unfenced writes", "fenced", ("broker.store.rules.fences.holds", wrong.always(True))),
+    _mutant("unfenced writes", "fenced", ("broker.store.rules.fences.all_hold", wrong.always(True))),
     _mutant("no lease", "one_lease_holder", (f"{ROW}.claimable", wrong.no_lease)),
     _mutant("leases by the local clock", "one_lease_holder", (f"{ROW}.claimable", wrong.lease_by_local_clock)),
     _mutant("an admission is written twice", "one_live_attempt", (f"{STORE}._admit", wrong.admit_twice)),

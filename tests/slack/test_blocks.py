@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import broker
 from broker.domain.job import Attempt, AttemptState, Event, Job, JobState, Reason
 from broker.domain.notifications import JobSnapshot, Notice
-from broker.notify.slack.blocks import SlackMessage, buttons, ended, extended, root
-from broker.notify.slack.replies import ENDS, SILENT, TITLES, lost, notice, reply
+from broker.notify.slack.blocks import SlackMessage, buttons, end_message, extended, root
+from broker.notify.slack.replies import ENDS, SILENT, TITLES, loss_message, notice, reply
 from broker.notify.slack.text import code, escape, line
 from tests.conformance.samples import START, make_attempt, make_job
 from tests.slack.blockkit import faults
@@ -114,7 +114,7 @@ def snapshots(draw: st.DrawFn) -> JobSnapshot:
 @given(snapshot=snapshots())
 def test_any_job_is_shown_and_says_nothing_to_slack(snapshot: JobSnapshot) -> None:
     check(root(snapshot))
-    check(ended(snapshot, tuple((n, float(n)) for n in range(100))))
+    check(end_message(snapshot, tuple((n, float(n)) for n in range(100))))
     assert root(snapshot).digest == root(replace(snapshot)).digest
 
 
@@ -201,7 +201,7 @@ def test_a_resume_says_what_was_lost() -> None:
         beat=Heartbeat(attempt="a", boot="b", seq=1, step=20, total_steps=45, checkpoint=saved),
     )  # fmt: skip
     now = replace(make_attempt(job, 2), state=AttemptState.TRAINING, first_beat_at=START + timedelta(minutes=13))
-    assert lost(gone, now) == "lost with attempt 1: 2 min 30 s, $0.1000; 3 min 00 s without a machine"
+    assert loss_message(gone, now) == "lost with attempt 1: 2 min 30 s, $0.1000; 3 min 00 s without a machine"
     event = Event(job_id=job.id, kind="attempt.training", message="up", attempt_id=now.id, seq=9)
     message = reply(event, JobSnapshot(job=job, attempts=(gone, now)), 0)
     assert message is not None
@@ -230,7 +230,7 @@ def test_the_final_message_summarises_the_job() -> None:
     )
     final = Final(attempt="a", outcome=Outcome.COMPLETED, step=45, heldout_loss_before=4.425, heldout_loss_after=3.932)
     run = replace(make_attempt(job), state=AttemptState.ENDED, reason=Reason.COMPLETED, final=final)
-    text = "\n".join(strings(ended(JobSnapshot(job=job, attempts=(run,)), ((1, 4.0), (45, 3.0))).blocks))
+    text = "\n".join(strings(end_message(JobSnapshot(job=job, attempts=(run,)), ((1, 4.0), (45, 3.0))).blocks))
     for fact in ("succeeded", "1 attempt, 0 preempted; 45 steps", "1 h 00 min", "$0.5000 spent of $10.00",
                  "held-out loss 4.425 → 3.932", "█▁", "gpubroker artifacts"):  # fmt: skip
         assert fact in text

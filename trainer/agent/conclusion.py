@@ -60,7 +60,7 @@ class AttemptEnd(NamedTuple):
     code: int
 
 
-def exit_outcome(code: int, *, script: bool, asked: bool, killed_for_memory: bool) -> Outcome:
+def exit_outcome(code: int, *, script: bool, end_requested: bool, killed_for_memory: bool) -> Outcome:
     """Return the outcome of an exit code.
 
     A script that ends after it was asked to end is drained, unless its exit code is one of `OUTCOMES` for a failure.
@@ -68,7 +68,7 @@ def exit_outcome(code: int, *, script: bool, asked: bool, killed_for_memory: boo
     """
     if code not in OUTCOMES and killed_for_memory:
         return Outcome.OOM
-    if script and asked and (code == 0 or code not in OUTCOMES):
+    if script and end_requested and (code == 0 or code not in OUTCOMES):
         return Outcome.DRAINED
     return OUTCOMES.get(code, Outcome.USER_ERROR if script else Outcome.INFRASTRUCTURE)
 
@@ -80,7 +80,7 @@ def program_result(end: ProgramEnd) -> ProgramResult:
         # BACK without a new worker counts as drained: an end was requested during the rollback.
         code = ExitCode.DRAINED if report.code == ExitCode.BACK else report.code
         bad_host, failed_by_peer = report.bad_host, report.failed_by_peer
-    outcome = exit_outcome(code, script=end.script, asked=end.asked, killed_for_memory=end.killed_for_memory)
+    outcome = exit_outcome(code, script=end.script, end_requested=end.asked, killed_for_memory=end.killed_for_memory)
     killed = outcome is Outcome.OOM and report is None and end.killed_for_memory
     ran_out: Literal["device", "host"] | None = None
     if outcome is Outcome.OOM:

@@ -53,12 +53,12 @@ async def deliver(
         async with within(LIMIT_S):
             await _fetch(objects, manifest, folder)
             for pause_s in (*pauses_s, None):
-                done, failed = await publisher.publish(folder, left, job=job, secrets=secrets, endpoint=endpoint)
-                for line in done:
+                delivered, failed = await publisher.publish(folder, left, job=job, secrets=secrets, endpoint=endpoint)
+                for line in delivered:
                     report("published", line)
                 if not failed:
                     return ""
-                left = _rest(left, failed)
+                left = _failed_destinations(left, failed)
                 if pause_s is not None:
                     await asyncio.sleep(pause_s)
     except (ObjectStoreError, BadContent, OSError) as e:  # includes TimeoutError
@@ -68,7 +68,7 @@ async def deliver(
     return why
 
 
-def _rest(output: OutputConfig, failed: list[str]) -> OutputConfig:
+def _failed_destinations(output: OutputConfig, failed: list[str]) -> OutputConfig:
     """Return `output` with only the destinations that the messages in `failed` name."""
     words = " ".join(failed)
     return output.model_copy(

@@ -63,6 +63,6 @@ class DesiredStateWatcher:
             self._state.end(Outcome.DRAINED, reason, save=desired.want == "drain")
 
     def _check_outage(self, error: str) -> None:
-        away = time.monotonic() - self._objects.answered_at
-        if away > self._state.limits.outage_s:
-            self._state.end(Outcome.INFRASTRUCTURE, f"no answer from the blob store for {away:.0f} s: {error}")
+        silent_s = time.monotonic() - self._objects.answered_at
+        if silent_s > self._state.limits.outage_s:
+            self._state.end(Outcome.INFRASTRUCTURE, f"no answer from the blob store for {silent_s:.0f} s: {error}")

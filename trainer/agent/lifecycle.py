@@ -137,11 +137,11 @@ class AttemptLifecycle:
         """
         output = asyncio.ensure_future(child.pump(self.log.feed))
         exited = asyncio.ensure_future(child.wait())
-        asked = asyncio.ensure_future(self.state.ending_asked.wait())
-        await asyncio.wait({exited, asked}, return_when=asyncio.FIRST_COMPLETED)
+        end_requested = asyncio.ensure_future(self.state.ending_asked.wait())
+        await asyncio.wait({exited, end_requested}, return_when=asyncio.FIRST_COMPLETED)
         if not exited.done():
             await self._end_child(child, saver, ask, exited)
-        asked.cancel()
+        end_requested.cancel()
         code = await exited
         kill_descendants(self.trackers.pids)
         await output
@@ -176,10 +176,12 @@ class AttemptLifecycle:
         except (OSError, ValidationError):
             return None
 
-    async def conclude(self, child: Child, code: int, saver: Saver, *, script: bool, whole: bool = True) -> AttemptEnd:
+    async def conclude(
+        self, child: Child, code: int, saver: Saver, *, script: bool, complete: bool = True
+    ) -> AttemptEnd:
         """Upload the last checkpoints and return the end of the attempt.
 
-        `whole`: True if a snapshot holds everything that the program left.
+        `complete`: True if a snapshot holds everything that the program left.
         """
         result = program_result(self._program_end(child, code, script=script))
         self.state.ran_out, self.state.bad_host = result.ran_out, result.bad_host
@@ -187,7 +189,7 @@ class AttemptLifecycle:
         self.state.phase = "saving"
         self.heartbeats.now()
         failed = result.outcome not in (Outcome.COMPLETED, Outcome.DRAINED)
-        uploaded = await saver.flush(failed=failed) and whole
+        uploaded = await saver.flush(failed=failed) and complete
         end = attempt_end(result, uploaded=uploaded, ending=self.state.ending)
         if end.outcome is not Outcome.COMPLETED:
             return end

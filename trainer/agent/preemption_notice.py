@@ -20,8 +20,8 @@ from trainer.agent.process.container_init import NOTICE
 from trainer.contract.documents import Outcome
 
 METADATA = "http://169.254.169.254"
-LOOK_S = 5.0
-FILE_LOOK_S = 0.2
+POLL_S = 5.0
+FILE_POLL_S = 0.2
 """Seconds between checks of the file; short, because a notice may leave only 5 s."""
 ANSWER_S = 1.0
 GIVE_UP = 3
@@ -38,8 +38,8 @@ class NoAnswer(Exception):
 
 def endpoint(env: Mapping[str, str] = os.environ) -> str | None:
     """Return the URL of the source in GPUBROKER_NOTICES (`imds`, `first_process` or a URL); None: `off` or unset."""
-    given = env.get("GPUBROKER_NOTICES") or "off"
-    return {"off": None, "imds": METADATA, "first_process": NOTICE.as_uri()}.get(given, given)
+    setting = env.get("GPUBROKER_NOTICES") or "off"
+    return {"off": None, "imds": METADATA, "first_process": NOTICE.as_uri()}.get(setting, setting)
 
 
 def watching(
@@ -67,7 +67,7 @@ class WrittenNotice:
     async def run(self) -> None:
         """Poll until the file exists, or until cancelled."""
         while not self.once():  # noqa: ASYNC110
-            await asyncio.sleep(FILE_LOOK_S)
+            await asyncio.sleep(FILE_POLL_S)
 
     def once(self) -> bool:
         """Check once for the file."""
@@ -92,11 +92,11 @@ class Metadata:
         """Return the text at `path`, or None if it does not exist. Blocks. Raises: NoAnswer."""
         for _ in range(2):
             if self._token is None:
-                status, text = self._ask("PUT", TOKEN, "X-aws-ec2-metadata-token-ttl-seconds", str(TOKEN_S))
+                status, text = self._request("PUT", TOKEN, "X-aws-ec2-metadata-token-ttl-seconds", str(TOKEN_S))
                 if status != 200:
                     raise NoAnswer(f"no token: HTTP {status}")
                 self._token = text
-            status, text = self._ask("GET", path, "X-aws-ec2-metadata-token", self._token)
+            status, text = self._request("GET", path, "X-aws-ec2-metadata-token", self._token)
             if status != 401:
                 break
             self._token = None
@@ -104,7 +104,7 @@ class Metadata:
             raise NoAnswer(f"HTTP {status}")
         return text if status == 200 else None
 
-    def _ask(self, verb: str, path: str, header: str, value: str) -> tuple[int, str]:
+    def _request(self, verb: str, path: str, header: str, value: str) -> tuple[int, str]:
         connection = HTTPConnection(self._host, self._port, timeout=ANSWER_S)
         try:
             connection.request(verb, path, headers={header: value})
@@ -126,7 +126,7 @@ class Notices:
         *,
         log: Callable[[str], None],
         hurry: Callable[[], None],
-        look_s: float = LOOK_S,
+        look_s: float = POLL_S,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._metadata = Metadata(url)
@@ -136,11 +136,11 @@ class Notices:
 
     async def run(self) -> None:
         """Poll until cancelled; return if the service never answers."""
-        answered, failures = False, 0
-        while answered or failures < GIVE_UP:
+        has_answered, failures = False, 0
+        while has_answered or failures < GIVE_UP:
             try:
                 await self.once()
-                answered = True
+                has_answered = True
             except NoAnswer:
                 failures += 1
             await asyncio.sleep(self._look_s)

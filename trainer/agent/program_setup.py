@@ -95,10 +95,10 @@ class ProgramSetup:
         child = await Child.start(step.argv, self._env, self._folder)
         output = asyncio.ensure_future(child.pump(lifecycle.log.feed))
         exited = asyncio.ensure_future(child.wait())
-        asked = asyncio.ensure_future(state.ending_asked.wait())
-        await asyncio.wait({exited, asked}, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED)
+        end_requested = asyncio.ensure_future(state.ending_asked.wait())
+        await asyncio.wait({exited, end_requested}, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED)
         in_time = exited.done()
-        asked.cancel()
+        end_requested.cancel()
         if not in_time:
             child.kill(lifecycle.trackers.pids)
         code = await exited
@@ -128,8 +128,8 @@ class ProgramSetup:
 def program_python(command: Sequence[str], env: Mapping[str, str]) -> str:
     """Return the Python that runs the program: the one that its command names, otherwise the first on the PATH."""
     own = [command[0]] if PYTHON.fullmatch(Path(command[0]).name) else []
-    found = (shutil.which(name, path=env.get("PATH", os.defpath)) for name in (*own, "python3", "python"))
-    return next((path for path in found if path is not None), sys.executable)
+    paths = (shutil.which(name, path=env.get("PATH", os.defpath)) for name in (*own, "python3", "python"))
+    return next((path for path in paths if path is not None), sys.executable)
 
 
 def _first_line(text: str) -> str:

@@ -52,10 +52,10 @@ class ScriptRunner:
             background(*([snapshots.run()] if saves else [])),
         ):
             code = await lifecycle.supervise(child, saver, ask=child.terminate)
-        whole, ending = True, self._state.ending
+        complete, ending = True, self._state.ending
         if saves and not (child.stopped and ending and not ending.save):
-            whole = await snapshots.last(complete=code == 0 and not child.asked)
-        return await lifecycle.conclude(child, code, saver, script=True, whole=whole)
+            complete = await snapshots.last(complete=code == 0 and not child.asked)
+        return await lifecycle.conclude(child, code, saver, script=True, complete=complete)
 
     async def _fetch_code(self) -> Path:
         """Return a new folder with the user's code; it is empty for a job without code."""

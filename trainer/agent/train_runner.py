@@ -42,8 +42,8 @@ class TrainRunner:
         if self._env.node == 0:
             await lifecycle.trackers.start(spec, lifecycle.secrets)
         root, log = self._state.run.root, lifecycle.log_line
-        known = await lifecycle.fetch(token_cache.fetch(objects, spec, root, log))
-        sender = token_cache.Sender(objects, self._state, spec, known=known, log=log)
+        known_cache = await lifecycle.fetch(token_cache.fetch(objects, spec, root, log))
+        sender = token_cache.Sender(objects, self._state, spec, known_cache=known_cache, log=log)
         jumps: tuple[RowSkip, ...] = ()
         while True:
             child = await self._start_worker(spec.data, data, jumps)

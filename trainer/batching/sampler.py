@@ -77,6 +77,6 @@ def _split_chats(generator: Any, chats: Any, eval_share: float) -> tuple["array[
     is_held = np.zeros(len(starts), dtype=bool)
     for size, count in held_out_chats(by_size, eval_share).items():
         is_held[order[sizes[order] == size][:count]] = True
-    held = np.repeat(is_held, sizes)
-    training, held_rows = (np.flatnonzero(mask).astype(np.uint64).tobytes() for mask in (~held, held))
+    is_heldout = np.repeat(is_held, sizes)
+    training, held_rows = (np.flatnonzero(mask).astype(np.uint64).tobytes() for mask in (~is_heldout, is_heldout))
     return array("Q", training), array("Q", held_rows)

@@ -40,7 +40,7 @@ from trainer.core.ipc import RunFolder, SnapshotInfo, SnapshotPart, info_of
 Tensors = dict[str, torch.Tensor]
 PEERS_S = 1800.0
 """Seconds that a process waits for the files of its machine's other processes."""
-LOOK_S = 0.01
+POLL_S = 0.01
 TYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
@@ -106,7 +106,7 @@ class LocalSnapshot:
     """
 
 
-def parts(held: Held, writer: SnapshotWriter) -> dict[str, dict[str, TensorLayout]]:
+def writer_plan(held: Held, writer: SnapshotWriter) -> dict[str, dict[str, TensorLayout]]:
     """Return this writer's part of the plan."""
     layouts: dict[str, dict[str, TensorLayout]] = {}
     for group, tensors in writer.owned(held).items():
@@ -129,9 +129,9 @@ def joined(all_parts: list[dict[str, dict[str, TensorLayout]]]) -> CheckpointPla
     tensors: dict[str, dict[str, TensorLayout]] = {group: {} for group in GROUPS}
     for layouts in all_parts:
         for group, wholes in layouts.items():
-            for name, whole in wholes.items():
+            for name, layout in wholes.items():
                 before = tensors[group][name].pieces if name in tensors[group] else ()
-                tensors[group][name] = whole.model_copy(update={"pieces": (*before, *whole.pieces)})
+                tensors[group][name] = layout.model_copy(update={"pieces": (*before, *layout.pieces)})
     return CheckpointPlan(tensors=tensors)
 
 
@@ -153,15 +153,15 @@ class StoredSnapshot:
 
     def read(self, group: str, name: str, window: Window | None = None) -> torch.Tensor:
         """Return a window of a tensor, by default the whole tensor. Raises: KeyError, ValueError if it is absent."""
-        whole = self.plan.tensors[group][name]
-        wanted = window or ((0,) * len(whole.shape), whole.shape)
-        if math.prod(wanted[1]) and overlap(((0,) * len(whole.shape), whole.shape), wanted) != wanted:
-            raise ValueError(f"{name} has the shape {whole.shape}")
-        tensor = torch.empty(wanted[1], dtype=_TYPE_OF[whole.dtype])
-        for piece in whole.pieces:
-            if common := overlap((piece.start, piece.shape), wanted):
+        layout = self.plan.tensors[group][name]
+        box = window or ((0,) * len(layout.shape), layout.shape)
+        if math.prod(box[1]) and overlap(((0,) * len(layout.shape), layout.shape), box) != box:
+            raise ValueError(f"{name} has the shape {layout.shape}")
+        tensor = torch.empty(box[1], dtype=_TYPE_OF[layout.dtype])
+        for piece in layout.pieces:
+            if common := overlap((piece.start, piece.shape), box):
                 inner = self._file(piece.file).get_slice(name)[_slices(common, piece.start)]
-                tensor[_slices(common, wanted[0])] = inner if common[0] else self._file(piece.file).get_tensor(name)
+                tensor[_slices(common, box[0])] = inner if common[0] else self._file(piece.file).get_tensor(name)
         return tensor
 
     def _file(self, name: str) -> Any:
@@ -260,9 +260,9 @@ class Snapshots:
         self, copies: dict[str, Tensors], snapshot: LocalSnapshot, writer: SnapshotWriter, size: int, started: float
     ) -> None:
         name = f"{snapshot.progress.step:010d}-{self._count:06d}"
-        folder, whole = self._run.snapshots / f".{name}", self._run.snapshots / name
+        folder, target = self._run.snapshots / f".{name}", self._run.snapshots / name
         try:
-            self._fill(folder, copies, snapshot, writer, size)
+            self._write_files(folder, copies, snapshot, writer, size)
         except (OSError, SafetensorError):
             if writer.first:
                 with contextlib.suppress(OSError):
@@ -276,14 +276,14 @@ class Snapshots:
             return
         try:
             self._await(name, writer.machine_writers[1:])
-            self._seal(whole, snapshot, writer, started)
-            folder.rename(whole)
+            self._seal(target, snapshot, writer, started)
+            folder.rename(target)
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)
-            info_of(whole).unlink(missing_ok=True)
+            info_of(target).unlink(missing_ok=True)
             raise
 
-    def _fill(
+    def _write_files(
         self, folder: Path, copies: dict[str, Tensors], snapshot: LocalSnapshot, writer: SnapshotWriter, size: int
     ) -> None:
         if not snapshot.journalled:
@@ -301,7 +301,7 @@ class Snapshots:
         if snapshot.artifacts is not None:
             shutil.copytree(snapshot.artifacts, folder, dirs_exist_ok=True)
 
-    def _seal(self, whole: Path, snapshot: LocalSnapshot, writer: SnapshotWriter, started: float) -> None:
+    def _seal(self, target: Path, snapshot: LocalSnapshot, writer: SnapshotWriter, started: float) -> None:
         info = SnapshotInfo(
             step=snapshot.progress.step,
             complete=snapshot.complete,
@@ -309,7 +309,7 @@ class Snapshots:
             stall_s=self.stall_s,
             part=writer.part and writer.part.model_copy(update={"nonce": f"{writer.part.nonce}{self._count:04x}"}),
         )
-        info_of(whole).write_text(info.model_dump_json())
+        info_of(target).write_text(info.model_dump_json())
 
     def _mark(self, name: str, number: int, *, failed: bool = False) -> Path:
         """Return the file by which a writer marks its part as written or failed."""
@@ -325,7 +325,7 @@ class Snapshots:
                     raise OSError(errno.EIO, f"process {number} could not write its part of the checkpoint")
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"process {number} did not write its part of the checkpoint")
-                time.sleep(LOOK_S)
+                time.sleep(POLL_S)
             mark.unlink()
 
 

@@ -39,20 +39,20 @@ def model_misuse_message(task: str, config: Mapping[str, Any]) -> str | None:
     if task != "seq2seq" and pair:
         return f"is of the kind {kind}; task {task} takes no encoder-decoder, seq2seq does"
     if task in NEXT_TOKEN and _is_bidirectional(config):
-        wanted = "a decoder, such as llama or gpt2"
-        return f"is of the kind {kind} and sees what it is to predict; task {task} takes {wanted}"
+        expected = "a decoder, such as llama or gpt2"
+        return f"is of the kind {kind} and sees what it is to predict; task {task} takes {expected}"
     return QUANTISED if is_quantised(config) else None
 
 
 def is_quantised(config: Mapping[str, Any]) -> bool:
     """Return True if the weights are quantised, so not plain numbers."""
-    return any(part.get("quantization_config") for part in _parts(config))
+    return any(part.get("quantization_config") for part in _configs_of(config))
 
 
 def is_mixture(config: Mapping[str, Any]) -> bool:
     """Return True if config.json gives the model, its language model or its feed-forward part several experts."""
     feed_forward = config.get("ffn_config")  # of DBRX
-    parts = (*_parts(config), feed_forward if isinstance(feed_forward, Mapping) else {})
+    parts = (*_configs_of(config), feed_forward if isinstance(feed_forward, Mapping) else {})
     counts = [part.get(name) for part in parts if _may_have_experts(part) for name in EXPERT_COUNTS]
     return any(isinstance(count, int) and count > 1 for count in counts)
 
@@ -65,14 +65,14 @@ def _may_have_experts(part: Mapping[str, Any]) -> bool:
     return "E" in kinds or "moe" in kinds
 
 
-def _parts(config: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def _configs_of(config: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """Return the config, followed by the config of its language model if that is a separate part."""
     inner = config.get("text_config")
     return (config, inner) if isinstance(inner, Mapping) else (config,)
 
 
 def _is_bidirectional(config: Mapping[str, Any]) -> bool:
-    if any(part.get("use_bidirectional_attention") in (True, "all") for part in _parts(config)):  # of Gemma's
+    if any(part.get("use_bidirectional_attention") in (True, "all") for part in _configs_of(config)):  # of Gemma's
         return True
     kind = config.get("model_type")
     causal = config.get("is_decoder") or (kind == "xlm" and config.get("causal")) or config.get("attn_type") == "uni"

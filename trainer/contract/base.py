@@ -176,8 +176,8 @@ def descriptions(model: type[BaseModel]) -> dict[str, str]:
         if issubclass(base, Described) and base is not Described:
             notes = _notes(base)
             texts = {name: text for name, text in texts.items() if name not in base.__annotations__} | notes
-    given = {name: field.description for name, field in model.model_fields.items() if field.description}
-    return {name: text for name, text in (texts | given).items() if name in model.model_fields}
+    descriptions = {name: field.description for name, field in model.model_fields.items() if field.description}
+    return {name: text for name, text in (texts | descriptions).items() if name in model.model_fields}
 
 
 def _notes(model: type[Any]) -> dict[str, str]:

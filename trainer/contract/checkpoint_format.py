@@ -186,13 +186,13 @@ def verify(folder: Path) -> None:
     for group in GROUPS:
         if group not in plan.tensors:
             raise BadFormat(f"its {PLAN} lacks {group}")
-        for name, whole in plan.tensors[group].items():
-            for piece in whole.pieces:
+        for name, layout in plan.tensors[group].items():
+            for piece in layout.pieces:
                 if piece.file not in headers:
                     headers[piece.file] = header(folder, piece.file)
-                if headers[piece.file].get(name) != (whole.dtype, piece.shape):
+                if headers[piece.file].get(name) != (layout.dtype, piece.shape):
                     raise BadFormat(f"{piece.file} does not hold the part of {name} that {PLAN} lists")
-            _check_cover(name, whole)
+            _check_cover(name, layout)
 
 
 def has_due_row_skips(folder: Path, jumps: tuple[RowSkip, ...]) -> bool:
@@ -202,9 +202,9 @@ def has_due_row_skips(folder: Path, jumps: tuple[RowSkip, ...]) -> bool:
     """
     progress = Progress.model_validate_json((folder / STATE).read_bytes())
     row_skips = progress.guard.row_skips
-    due = tuple(jump for jump in jumps if jump.step <= progress.step)
+    due_jumps = tuple(jump for jump in jumps if jump.step <= progress.step)
     before = tuple(jump for jump in jumps if jump.step < progress.step)
-    return row_skips in (due, before)
+    return row_skips in (due_jumps, before)
 
 
 def header(folder: Path, file: str) -> Mapping[str, tuple[str, tuple[int, ...]]]:
@@ -226,13 +226,13 @@ def header(folder: Path, file: str) -> Mapping[str, tuple[str, tuple[int, ...]]]
         raise BadFormat(f"{file} is absent or is not a safetensors file") from None
 
 
-def _check_cover(name: str, whole: TensorLayout) -> None:
+def _check_cover(name: str, layout: TensorLayout) -> None:
     """Check that the pieces cover the tensor and do not overlap. Raises: BadFormat."""
-    boxes = [(piece.start, piece.shape) for piece in whole.pieces if math.prod(piece.shape)]
-    inside = all(overlap(((0,) * len(whole.shape), whole.shape), box) == box for box in boxes)
-    covered = sum(math.prod(shape) for _, shape in boxes) == math.prod(whole.shape)
-    apart = all(overlap(a, b) is None for number, a in enumerate(boxes) for b in boxes[:number])
-    if not (inside and covered and apart):
+    boxes = [(piece.start, piece.shape) for piece in layout.pieces if math.prod(piece.shape)]
+    inside = all(overlap(((0,) * len(layout.shape), layout.shape), box) == box for box in boxes)
+    covered = sum(math.prod(shape) for _, shape in boxes) == math.prod(layout.shape)
+    are_disjoint = all(overlap(a, b) is None for number, a in enumerate(boxes) for b in boxes[:number])
+    if not (inside and covered and are_disjoint):
         raise BadFormat(f"the parts of {name} overlap or leave a gap")
 
 

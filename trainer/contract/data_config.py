@@ -37,8 +37,8 @@ def class_name(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return value
     text = str(value).strip()
-    whole = WHOLE.fullmatch(text)
-    return whole[1] if whole else text
+    match = WHOLE.fullmatch(text)
+    return match[1] if match else text
 
 
 Label = Annotated[Text, BeforeValidator(class_name), Field(min_length=1, max_length=256)]
@@ -146,13 +146,13 @@ def model_files(task: TaskName) -> tuple[str, ...]:
 
 def data_misuse_message(task: TaskName, data: DataConfig) -> str | None:
     """Return one line on `data` settings that are missing or that the task does not use; None if there are none."""
-    chosen = {name for name in COLUMN_SETTINGS if getattr(data, name)}
-    use = next((use for use in USES[task] if chosen.issuperset(use[0])), None)
+    columns = {name for name in COLUMN_SETTINGS if getattr(data, name)}
+    use = next((use for use in USES[task] if columns.issuperset(use[0])), None)
     if use is None:
-        needs = ", or ".join(" and ".join(f"data.{name}" for name in needed) for needed, _ in USES[task])
-        return f"task {task} needs {needs}"
+        choices = ", or ".join(" and ".join(f"data.{name}" for name in needed) for needed, _ in USES[task])
+        return f"task {task} needs {choices}"
     if data.learn != "all" and not data.messages:
         return "data.learn: only chats have several answers; remove it, or give data.messages"
     needed, may = use
-    extra = next((name for name in COLUMN_SETTINGS if name in chosen - {*needed, *may}), None)
+    extra = next((name for name in COLUMN_SETTINGS if name in columns - {*needed, *may}), None)
     return extra and f"data.{extra}: task {task} with {' and '.join(needed)} has no use for it; remove it"

@@ -34,20 +34,22 @@ def interval_s(cost_s: float, losses_per_hour: float, max_loss_s: float) -> floa
     The work at risk then stays within `max_loss_s`, the limit of the user. If a save takes more than half of the limit,
     the next save follows at once.
     """
-    wanted = min(daly_s(cost_s, losses_per_hour), max_loss_s - cost_s)
-    return max(wanted, min(max_loss_s, max(max_loss_s / MAX_FREQUENCY, cost_s)))
+    target_s = min(daly_s(cost_s, losses_per_hour), max_loss_s - cost_s)
+    return max(target_s, min(max_loss_s, max(max_loss_s / MAX_FREQUENCY, cost_s)))
 
 
 def interval_message(cost_s: float, losses_per_hour: float, config: CheckpointConfig) -> str:
     """Return the interval and its reasons, for the log."""
     most_s = config.max_loss_s
-    chosen = interval_s(cost_s, losses_per_hour, most_s)
+    interval = interval_s(cost_s, losses_per_hour, most_s)
     best = daly_s(cost_s, losses_per_hour)
-    words = f"saves every {chosen:.0f} s, as a save takes {cost_s:.2f} s"
+    words = f"saves every {interval:.0f} s, as a save takes {cost_s:.2f} s"
     if math.isfinite(best):
         words += f" and a loss is expected every {1 / losses_per_hour:.3g} h (Daly: {best:.0f} s)"
-    if chosen + cost_s > most_s + SLACK_S:
-        return f"{words}; up to {chosen + cost_s:.0f} s may be lost, more than the {most_s:.0f} s of checkpoint.every_s"
+    if interval + cost_s > most_s + SLACK_S:
+        return (
+            f"{words}; up to {interval + cost_s:.0f} s may be lost, more than the {most_s:.0f} s of checkpoint.every_s"
+        )
     return f"{words}; at most {most_s:.0f} s of work may be lost"
 
 

@@ -31,8 +31,8 @@ def close_matches(word: str, choices: Iterable[str], n: int = 1, cutoff: float =
     return difflib.get_close_matches(word, compared, n=n, cutoff=cutoff)
 
 
-def short_list(names: Iterable[str], most: int = 40) -> str:
-    """Return the names for an error message, with long names cut and the rest beyond `most` counted."""
-    known = list(names)
-    shown = [name if len(name) <= WORD_CHARACTERS else f"{name[:WORD_CHARACTERS]}…" for name in known[:most]]
-    return ", ".join([*shown, f"… ({len(known) - most} more)"] if len(known) > most else shown)
+def short_list(names: Iterable[str], limit: int = 40) -> str:
+    """Return the names for an error message, with long names cut and the rest beyond `limit` counted."""
+    name_list = list(names)
+    shortened = [name if len(name) <= WORD_CHARACTERS else f"{name[:WORD_CHARACTERS]}…" for name in name_list[:limit]]
+    return ", ".join([*shortened, f"… ({len(name_list) - limit} more)"] if len(name_list) > limit else shortened)

@@ -284,8 +284,8 @@ class TrainConfig(Config):
 
     @model_validator(mode="after")
     def _selection_can_be_made(self) -> Self:
-        chosen = self.selection
-        if (chosen.patience or chosen.best) and not (self.eval_every_steps and self.data.eval_share):
+        selection = self.selection
+        if (selection.patience or selection.best) and not (self.eval_every_steps and self.data.eval_share):
             raise ValueError("selection: it needs evaluations; set eval_every_steps, and data.eval_share above 0")
         return self
 

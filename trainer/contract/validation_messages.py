@@ -50,8 +50,8 @@ def error_messages(error: ValidationError, model: type[BaseModel], document: Any
     return {place: ", or ".join(messages) for place, messages in merged.items()}
 
 
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def _cut(text: str, max_characters: int) -> str:
+    return text if len(text) <= max_characters else f"{text[: max_characters - 1]}…"
 
 
 def value_error_message(error: ValidationError) -> str:
@@ -70,22 +70,22 @@ def _without_follow_ups(details: list[ErrorDetails]) -> list[ErrorDetails]:
 def _path(detail: ErrorDetails, document: Any) -> tuple[int | str, ...]:
     """Return pydantic's location without the names of union branches, which are not part of the input."""
     path: list[int | str] = []
-    here = document
+    part_of_document = document
     for i, part in enumerate(detail["loc"]):
-        child = _step(here, part)
+        child = _step(part_of_document, part)
         if child is not None:
-            here = child[0]
+            part_of_document = child[0]
         elif not (detail["type"] == "missing" and i == len(detail["loc"]) - 1):
             continue
         path.append(part)
     return tuple(path)
 
 
-def _step(here: Any, part: int | str) -> tuple[Any] | None:
-    if isinstance(here, Mapping) and part in here:
-        return (here[part],)
-    if isinstance(here, list | tuple) and isinstance(part, int) and part < len(here):
-        return (here[part],)
+def _step(node: Any, part: int | str) -> tuple[Any] | None:
+    if isinstance(node, Mapping) and part in node:
+        return (node[part],)
+    if isinstance(node, list | tuple) and isinstance(part, int) and part < len(node):
+        return (node[part],)
     return None
 
 
@@ -117,8 +117,8 @@ def _plain_message(detail: ErrorDetails, *, echoed: bool) -> str:
     text = text[:1].lower() + text[1:]
     value = detail["input"]
     if isinstance(value, str | int | float | bool) and echoed:
-        shown = json.dumps(value[:61] if isinstance(value, str) else value)
-        text += f", not {shown if len(shown) <= 60 else shown[:57] + '...'}"
+        value_text = json.dumps(value[:61] if isinstance(value, str) else value)
+        text += f", not {value_text if len(value_text) <= 60 else value_text[:57] + '...'}"
     return text
 
 

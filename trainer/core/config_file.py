@@ -30,7 +30,7 @@ def read_config(path: Path) -> TrainConfig:
 
     Raises: BadConfig naming the key.
     """
-    train = _valid(TrainConfig, _read(path)[0])
+    train = _valid(TrainConfig, _read_parts(path)[0])
     folder = path.parent / os.path.expanduser(train.model)
     try:
         is_model_folder = any((folder / name).is_file() for name in MODEL_MARKS)
@@ -46,7 +46,7 @@ def read_saving(path: Path, save_every_s: float | None) -> CheckpointConfig:
 
     Raises: BadConfig naming the key.
     """
-    saving = _valid(CheckpointConfig, _read(path)[1], "checkpoint")
+    saving = _valid(CheckpointConfig, _read_parts(path)[1], "checkpoint")
     if save_every_s is None:
         return saving
     changed = {**saving.model_dump(), "every_s": save_every_s}
@@ -56,7 +56,7 @@ def read_saving(path: Path, save_every_s: float | None) -> CheckpointConfig:
         raise BadConfig(f"--save-every: {first_problem(e, CheckpointConfig, changed)[1]}") from None
 
 
-def _read(path: Path) -> tuple[Any, Any]:
+def _read_parts(path: Path) -> tuple[Any, Any]:
     """Return the training and checkpoint parts as written. Raises: BadConfig."""
     try:
         document = yaml_document.parse(path.read_text("utf-8-sig"), str(path)).data

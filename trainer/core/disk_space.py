@@ -17,20 +17,19 @@ def is_full(error: BaseException) -> bool:
     return getattr(error, "errno", None) in FULL or any(words in str(error).lower() for words in FULL_MESSAGES)
 
 
-def disk_full_message(folder: Path, wanted: int) -> str:
+def disk_full_message(folder: Path, needed_bytes: int) -> str:
     """Return the message for a full disk.
 
-    `wanted`: bytes to be written in all. `folder`: target; the nearest existing parent is checked.
+    `needed_bytes`: bytes to be written in all. `folder`: target; the nearest existing parent is checked.
     """
-    there = next((p for p in (folder, *folder.parents) if p.exists()), Path("/"))
-    space = (
-        f"about {format_bytes(wanted)} are wanted, {format_bytes(shutil.disk_usage(there).free)} are free at {folder}"
-    )
+    existing = next((p for p in (folder, *folder.parents) if p.exists()), Path("/"))
+    free = shutil.disk_usage(existing).free
+    space = f"about {format_bytes(needed_bytes)} are wanted, {format_bytes(free)} are free at {folder}"
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit == resource.RLIM_INFINITY:
         return f"{space}; free space there, or use a larger disk"
-    most = format_bytes(limit)
-    return f"{space}, and no file may have more than {most}; raise that limit (ulimit -f), or free space there"
+    limit_text = format_bytes(limit)
+    return f"{space}, and no file may have more than {limit_text}; raise that limit (ulimit -f), or free space there"
 
 
 def format_bytes(count: int) -> str:

@@ -206,10 +206,10 @@ def rows_note(folder: Path) -> dict[str, Any] | None:
         with (folder / INDEX).open("rb") as index:
             index.seek(-END.size, os.SEEK_END)
             (end,) = END.unpack(index.read())
-        whole = end == (folder / ROWS).stat().st_size
+        complete = end == (folder / ROWS).stat().st_size
     except (OSError, ValueError):
         return None
-    return note if whole and isinstance(note, dict) else None
+    return note if complete and isinstance(note, dict) else None
 
 
 def info_of(snapshot: Path) -> Path:

@@ -104,7 +104,9 @@ def _tar(source: BinaryIO) -> Iterator[Picture]:
         for member in tar:
             if member.isreg() and not member.issparse():
                 place = source, member.offset_data, member.size
-                yield Picture(name=member.name, size=member.size, start=_part(*place), stream=partial(_window, *place))
+                yield Picture(
+                    name=member.name, size=member.size, start=_section(*place), stream=partial(_window, *place)
+                )
 
 
 class _ArchiveWindow(io.RawIOBase):
@@ -136,7 +138,7 @@ def _window(source: BinaryIO, offset: int, size: int) -> BinaryIO:
     return io.BufferedReader(_ArchiveWindow(source, offset, size), 1 << 16)
 
 
-def _part(source: BinaryIO, offset: int, size: int) -> Callable[[int], bytes]:
+def _section(source: BinaryIO, offset: int, size: int) -> Callable[[int], bytes]:
     def start(count: int) -> bytes:
         try:
             with _READING:

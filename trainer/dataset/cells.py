@@ -83,7 +83,7 @@ def chat(value: Any) -> Chat | None:
     return None if chat_problem(value) else chats.parse(value)
 
 
-def turns(value: Any) -> list[dict[str, Any]] | None:
+def as_messages(value: Any) -> list[dict[str, Any]] | None:
     """Return messages from any role, in the form of chat templates; otherwise None."""
     parsed = asked(value)
     return None if parsed is None else parsed.messages
@@ -244,7 +244,7 @@ def is_a(kind: str, value: Any) -> bool:
         case "chat":
             return chat(value) is not None
         case "turns":
-            return turns(value) is not None
+            return as_messages(value) is not None
         case "tags":
             return tags(value) is not None
         case "picture":
@@ -290,12 +290,12 @@ def required(kind: str, row: dict[str, Any], column: str, where: str, number_of_
     return cell
 
 
-def known_labels(given: Sequence[str], labels: Sequence[str], where: str, number_of_row: int) -> list[str]:
+def known_labels(row_labels: Sequence[str], labels: Sequence[str], where: str, number_of_row: int) -> list[str]:
     """Return the classes of a row's labels, which belong to the configured set; an empty set accepts all.
 
     Raises: DataError.
     """
-    names = [named(label, labels) for label in given]
+    names = [named(label, labels) for label in row_labels]
     unknown = next((name for name in names if labels and name not in labels), None)
     if unknown is not None:
         raise DataError(f"{where} row {number_of_row}: {unknown_label_message(unknown, labels)}")
@@ -304,8 +304,8 @@ def known_labels(given: Sequence[str], labels: Sequence[str], where: str, number
 
 def unknown_label_message(label: str, labels: Sequence[str]) -> str:
     """Return what is wrong with a label outside the set, and the fix."""
-    shown = ", ".join(labels[:8]) + (", …" if len(labels) > 8 else "")
-    return f"label {label!r} is not among data.labels ({shown}); mend the row, or add it"
+    label_list = ", ".join(labels[:8]) + (", …" if len(labels) > 8 else "")
+    return f"label {label!r} is not among data.labels ({label_list}); mend the row, or add it"
 
 
 def many_labels_warning(labels: int, rows: int, column: str) -> str:

@@ -113,11 +113,11 @@ def parse(cell: Any, row: Mapping[str, Any] | None = None) -> Chat:
     A key of the cell goes before the row's column of that name. Raises BadChat.
     """
     notices: list[str] = []
-    written, inner = _list(cell, notices)
-    given = _beside(inner, row or {}, notices)
+    messages_written, inner = _list(cell, notices)
+    fields = _beside(inner, row or {}, notices)
     muted = set()
     messages: list[dict[str, Any]] = []
-    for number, message in enumerate(written, 1):
+    for number, message in enumerate(messages_written, 1):
         for part in chat_dialects.expanded(message, notices):
             parsed, has_loss = _message(part, number, notices)
             if not has_loss:
@@ -125,15 +125,15 @@ def parse(cell: Any, row: Mapping[str, Any] | None = None) -> Chat:
             messages.append(parsed)
     if not messages:
         raise BadChat("has no message with a text, a call or a result; add one or drop the row")
-    system = _system(given, messages, notices)
-    tools, documents = (_row_list(given, key) for key in ROW_KEYS[:2])
+    system = _system(fields, messages, notices)
+    tools, documents = (_row_list(fields, key) for key in ROW_KEYS[:2])
     tools = tools and chat_dialects.described_tools(tools, notices)
     return Chat(
         messages=[*system, *messages],
         muted=frozenset(number + len(system) for number in muted),
         tools=tools,
         documents=documents,
-        options=_options(given),
+        options=_options(fields),
         notices=tuple(dict.fromkeys(notices)),
         has_given_system=bool(system),
     )
@@ -141,28 +141,28 @@ def parse(cell: Any, row: Mapping[str, Any] | None = None) -> Chat:
 
 def _beside(inner: Mapping[str, Any], row: Mapping[str, Any], notices: list[str]) -> dict[str, Any]:
     """Return what cell and row give in addition to the messages, and name what is not used."""
-    known = (*ROW_KEYS, SYSTEM)
+    known_keys = (*ROW_KEYS, SYSTEM)
     inner, row = (chat_dialects.with_tools(cells, notices) for cells in (inner, row))
-    given = {key: row[key] for key in known if is_given(row.get(key))}
+    fields = {key: row[key] for key in known_keys if is_given(row.get(key))}
     for key, value in inner.items():
         if not is_given(value):
             continue
-        if key not in known:
+        if key not in known_keys:
             notices.append(f"the key {key!r} next to the messages is not used")
             continue
-        if key in given:
+        if key in fields:
             notices.append(f"the column {key!r} is not used, because the cell of messages has its own")
-        given[key] = value
-    unused = [name for name, value in row.items() if name not in known and is_given(value)]
+        fields[key] = value
+    unused = [name for name, value in row.items() if name not in known_keys and is_given(value)]
     notices += [f"the column {name!r} is not used" for name in unused[:NAMED_UNUSED]]
     if len(unused) > NAMED_UNUSED:
         notices.append(f"{len(unused) - NAMED_UNUSED} more columns are not used")
-    return given
+    return fields
 
 
-def _system(given: Mapping[str, Any], messages: list[dict[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
+def _system(fields: Mapping[str, Any], messages: list[dict[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
     """Return the message of SYSTEM, or none if it is blank or the chat begins with its own. Raises BadChat."""
-    text = given.get(SYSTEM, "")
+    text = fields.get(SYSTEM, "")
     if isinstance(text, list) and text and all(isinstance(part, Mapping) for part in text):
         text = "".join(_part(part, f"{SYSTEM!r} next to the messages") for part in text)
     if not isinstance(text, str):
@@ -205,12 +205,12 @@ def _list(cell: Any, notices: list[str]) -> tuple[list[Any], dict[str, Any]]:
     return cell, beside
 
 
-def _message(written: Any, number: int, notices: list[str]) -> tuple[dict[str, Any], bool]:
+def _message(entry: Any, number: int, notices: list[str]) -> tuple[dict[str, Any], bool]:
     """Return a message in the form of chat templates, and whether it may carry loss. Raises BadChat."""
     where = f"message {number}"
-    if not isinstance(written, Mapping):
-        raise BadChat(f"{where} is {_kind(written)}, no mapping; give {{role, content}}")
-    message = {str(key): value for key, value in written.items() if is_given(value)}
+    if not isinstance(entry, Mapping):
+        raise BadChat(f"{where} is {_kind(entry)}, no mapping; give {{role, content}}")
+    message = {str(key): value for key, value in entry.items() if is_given(value)}
     if "role" not in message and "from" in message:
         message["role"] = message.pop("from")
         notices.append("from and value are read as role and content")
@@ -237,9 +237,9 @@ def _message(written: Any, number: int, notices: list[str]) -> tuple[dict[str, A
 
 def _role(role: Any, where: str) -> str:
     name = role.strip().lower() if isinstance(role, str) else role
-    known = SHAREGPT_ROLES.get(name, name) if isinstance(name, str) else name
-    if known in ROLES:
-        return str(known)
+    mapped_role = SHAREGPT_ROLES.get(name, name) if isinstance(name, str) else name
+    if mapped_role in ROLES:
+        return str(mapped_role)
     if role is None:
         raise BadChat(f"{where} has no role; give one of {', '.join(ROLES)}")
     raise BadChat(f"{where} has the role {str(role)[:40]!r}; give one of {', '.join(ROLES)}")
@@ -264,11 +264,11 @@ def _content(message: Mapping[str, Any], where: str, notices: list[str]) -> str:
         content = [content]
     if isinstance(content, list):
         notices.append("content parts are joined to one text")
-        return "".join(_part(part, where) for part in content)
+        return "".join(_part_text(part, where) for part in content)
     raise BadChat(f"{where} has {_kind(content)} as content; give a text")
 
 
-def _part(part: Any, where: str) -> str:
+def _part_text(part: Any, where: str) -> str:
     if isinstance(part, str):
         return part
     text = part.get("text", part.get("content")) if isinstance(part, Mapping) else None

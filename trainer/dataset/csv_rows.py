@@ -49,8 +49,8 @@ def rows(
             continue
         if len(cells) != len(names):
             wrong = "more" if len(cells) > len(names) else "fewer"
-            held = "commas" if delimiter == "," else DELIMITERS.get(delimiter, f"{delimiter!r}")
-            message = f"{wrong} cells than the header's {len(names)}; quote cells that hold {held}"
+            separators = "commas" if delimiter == "," else DELIMITERS.get(delimiter, f"{delimiter!r}")
+            message = f"{wrong} cells than the header's {len(names)}; quote cells that hold {separators}"
             yield DataError(f"{where} line {reader.line_num}: {message}")
         elif problem := decoding_problem(cells):
             yield DataError(f"{where} line {reader.line_num}: {problem}")

@@ -91,14 +91,16 @@ def count_summary(summary: Mapping[str, Any], data: DataConfig) -> ExampleCount:
 
 def count_rows(rows: int, data: DataConfig) -> ExampleCount:
     """Return the counts of a data set with one example per row."""
-    held = held_out(rows, data.eval_share)
-    return ExampleCount(training=rows - held, held_out=held)
+    heldout_rows = held_out(rows, data.eval_share)
+    return ExampleCount(training=rows - heldout_rows, held_out=heldout_rows)
 
 
 def count_chats(chats: Mapping[int, int], share: float) -> ExampleCount:
     """Return the counts of a data set with several examples per chat. `chats`: see `held_out_chats`."""
-    held = sum(size * count for size, count in held_out_chats(chats, share).items())
-    return ExampleCount(training=sum(size * count for size, count in chats.items()) - held, held_out=held)
+    heldout_examples = sum(size * count for size, count in held_out_chats(chats, share).items())
+    return ExampleCount(
+        training=sum(size * count for size, count in chats.items()) - heldout_examples, held_out=heldout_examples
+    )
 
 
 def held_out_chats(chats: Mapping[int, int], share: float) -> dict[int, int]:
@@ -108,9 +110,9 @@ def held_out_chats(chats: Mapping[int, int], share: float) -> dict[int, int]:
     the daemon computes this number without the order of the rows.
     """
     total = sum(count for size, count in chats.items() if size)
-    held, below, result = held_out(total, share), 0, {}
+    heldout_rows, below, result = held_out(total, share), 0, {}
     for size in sorted(filter(None, chats), reverse=True):
         above = below + chats[size]
-        result[size] = held * above // total - held * below // total
+        result[size] = heldout_rows * above // total - heldout_rows * below // total
         below = above
     return result

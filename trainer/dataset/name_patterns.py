@@ -48,9 +48,9 @@ class NamePattern:
         self._shared: dict[frozenset[int], frozenset[int]] = {}
         self._cached = self._work = 0
         starts = set[int]()
-        for whole in _alternatives(pattern + ("**" if pattern.endswith("/") else "")):
+        for alternative in _alternatives(pattern + ("**" if pattern.endswith("/") else "")):
             starts.add(len(self._positions))
-            for token in TOKEN.findall(whole):
+            for token in TOKEN.findall(alternative):
                 self._positions += _of_token(token)
             self._positions.append(_Position(accepts=None))
         self._ends = frozenset(n for n, position in enumerate(self._positions) if position.accepts is None)
@@ -111,7 +111,7 @@ def _alternatives(pattern: str) -> list[str]:
     while (braces := BRACES.search(wholes[0])) is not None:
         if len(wholes) * (1 + braces[1].count(",")) > ALTERNATIVES:
             raise BadPattern(f"its pattern has more than {ALTERNATIVES} alternatives in braces; use fewer, or `*`")
-        wholes = [alternative for whole in wholes for alternative in _without_first_braces(whole)]
+        wholes = [alternative for expanded in wholes for alternative in _without_first_braces(expanded)]
     return wholes
 
 
@@ -125,11 +125,11 @@ def _without_first_braces(pattern: str) -> list[str]:
 def _of_token(token: str) -> list[_Position]:
     """Return the positions of one token. Raises BadPattern."""
     if token == "**/":
-        return [_Position(accepts=_never, skips=(1, 2)), _Position(accepts=partial(eq, "/"), stays=_always)]
+        return [_Position(accepts=_matches_nothing, skips=(1, 2)), _Position(accepts=partial(eq, "/"), stays=_always)]
     if token == "**":
-        return [_Position(accepts=_never, stays=_always, skips=(1,))]
+        return [_Position(accepts=_matches_nothing, stays=_always, skips=(1,))]
     if token == "*":
-        return [_Position(accepts=_never, stays=partial(ne, "/"), skips=(1,))]
+        return [_Position(accepts=_matches_nothing, stays=partial(ne, "/"), skips=(1,))]
     if token == "?":
         return [_Position(accepts=partial(ne, "/"))]
     return [_Position(accepts=partial(eq, token) if len(token) == 1 else _of_class(token))]
@@ -152,5 +152,5 @@ def _always(character: str) -> bool:
     return True
 
 
-def _never(character: str) -> bool:
+def _matches_nothing(character: str) -> bool:
     return False

@@ -46,10 +46,10 @@ def bad_share_message(bad: int, rows: int, share: float, first: str) -> str | No
 
 def missing_column_message(name: str, columns: Iterable[str]) -> str:
     """Return the error for a setting that names a missing column, with the columns of the dataset."""
-    known = list(columns)
-    similar = close_matches(name.lower(), [c.lower() for c in known])
-    hint = next((f"; did you mean {c!r}?" for c in known if similar and c.lower() == similar[0]), "")
-    return f"no column {short_list([name])!r} in the data; it has {short_list(known)}{hint}"
+    column_list = list(columns)
+    similar = close_matches(name.lower(), [c.lower() for c in column_list])
+    hint = next((f"; did you mean {c!r}?" for c in column_list if similar and c.lower() == similar[0]), "")
+    return f"no column {short_list([name])!r} in the data; it has {short_list(column_list)}{hint}"
 
 
 def template_columns(template: str, field: str) -> tuple[str, ...]:
@@ -76,17 +76,17 @@ def whole_column(template: str) -> str | None:
 
 def check_columns(config: DataConfig, columns: Iterable[str]) -> None:
     """Check that the dataset has every column that a setting names. Raises: DataError."""
-    known = sorted(columns)
+    column_names = sorted(columns)
     for setting in ("prompt", "completion", "chosen", "rejected"):
         for name in template_columns(getattr(config, setting), f"data.{setting}"):
-            if name not in known:
-                raise DataError(f"data.{setting}: {missing_column_message(name, known)}")
+            if name not in column_names:
+                raise DataError(f"data.{setting}: {missing_column_message(name, column_names)}")
     for setting in ("messages", "words", "image", "label"):
-        if (name := getattr(config, setting)) and name not in known:
-            raise DataError(f"data.{setting}: {missing_column_message(name, known)}")
+        if (name := getattr(config, setting)) and name not in column_names:
+            raise DataError(f"data.{setting}: {missing_column_message(name, column_names)}")
 
 
-def fill(template: str, cells: Mapping[str, Any]) -> str:
+def fill_template(template: str, cells: Mapping[str, Any]) -> str:
     """Return the template filled with the cells as text.
 
     `str.format` does not work, because a column may be named `0`.
@@ -142,7 +142,7 @@ def _filled(template: str, row: dict[str, Any], where: str) -> str:
                 raise DataError(f"{where}: column {name!r} is null; fill it or drop the row")
             if not is_text(row[name]):
                 raise DataError(f"{where}: {not_text_message(name)}")
-        return fill(template, row)
+        return fill_template(template, row)
     except KeyError as e:
         raise DataError(f"{where}: no column {e.args[0]!r}; every row needs it") from None
 

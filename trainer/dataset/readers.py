@@ -69,8 +69,8 @@ def format_of(path: str, declared: DataFormat | None) -> DataFormat:
     if data_format is None and path.lower().endswith(COMPRESSED):
         raise DataError(f"data.path: {path!r} is compressed; unpack it")
     if data_format is None:
-        known = "csv, json, jsonl, parquet, tar or zip"
-        raise DataError(f"data.path: cannot tell the format of {path!r}; set data.format to {known}")
+        formats = "csv, json, jsonl, parquet, tar or zip"
+        raise DataError(f"data.path: cannot tell the format of {path!r}; set data.format to {formats}")
     return data_format
 
 
@@ -192,18 +192,18 @@ def _jsonl_rows(text: TextIO, where: str) -> Rows:
         yield _checked_object(row, line, f"{where} line {number}")
 
 
-def _checked_object(row: Any, written: str, place: str) -> dict[str, Any] | DataError:
+def _checked_object(row: Any, source_text: str, place: str) -> dict[str, Any] | DataError:
     """Return the row, or an error if it is not an object or not valid text.
 
-    `written`: the text of the row. Errors are bytes that are not UTF-8, and half a surrogate pair, which no text
+    `source_text`: the text of the row. Errors are bytes that are not UTF-8, and half a surrogate pair, which no text
     can hold.
     """
     if not isinstance(row, dict):
         return DataError(f"{place}: is not an object; map columns to values")
-    if written.count("[") + written.count("{") > MAX_DEPTH and _is_deep(row):
+    if source_text.count("[") + source_text.count("{") > MAX_DEPTH and _is_deep(row):
         return DataError(f"{place}: is nested in more than {MAX_DEPTH} levels; make it flatter")
-    has_bytes = csv_rows.NOT_UTF8.search(written) is not None
-    if has_bytes or SURROGATE.search(written):
+    has_bytes = csv_rows.NOT_UTF8.search(source_text) is not None
+    if has_bytes or SURROGATE.search(source_text):
         text = json.dumps(row, ensure_ascii=False)
         if has_bytes and (problem := csv_rows.decoding_problem((text,))):
             return DataError(f"{place}: {problem}")

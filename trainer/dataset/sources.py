@@ -156,7 +156,7 @@ def _from_bucket(data: DataConfig, env: Mapping[str, str]) -> dict[str, Path]:
     bucket, _, pattern = rest.partition("/")
     fixed = _fixed_folder(pattern)
     single = bool(pattern) and not pattern.endswith("/") and not MAGIC.search(pattern)
-    wanted = _parsed("" if single else pattern or "**")
+    matcher = _parsed("" if single else pattern or "**")
     try:
         store = _connected(f"{scheme}://{bucket}", data, env)
         if single:
@@ -164,7 +164,7 @@ def _from_bucket(data: DataConfig, env: Mapping[str, str]) -> dict[str, Path]:
         else:
             objects = [meta for batch in obstore.list(store, fixed or None) for meta in batch]
         by_name = {meta["path"]: meta for meta in objects}
-        names = [pattern] if single else _selected(wanted, by_name)
+        names = [pattern] if single else _selected(matcher, by_name)
         return {name.removeprefix(fixed): _fetched(store, f"{scheme}://{bucket}", by_name[name]) for name in names}
     except FileNotFoundError:
         raise DataError(f"data.path: there is no {data.path!r}; check bucket and key") from None
@@ -236,14 +236,14 @@ def _from_hub(data: DataConfig, env: Mapping[str, str]) -> dict[str, Path]:
             f"data.path: {data.path!r} is not a dataset; write {DATASETS}owner/name, with @revision or /pattern"
         )
     repo, pattern = parts["repo"], parts["pattern"]
-    wanted = _parsed(pattern) if pattern else None
+    matcher = _parsed(pattern) if pattern else None
     endpoint = (env.get("HF_ENDPOINT") or HUB).rstrip("/")
     page, token = f"{endpoint}/datasets/{repo}", env.get(data.secret or "HF_TOKEN") or None
     try:
         info = HfApi(endpoint=endpoint, token=token).dataset_info(repo, revision=parts["revision"], timeout=TIMEOUT_S)
         names = [sibling.rfilename for sibling in info.siblings or ()]
         fixed, files = _fixed_folder(pattern or ""), dict[str, Path]()
-        for name in _selected(wanted, names) if wanted else default_files(names):
+        for name in _selected(matcher, names) if matcher else default_files(names):
             local = hf_hub_download(repo, name, repo_type="dataset", revision=info.sha, endpoint=endpoint, token=token)
             files[name.removeprefix(fixed)] = Path(local)
         return files
@@ -267,14 +267,14 @@ def _hub_error(error: Exception, data: DataConfig, page: str) -> DataError:
 
 def default_files(names: Iterable[str]) -> list[str]:
     """Return the training tables among the names, otherwise all tables, otherwise all pictures."""
-    known = matching(names, "**")
-    tables = [name for name in known if table_of(name)]
+    data_files = matching(names, "**")
+    tables = [name for name in data_files if table_of(name)]
     return (
         [name for name in tables if TRAINING.search(name)]
         or tables
         or [
             name
-            for name in known
+            for name in data_files
             if name.lower().endswith(archives.ENDINGS) or PurePosixPath(name).name in archives.METADATA
         ]
     )

@@ -37,9 +37,9 @@ from trainer.memtrace.tracer import count, extrapolate
 
 def options(args: argparse.Namespace, family: str = "") -> TraceOptions:
     task = args.task or KINDS.get(family, "causal_lm")
-    chosen = args.lora_targets in ("all-linear", "attention")
+    is_preset = args.lora_targets in ("all-linear", "attention")
     kind = QloraConfig if args.method == "qlora" else LoraConfig
-    lora = kind(r=args.lora_r, dropout=args.lora_dropout, targets=args.lora_targets if chosen else "all-linear")
+    lora = kind(r=args.lora_r, dropout=args.lora_dropout, targets=args.lora_targets if is_preset else "all-linear")
     if args.padded and args.micro_batch < 2:
         raise ValueError("a micro-batch of one row has no padding; leave out --padded")
     if args.seq < 2 and task == "causal_lm":
@@ -66,7 +66,7 @@ def options(args: argparse.Namespace, family: str = "") -> TraceOptions:
         foreach=args.optimizer == "adamw_foreach",
         padded=args.padded,
         pure=args.precision.endswith("-pure"),
-        targets=() if chosen else tuple(args.lora_targets.split(",")),
+        targets=() if is_preset else tuple(args.lora_targets.split(",")),
         task=task,
         gpus=args.gpus,
         divided=args.gpus > 1 and args.sharding == "fsdp",

@@ -93,8 +93,8 @@ class DeviceEmulation(TorchFunctionMode):
                 args, kwargs = self._cast(args, kwargs, torch.get_autocast_dtype("cpu"))
             elif self._cuda and func in RAISED_ON_CUDA:
                 args, kwargs = self._cast(args, kwargs, torch.float32)
-        if getattr(func, "__module__", "") == "torch.nn.init" and (drawn := (*args, *kwargs.values())[0]).is_meta:
-            return drawn  # there are no numbers to draw
+        if getattr(func, "__module__", "") == "torch.nn.init" and (target := (*args, *kwargs.values())[0]).is_meta:
+            return target  # there are no numbers to draw
         if func is torch.Tensor.backward:
             return self._backward(args[0])
         if func is functional.dropout and self._cuda:
@@ -184,7 +184,7 @@ def one_autocast() -> Iterator[None]:
 @contextlib.contextmanager
 def allowed() -> Iterator[None]:
     """Make AdamW's fused and foreach kernels and checkpointing accept the meta device."""
-    known = ["cuda", "cpu", "meta"]
+    devices = ["cuda", "cpu", "meta"]
     optimizer = "torch.optim.optimizer._get_{}_kernels_supported_devices"
     infer: Any = torch.utils.checkpoint._infer_device_type
 
@@ -194,6 +194,6 @@ def allowed() -> Iterator[None]:
 
     with contextlib.ExitStack() as patches:
         for kind in ("fused", "foreach"):
-            patches.enter_context(mock.patch(optimizer.format(kind), side_effect=lambda: list(known)))
+            patches.enter_context(mock.patch(optimizer.format(kind), side_effect=lambda: list(devices)))
         patches.enter_context(mock.patch("torch.utils.checkpoint._infer_device_type", device_type))
         yield

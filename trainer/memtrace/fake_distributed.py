@@ -92,9 +92,9 @@ def fake_result(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Return the result of an operation that needs other processes or numbers; None for all other operations."""
     if func.namespace == "c10d":
         c10d: Any = torch._C._distributed_c10d
-        done: Any = torch.futures.Future()
-        done.set_result(args[0] if isinstance(args[0], list) else [args[0]])
-        return args[0], c10d._create_work_from_future(done).boxed()
+        future: Any = torch.futures.Future()
+        future.set_result(args[0] if isinstance(args[0], list) else [args[0]])
+        return args[0], c10d._create_work_from_future(future).boxed()
     if func is torch.ops.aten.copy_.default and args[1].is_meta and not args[0].is_meta:
         return args[0]  # DDP's order of buckets, which the first process sends to itself
     return None

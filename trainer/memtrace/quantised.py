@@ -40,8 +40,8 @@ def quantise(model: Any, config: TrainConfig, architecture: str, dtype: torch.dt
             module: Any = replaced
             value = weights.pop(name).detach()
             value = value.T if "Conv1D" in module.source_cls.__name__ else value
-            new = type(module.weight)(value, requires_grad=False, **module.weight.__dict__)
-            module.weight = new._quantize(value.device)
+            replacement = type(module.weight)(value, requires_grad=False, **module.weight.__dict__)
+            module.weight = replacement._quantize(value.device)
             if module.bias is not None and not value.is_meta:  # real biases are still on the meta device
                 zeros = torch.zeros_like(module.bias, device=value.device, dtype=value.dtype)
                 module.bias = torch.nn.Parameter(zeros, requires_grad=False)

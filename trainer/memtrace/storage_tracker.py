@@ -73,23 +73,23 @@ class Storages(TorchDispatchMode):
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Count a storage whose size changed without an operation."""
         if storage.device.type == self._device:
-            known = self._known.get(id(storage))
-            self._count(storage, self._only or (self._live[known][1] if known else self.category))
+            reference = self._known.get(id(storage))
+            self._count(storage, self._only or (self._live[reference][1] if reference else self.category))
 
     def _count(self, storage: torch.UntypedStorage, category: str) -> None:
         size = -(-storage.nbytes() // self._block) * self._block
-        known = self._known.get(id(storage))
-        if known is not None:
-            before, was = self._live[known]
-            self.bytes[was] -= before
+        reference = self._known.get(id(storage))
+        if reference is not None:
+            before, old_category = self._live[reference]
+            self.bytes[old_category] -= before
             self.total -= before
         elif size:
             key = id(storage)
-            known = weakref.ref(storage, lambda ref: self._freed(ref, key))
-            self._known[key] = known
+            reference = weakref.ref(storage, lambda ref: self._freed(ref, key))
+            self._known[key] = reference
         else:
             return
-        self._live[known] = size, category
+        self._live[reference] = size, category
         self.bytes[category] += size
         self.total += size
         self._mark()

@@ -91,13 +91,13 @@ def watch(storages: Storages, emulation: DeviceEmulation | None) -> None:
     def before() -> None:
         if not in_backward():
             return
-        again = torch.is_grad_enabled()
-        if emulation is not None and not again:
+        recomputing = torch.is_grad_enabled()
+        if emulation is not None and not recomputing:
             emulation.forget()
         if storages.segment == "forward head":
             storages.enter("backward head", "logits")
         if storages.segment != "backward head":
-            storages.category = "activations" if again else "temporary"
+            storages.category = "activations" if recomputing else "temporary"
 
     storages.on_operation = before
 
@@ -246,9 +246,11 @@ def _kinds(segments: Mapping[str, dict[str, int]], layers: Sequence[int]) -> dic
     named_segments = {name: s for name, s in segments.items() if not name[-1].isdigit()}
     for depth, word in zip(layers, [""] if len(layers) == 1 else ["encoder ", "decoder "], strict=True):
         named = {"first": 0, "second": 1, "last but one": depth - 2, "last": depth - 1}
-        for way in (f"forward {word}", f"backward {word}"):
+        for direction in (f"forward {word}", f"backward {word}"):
             named_segments |= {
-                f"{way}{kind} layer": segments[f"{way}{n}"] for kind, n in named.items() if f"{way}{n}" in segments
+                f"{direction}{kind} layer": segments[f"{direction}{n}"]
+                for kind, n in named.items()
+                if f"{direction}{n}" in segments
             }
     return named_segments
 

@@ -32,17 +32,17 @@ class NoiseData:
         self._pooled = int(config["projection_class_embeddings_input_dim"]) - times if more else 0
 
     def collate(self, rows: Sequence[Any], device: torch.device) -> Batch:
-        many, side = len(rows), int(rows[0]) // LATENT_SCALE
+        batch_size, side = len(rows), int(rows[0]) // LATENT_SCALE
         batch = {
-            "latents": torch.zeros((many, self._channels, side, side), device=device),
-            "noise": torch.zeros((many, self._channels, side, side), device=device),
-            "steps": torch.zeros(many, dtype=torch.long, device=device),
-            "words": torch.zeros((many, WORDS, self._words), device=device),
+            "latents": torch.zeros((batch_size, self._channels, side, side), device=device),
+            "noise": torch.zeros((batch_size, self._channels, side, side), device=device),
+            "steps": torch.zeros(batch_size, dtype=torch.long, device=device),
+            "words": torch.zeros((batch_size, WORDS, self._words), device=device),
         }
         if self._pooled:
             batch |= {
-                "text_embeds": torch.zeros((many, self._pooled), device=device),
-                "time_ids": torch.zeros((many, 6), device=device),
+                "text_embeds": torch.zeros((batch_size, self._pooled), device=device),
+                "time_ids": torch.zeros((batch_size, 6), device=device),
             }
         return batch
 

@@ -128,8 +128,10 @@ def target_modules(model: Any, method: LowRank) -> str | list[str]:
     linear_modules = [name for name, module in model.named_modules() if _adaptable(module)]
     for target in method.targets:
         if not any(name == target or name.endswith(f".{target}") for name in linear_modules):
-            known = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in linear_modules}))
-            raise UserFault(f"train.method.targets: {target!r} matches no linear module of this model; it has {known}")
+            known_endings = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in linear_modules}))
+            raise UserFault(
+                f"train.method.targets: {target!r} matches no linear module of this model; it has {known_endings}"
+            )
     return list(method.targets)
 
 

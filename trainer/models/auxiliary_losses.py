@@ -41,12 +41,12 @@ def asks_for_router_loss(model_config: Any) -> bool:
 def check_none(config: TrainConfig) -> None:
     """Raise UserFault if the model's config asks for a loss that the task does not add."""
     model_config = loading.config_of(config)
-    asked = ROUTER_LOGITS if asks_for_router_loss(model_config) else ""
-    asked = asked or ("z_loss_coefficient" if getattr(model_config, "z_loss_coefficient", 0) else "")
-    if asked:
+    setting = ROUTER_LOGITS if asks_for_router_loss(model_config) else ""
+    setting = setting or ("z_loss_coefficient" if getattr(model_config, "z_loss_coefficient", 0) else "")
+    if setting:
         raise UserFault(
-            f"train.model: the config.json of {config.model!r} sets {asked}, and task {config.task} adds no such loss; "
-            "remove it in a copy of the model"
+            f"train.model: the config.json of {config.model!r} sets {setting}, and task {config.task} adds no such "
+            "loss; remove it in a copy of the model"
         )
 
 

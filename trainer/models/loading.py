@@ -198,12 +198,12 @@ def load(
         )
     except LOAD_ERRORS as e:
         raise unloadable(config, e) from None
-    new = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
-    check_missing_weights(config, model, new, headed=architecture not in WITH_TOKENS)
+    new_keys = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
+    check_missing_weights(config, model, new_keys, headed=architecture not in WITH_TOKENS)
     model.config.use_cache = False
     if config.quantised is not None:
         _prepare_quantised(model)
-    return model, sorted({key.rsplit(".", 1)[0] for key in new})
+    return model, sorted({key.rsplit(".", 1)[0] for key in new_keys})
 
 
 def hollow(config: TrainConfig, architecture: str, **options: Any) -> Any:

@@ -10,15 +10,15 @@ NAMED_WEIGHTS = 3
 """Number of weights that the error names."""
 
 
-def check_missing_weights(config: TrainConfig, model: Any, new: Collection[str], *, headed: bool) -> None:
+def check_missing_weights(config: TrainConfig, model: Any, new_keys: Collection[str], *, headed: bool) -> None:
     """Raise UserFault if the files lack weights of the model.
 
-    `new`: weights that are in no file or have another shape there; `headed`: weights of a head may be new. Adapters
-    over random weights would be useless, because the weights are saved nowhere. Computed tensors, such as the angles
-    of rotary positions, are buffers and are ignored: some models save them and others do not.
+    `new_keys`: weights that are in no file or have another shape there; `headed`: weights of a head may be new.
+    Adapters over random weights would be useless, because the weights are saved nowhere. Computed tensors, such as
+    the angles of rotary positions, are buffers and are ignored: some models save them and others do not.
     """
     weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    missing = sorted(name for name in new if name in weights and not (headed and _is_head_weight(model, name)))
+    missing = sorted(name for name in new_keys if name in weights and not (headed and _is_head_weight(model, name)))
     if missing:
         more = ", ..." if len(missing) > NAMED_WEIGHTS else ""
         raise UserFault(

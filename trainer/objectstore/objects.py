@@ -93,10 +93,10 @@ class Objects:
         try:
             _, reader = self._usable()
             async with asyncio.timeout(SMALL_TIMEOUT_S):
-                got = await obstore.get_async(reader, self._prefix + key)
-                data = bytes(await got.bytes_async())
+                result = await obstore.get_async(reader, self._prefix + key)
+                data = bytes(await result.bytes_async())
         except FileNotFoundError:
-            self._answered()
+            self._note_answer()
             return None
         except PermissionDeniedError as e:
             if await self._absent(key):
@@ -104,7 +104,7 @@ class Objects:
             raise ObjectStoreError(f"cannot read {key}: {_line(e)}") from None
         except (BaseError, OSError, TimeoutError) as e:
             raise ObjectStoreError(f"cannot read {key}: {_line(e)}") from None
-        self._answered()
+        self._note_answer()
         self.received_bytes += len(data)
         return data
 
@@ -117,7 +117,7 @@ class Objects:
                 await obstore.put_async(writer, self._prefix + key, data)
         except (BaseError, OSError, TimeoutError) as e:
             raise ObjectStoreError(f"cannot write {key}: {_line(e)}") from None
-        self._answered()
+        self._note_answer()
 
     async def create(self, key: str, data: bytes) -> bool:
         """Write the object if it is absent; return True if it now holds `data`.
@@ -136,7 +136,7 @@ class Objects:
             return await self.read(key) == data
         except (BaseError, OSError, TimeoutError) as e:
             raise ObjectStoreError(f"cannot create {key}: {_line(e)}") from None
-        self._answered()
+        self._note_answer()
         return True
 
     async def upload(self, key: str, path: Path, sent: Callable[[int], None] = lambda count: None) -> None:
@@ -156,7 +156,7 @@ class Objects:
                     await multipart.upload(writer, self._prefix + key, path, size, sent)
         except (BaseError, OSError, TimeoutError) as e:
             raise ObjectStoreError(f"cannot upload {key}: {_line(e)}") from None
-        self._answered()
+        self._note_answer()
 
     async def download(self, key: str, path: Path, *, size: int, sha256: str) -> None:
         """Stream an object to a file.
@@ -169,9 +169,9 @@ class Objects:
             _, reader = self._usable()
             path.parent.mkdir(parents=True, exist_ok=True)
             async with asyncio.timeout(LARGE_TIMEOUT_S):
-                got = await obstore.get_async(reader, self._prefix + key)
+                result = await obstore.get_async(reader, self._prefix + key)
                 with path.open("wb") as file:
-                    async for piece in got.stream(min_chunk_size=CHUNK):
+                    async for piece in result.stream(min_chunk_size=CHUNK):
                         received += len(piece)
                         self.received_bytes += len(piece)
                         if received > size:
@@ -188,7 +188,7 @@ class Objects:
             raise ObjectStoreError(f"cannot download {key}: {_line(e)}") from None
         except ValueError:  # from obstore and the file system: an empty segment, a control character
             raise BadContent(f"{key!r} can be no object's key") from None
-        self._answered()
+        self._note_answer()
         if received != size or digest.hexdigest() != sha256:
             path.unlink()
             raise BadContent(f"{key} is not the {size} bytes with sha256 {sha256[:12]}... that were promised")
@@ -209,7 +209,7 @@ class Objects:
             return {}
         except (BaseError, OSError, TimeoutError) as e:
             raise ObjectStoreError(f"cannot list {prefix}: {_line(e)}") from None
-        self._answered()
+        self._note_answer()
         return sizes
 
     async def delete(self, key: str) -> None:
@@ -222,7 +222,7 @@ class Objects:
             return
         except (BaseError, OSError, TimeoutError) as e:
             raise ObjectStoreError(f"cannot delete {key}: {_line(e)}") from None
-        self._answered()
+        self._note_answer()
 
     async def _absent(self, key: str) -> bool:
         """Return True if a listing of the object's folder lacks it.
@@ -236,10 +236,10 @@ class Objects:
                 listed = await obstore.list_with_delimiter_async(reader, folder)
         except (BaseError, OSError, TimeoutError):
             return False
-        self._answered()
+        self._note_answer()
         return all(meta["path"] != self._prefix + key for meta in listed["objects"])
 
-    def _answered(self) -> None:
+    def _note_answer(self) -> None:
         self.answered_at = time.monotonic()
 
 

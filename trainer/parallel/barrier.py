@@ -17,7 +17,7 @@ from torch.distributed import distributed_c10d
 from trainer.parallel import ddp
 
 BEAT_S = 2.0
-LOOK_S = 0.2
+POLL_S = 0.2
 SILENT_S = ddp.TIMEOUT.total_seconds()
 """Seconds without a heartbeat after which a process counts as lost."""
 TIMEOUT_S = 12 * 3600.0
@@ -75,4 +75,4 @@ def _await(store: Any, place: str, purpose: str, rank: int) -> None:
                 f"process {rank}, which prepares its {purpose}, sent its last heartbeat {now - last_beat_at:.0f} s ago"
             )
             raise distributed.DistStoreError(f"{message}; the others have waited for {now - began:.0f} s")
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)

@@ -45,17 +45,18 @@ class ContextParallel:
         rows, length = batch["input_ids"].shape
         missing = -length % self._of
         places = torch.arange(length + missing, device=batch["input_ids"].device).expand(rows, -1)
-        whole = {"position_ids": places[:, :length], **{n: t for n, t in batch.items() if n in TOKENS}}
-        whole = {
+        shared = {"position_ids": places[:, :length], **{n: t for n, t in batch.items() if n in TOKENS}}
+        shared = {
             n: functional.pad(t, (0, length + missing - t.shape[1]), value=IGNORED if n == "wanted" else 0)
-            for n, t in whole.items()
+            for n, t in shared.items()
         }
-        row_of = (whole["position_ids"] == 0).cumsum(-1)  # a row of a pack begins at 0, and padding is a row of its own
+        # Each row of a pack begins at position 0; padding is a row of its own.
+        row_of = (shared["position_ids"] == 0).cumsum(-1)
         begin = self._number * places.shape[1] // self._of
         end = begin + places.shape[1] // self._of
         self._back = places[0, begin:end, None] - places[0, None, :]
         self._seen = (self._back >= 0) & (row_of[:, begin:end, None] == row_of[:, None, :])
-        return {name: tensor[:, begin:end] for name, tensor in whole.items()}
+        return {name: tensor[:, begin:end] for name, tensor in shared.items()}
 
     def _attend(
         self,

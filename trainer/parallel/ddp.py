@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.checkpoint.snapshot import Held, Local, SnapshotWriter, StoredSnapshot, joined, parts
+from trainer.checkpoint.snapshot import Held, Local, SnapshotWriter, StoredSnapshot, joined, writer_plan
 from trainer.contract.checkpoint_format import CheckpointPlan, Progress, Window
 from trainer.contract.documents import Parallelism
 from trainer.contract.train import TrainConfig
@@ -182,9 +182,9 @@ class DataParallel:
         """Return the writer of this process's part; None if another process writes the same."""
         return SnapshotWriter() if self.rank == 0 else None
 
-    def plan(self, held: Held, writer: SnapshotWriter | None) -> CheckpointPlan | None:
+    def plan(self, local_state: Held, writer: SnapshotWriter | None) -> CheckpointPlan | None:
         """Return the layout of the checkpoint in the first process; entered by all."""
-        return joined([parts(held, writer)]) if writer is not None else None
+        return joined([writer_plan(local_state, writer)]) if writer is not None else None
 
     def whole(self, model: Any, trained: Mapping[str, Any] | None) -> dict[str, torch.Tensor] | None:
         """Return unsharded tensors in the first process's host memory, or None if the model itself has them.
@@ -235,7 +235,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
-def like(parameter: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+def sharded_like(parameter: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
     """Return a tensor from this process's part that is sharded as the parameter is."""
     if not isinstance(parameter, DTensor):
         return part
@@ -274,7 +274,7 @@ def load_optimizer(optimizer: Any, parameters: Mapping[str, torch.Tensor], store
         parameter = parameters[name]
         value: torch.Tensor | int
         if stored.shape("optimizer", key) == tuple(parameter.shape):
-            value = like(parameter, stored.read("optimizer", key, window(parameter)))
+            value = sharded_like(parameter, stored.read("optimizer", key, window(parameter)))
         else:
             value = optimizers.state(stored.read("optimizer", key))
         state.setdefault(number_of[name], {})[kind] = value

@@ -36,8 +36,8 @@ def check(device: torch.device) -> str:
 def _memory(device: torch.device) -> str:
     free, total = torch.cuda.mem_get_info(device)
     if free < FREE_SHARE * total:
-        held = (total - free) / 2**30
-        raise BadHost(f"host: {held:.1f} GiB of {_name(device)}'s memory are in use by another process")
+        used_gib = (total - free) / 2**30
+        raise BadHost(f"host: {used_gib:.1f} GiB of {_name(device)}'s memory are in use by another process")
     return f"{free / 2**30:.0f} GiB free"
 
 
@@ -65,12 +65,12 @@ def _pairs(device: torch.device, until: float) -> str:
     for shift in range(1, world):
         to, source = (rank + shift) % world, (rank - shift) % world
         sent = torch.full((MESSAGE,), rank * world + to, dtype=torch.int32, device=device)
-        got = torch.zeros_like(sent)
+        received = torch.zeros_like(sent)
         left = timedelta(seconds=max(1.0, until - time.monotonic()))
         try:
             sending = [
                 distributed.P2POp(distributed.isend, sent, to),
-                distributed.P2POp(distributed.irecv, got, source),
+                distributed.P2POp(distributed.irecv, received, source),
             ]
             for work in distributed.batch_isend_irecv(sending):
                 work.wait(left)
@@ -78,7 +78,7 @@ def _pairs(device: torch.device, until: float) -> str:
             if "imed out" not in str(e):
                 raise  # the other process is gone, and reports why
             raise BadHost(f"host: process {rank} does not reach {to}, or {source} does not reach it: {e}") from None
-        if not bool((got == source * world + rank).all()):
+        if not bool((received == source * world + rank).all()):
             raise BadHost(f"host: data from process {source} to {rank} arrives corrupted")
     return f"{world} processes reach each other"
 

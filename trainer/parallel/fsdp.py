@@ -25,7 +25,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
-from trainer.checkpoint.snapshot import Held, SnapshotWriter, joined, parts
+from trainer.checkpoint.snapshot import Held, SnapshotWriter, joined, writer_plan
 from trainer.contract.checkpoint_format import CheckpointPlan
 from trainer.contract.documents import Parallelism
 from trainer.contract.train import TrainConfig
@@ -106,7 +106,7 @@ class FullyShardedParallel(DataParallel):
         """
         model = make(self.rank > 0)
         if self.rank > 0:
-            _fill(model)
+            _materialise(model)
         source = {name: t.detach() for name, t in _tensors(model)}
         bare = model.get_base_model() if hasattr(model, "get_base_model") else model
         if self._layers is not None:
@@ -134,11 +134,11 @@ class FullyShardedParallel(DataParallel):
             register_fsdp_forward_method(bare, "generate")
 
     def _load_shard(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
-        whole = source.to(self.accelerator.device).contiguous()
-        distributed.broadcast(whole, 0)
+        full = source.to(self.accelerator.device).contiguous()
+        distributed.broadcast(full, 0)
         start, shape = window(tensor)
-        mine = whole[tuple(slice(at, at + size) for at, size in zip(start, shape, strict=True))]
-        local(tensor).copy_(mine)
+        part = full[tuple(slice(at, at + size) for at, size in zip(start, shape, strict=True))]
+        local(tensor).copy_(part)
 
     def prepare(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
         """Use autocast as without FSDP, so that the same operations run in float32."""
@@ -181,14 +181,14 @@ class FullyShardedParallel(DataParallel):
     def writer(self) -> SnapshotWriter | None:
         if self.rank >= self._owners:
             return None
-        here = int(os.environ.get("GROUP_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", str(self.world)))
-        machine_writers = tuple(r for r in range(self._owners) if r // here[1] == here[0])
-        nodes = -(-self._owners // here[1])
-        part = SnapshotPart(node=here[0], nodes=nodes, nonce=self._nonce) if nodes > 1 else None
+        node = int(os.environ.get("GROUP_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", str(self.world)))
+        machine_writers = tuple(r for r in range(self._owners) if r // node[1] == node[0])
+        nodes = -(-self._owners // node[1])
+        part = SnapshotPart(node=node[0], nodes=nodes, nonce=self._nonce) if nodes > 1 else None
         return SnapshotWriter(number=self.rank, of=self._owners, machine_writers=machine_writers, part=part)
 
-    def plan(self, held: Held, writer: SnapshotWriter | None) -> CheckpointPlan | None:
-        own = parts(held, writer) if writer is not None else None
+    def plan(self, local_state: Held, writer: SnapshotWriter | None) -> CheckpointPlan | None:
+        own = writer_plan(local_state, writer) if writer is not None else None
         all_parts: list[Any] = [None] * self.world
         distributed.all_gather_object(all_parts, own)
         return joined([p for p in all_parts if p is not None]) if self.rank == 0 else None
@@ -218,8 +218,10 @@ def build_arrangement(parallelism: Parallelism, accelerator: Accelerator, precis
     if parallelism.kind == "ddp":
         return DataParallel(accelerator)
     if accelerator.num_processes == 1:
-        asked = [f"{name} {count}" for name in ("tensor", "context") if (count := getattr(parallelism, name)) > 1]
-        accelerations.notice(f"{' and '.join(asked) or 'fsdp'}: a single process trains here, so nothing is sharded")
+        dimensions = [f"{name} {count}" for name in ("tensor", "context") if (count := getattr(parallelism, name)) > 1]
+        accelerations.notice(
+            f"{' and '.join(dimensions) or 'fsdp'}: a single process trains here, so nothing is sharded"
+        )
         return DataParallel(accelerator)
     return FullyShardedParallel(accelerator, parallelism, precision)
 
@@ -230,20 +232,20 @@ def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_buffers()
 
 
-def _fill(model: torch.nn.Module) -> None:
+def _materialise(model: torch.nn.Module) -> None:
     """Replace tensors on the meta device with empty tensors on the CPU.
 
     Their memory is not written, so the kernel need not allocate pages for it.
     """
-    known: dict[int, Any] = {}
+    replaced: dict[int, Any] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter.is_meta:
                 empty = torch.nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad)
-                module._parameters[name] = known.setdefault(id(parameter), empty)
+                module._parameters[name] = replaced.setdefault(id(parameter), empty)
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
-                module._buffers[name] = known.setdefault(id(buffer), torch.empty_like(buffer, device="cpu"))
+                module._buffers[name] = replaced.setdefault(id(buffer), torch.empty_like(buffer, device="cpu"))
 
 
 def _from_first_process(value: str) -> str:

@@ -24,17 +24,17 @@ GRACE_S = 5.0
 """Seconds after the first observed failure for other processes to report theirs, because the first observed failure may
 not be the first failure.
 """
-LOOK_S = 0.05
+POLL_S = 0.05
 
 
-def variables(local: int, *, each: int, nodes: int, node: int, master: str) -> dict[str, str]:
+def variables(local: int, *, processes_per_node: int, nodes: int, node: int, master: str) -> dict[str, str]:
     """Return the environment variables with the place of process `local` of a machine."""
     host, port = master.rsplit(":", 1)
     return {
-        "RANK": str(node * each + local),
+        "RANK": str(node * processes_per_node + local),
         "LOCAL_RANK": str(local),
-        "WORLD_SIZE": str(nodes * each),
-        "LOCAL_WORLD_SIZE": str(each),
+        "WORLD_SIZE": str(nodes * processes_per_node),
+        "LOCAL_WORLD_SIZE": str(processes_per_node),
         "GROUP_RANK": str(node),
         "MASTER_ADDR": host,
         "MASTER_PORT": port,
@@ -48,9 +48,9 @@ def interface(master: str) -> dict[str, str]:
     route and sends nothing.
     """
     host, port = master.rsplit(":", 1)
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-        way.connect((host, int(port)))
-        own = way.getsockname()[0]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, int(port)))
+        own = probe.getsockname()[0]
         for name, addresses in psutil.net_if_addrs().items():
             if any(a.address == own for a in addresses):
                 return {"GLOO_SOCKET_IFNAME": name}
@@ -67,7 +67,7 @@ def wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     while any(p.poll() is None for p in processes) and time.monotonic() < deadline:
         if deadline == float("inf") and any(p.returncode for p in processes):
             deadline = time.monotonic() + GRACE_S
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     code = min((p.returncode for p in processes if p.poll()), default=0)
     for process in processes:
         process.kill()
@@ -75,15 +75,19 @@ def wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     return int(code)
 
 
-def main(each: int, nodes: int, node: int, master: str, run: str) -> int:
+def main(processes_per_node: int, nodes: int, node: int, master: str, run: str) -> int:
     """Run the workers to their end. Return the exit code: 128 plus the signal if a signal ended a worker."""
-    defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // each)), **interface(master)}
+    defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes_per_node)), **interface(master)}
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "trainer.training.worker", run],
-            env={**defaults, **os.environ, **variables(local, each=each, nodes=nodes, node=node, master=master)},
+            env={
+                **defaults,
+                **os.environ,
+                **variables(local, processes_per_node=processes_per_node, nodes=nodes, node=node, master=master),
+            },
         )
-        for local in range(each)
+        for local in range(processes_per_node)
     ]
     code = wait(processes)
     return code if code >= 0 else 128 - code

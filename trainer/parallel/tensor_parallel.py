@@ -29,9 +29,9 @@ DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 
 def divide(bare: Any, mesh: DeviceMesh) -> None:
     """Divide the modules of a transformers model, with or without adapters. Raise UserFault before any change."""
-    ways = mesh.size()
+    mesh_size = mesh.size()
     plan: dict[str, str] = getattr(bare, "tp_plan", None) or {}
-    _refuse(bare, plan, ways)
+    _refuse(bare, plan, mesh_size)
     several = Counter(id(p) for module in bare.modules() for p in module.parameters(recurse=False))
     for style, module in [*_planned(bare, plan)]:
         base = module.get_base_layer() if hasattr(module, "get_base_layer") else module
@@ -56,7 +56,7 @@ def _apply(module: Any, style: str, mesh: DeviceMesh) -> None:
     style_class.install_forward(module, mesh)
 
 
-def _refuse(bare: Any, plan: dict[str, str], ways: int) -> None:
+def _refuse(bare: Any, plan: dict[str, str], mesh_size: int) -> None:
     kind = bare.config.model_type
     if not plan:
         raise UserFault(f"world.parallelism.tensor: transformers has no plan for a {kind} model; set it to 1")
@@ -66,8 +66,10 @@ def _refuse(bare: Any, plan: dict[str, str], ways: int) -> None:
             raise UserFault(f"world.parallelism.tensor: a {kind} model has {style} layers, not supported here")
     config = bare.config.get_text_config()
     for name in DIVIDED:
-        if (count := getattr(config, name, None)) and count % ways:
-            raise UserFault(f"world.parallelism.tensor: {ways} does not divide {name} of this {kind} model, {count}")
+        if (count := getattr(config, name, None)) and count % mesh_size:
+            raise UserFault(
+                f"world.parallelism.tensor: {mesh_size} does not divide {name} of this {kind} model, {count}"
+            )
     head = bare.get_output_embeddings()
-    if isinstance(head, torch.nn.Linear) and head.out_features % ways:
-        raise UserFault(f"world.parallelism.tensor: {ways} does not divide the vocabulary, {head.out_features}")
+    if isinstance(head, torch.nn.Linear) and head.out_features % mesh_size:
+        raise UserFault(f"world.parallelism.tensor: {mesh_size} does not divide the vocabulary, {head.out_features}")

@@ -29,8 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 64
     name = arguments.name or arguments.folder.resolve().name
     endpoint = os.environ.get("HF_ENDPOINT")
-    done, failed = asyncio.run(publish(arguments.folder, output, job=name, secrets=os.environ, endpoint=endpoint))
-    for line in done:
+    delivered, failed = asyncio.run(publish(arguments.folder, output, job=name, secrets=os.environ, endpoint=endpoint))
+    for line in delivered:
         print(line)
     for line in failed:
         print(line, file=sys.stderr)

@@ -38,14 +38,14 @@ def push(folder: Path, config: PushConfig, token: str, endpoint: str | None) -> 
         api.create_repo(config.repo, private=config.private, exist_ok=True)
         if config.private and not api.repo_info(config.repo).private:  # an existing repository keeps its visibility
             raise NotPublished(f"output.push: {config.repo} is public; make it private, or set private to false")
-        done = api.create_commit(config.repo, files, commit_message="Fine-tuned with gpubroker")
+        commit = api.create_commit(config.repo, files, commit_message="Fine-tuned with gpubroker")
     except NotPublished:
         raise
     except Exception as e:  # raised by huggingface_hub or the client below it, which differs between releases
         raise NotPublished(
             f"output.push: {config.repo} ({type(e).__name__}: {_line(e)}); check the token in {config.secret}"
         ) from None
-    return str(done.commit_url)
+    return str(commit.commit_url)
 
 
 def _layout(folder: Path) -> dict[str, Path]:
@@ -89,10 +89,10 @@ async def copy(folder: Path, config: CopyConfig, job: str, credentials: str) -> 
             await obstore.put_async(store, f"{job}/{name}", folder / name)
     except (ObjectStoreError, BaseError, OSError) as e:
         if disk_space.is_full(e) and config.url.startswith("file://"):
-            there = disk_space.disk_full_message(
+            disk_message = disk_space.disk_full_message(
                 Path(unquote(urlsplit(config.url).path)), disk_space.tree_bytes(folder)
             )
-            raise NotPublished(f"output.copy_to: {config.url} is full: {there}") from None
+            raise NotPublished(f"output.copy_to: {config.url} is full: {disk_message}") from None
         raise NotPublished(f"output.copy_to: {config.url} ({_line(e)}); check the secret {config.secret}") from None
     return f"{config.url.rstrip('/')}/{job}/"
 
@@ -105,19 +105,19 @@ async def publish(
     folder: Path, output: OutputConfig, *, job: str, secrets: Mapping[str, str], endpoint: str | None
 ) -> tuple[list[str], list[str]]:
     """Return (what was published, what was not and why); each destination is independent of the others."""
-    done: list[str] = []
+    delivered: list[str] = []
     failed: list[str] = []
     try:
         if output.push:
             token = secrets.get(output.push.secret, "")
             where = await asyncio.to_thread(push, folder, output.push, token, endpoint)
-            done.append(f"the results were pushed to {where}")
+            delivered.append(f"the results were pushed to {where}")
     except NotPublished as e:
         failed.append(str(e))
     try:
         if output.copy_to:
             where = await copy(folder, output.copy_to, job, secrets.get(output.copy_to.secret or "", ""))
-            done.append(f"the results were copied to {where}")
+            delivered.append(f"the results were copied to {where}")
     except NotPublished as e:
         failed.append(str(e))
-    return done, failed
+    return delivered, failed

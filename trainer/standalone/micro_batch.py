@@ -35,25 +35,25 @@ def sized(train: TrainConfig, *, memory: int, processes: int, trace: Trace = tra
     """
     if train.micro_batch != "auto":
         return train, ""
-    most = math.ceil(train.global_batch_rows / processes)
+    max_rows = math.ceil(train.global_batch_rows / processes)
     try:
         peak_1, peak_2 = (_peak(train, rows, processes, trace) for rows in (1, 2))
     except (OSError, ValueError, KeyError, subprocess.SubprocessError) as e:
         why = "is not traced" if isinstance(e, ValueError) else f"cannot be traced ({type(e).__name__})"
         return train, f"micro_batch auto: {train.micro_batch_rows}, since the memory of such a job {why}"
-    rows = fitting(peak_1, peak_2, memory=memory, most=most, batch=train.global_batch_rows)
+    rows = fitting(peak_1, peak_2, memory=memory, max_rows=max_rows, batch=train.global_batch_rows)
     peak = (peak_1 + (rows - 1) * (peak_2 - peak_1) + CONTEXT) / GIB
     message = f"micro_batch auto: {rows}, by the tracer {peak:.1f} GiB of the GPU's {memory / GIB:.1f}"
     return train.model_copy(update={"micro_batch": rows}), message
 
 
-def fitting(peak_1: int, peak_2: int, *, memory: int, most: int, batch: int) -> int:
-    """Return the largest divisor of the batch up to `most` that fits; 1 if none fits.
+def fitting(peak_1: int, peak_2: int, *, memory: int, max_rows: int, batch: int) -> int:
+    """Return the largest divisor of the batch up to `max_rows` that fits; 1 if none fits.
 
     `peak_1`, `peak_2`: peak bytes of one and two rows.
     """
     budget = memory * SHARE - CONTEXT
-    sizes = [rows for rows in range(most, 0, -1) if batch % rows == 0]
+    sizes = [rows for rows in range(max_rows, 0, -1) if batch % rows == 0]
     return next((rows for rows in sizes if peak_1 + (rows - 1) * (peak_2 - peak_1) <= budget), 1)
 
 

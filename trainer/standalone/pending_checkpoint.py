@@ -34,9 +34,13 @@ async def commit_pending(objects: Objects, origin: Origin, snapshot: Path) -> No
     Raises: ObjectStoreError, OSError; the snapshot then stays.
     """
     info = _info(snapshot)
-    there = [key for key in await protocol.own_manifests(objects, origin) if object_keys.step_of(key) >= info.step]
+    later_manifests = [
+        key for key in await protocol.own_manifests(objects, origin) if object_keys.step_of(key) >= info.step
+    ]
     # If the last save was just before the end, the store has a checkpoint of this step, but no results.
-    if not there or (info.complete and not any([await protocol.verified(objects, key) for key in there])):
+    if not later_manifests or (
+        info.complete and not any([await protocol.verified(objects, key) for key in later_manifests])
+    ):
         await protocol.commit(objects, origin, snapshot, step=info.step, complete=info.complete, taken_s=info.taken_s)
     shutil.rmtree(snapshot)
 

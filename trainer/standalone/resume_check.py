@@ -25,36 +25,35 @@ def changed(began: AttemptSpec, data: DataFile, train: TrainConfig) -> str | Non
     `global_batch: auto` means the number that the run began with.
     """
     if began.data is not None and began.data.sha256 != data.sha256:
-        was, now = f"{began.data.sha256[:12]}...", f"{data.sha256[:12]}..."
+        old_sha256, new_sha256 = f"{began.data.sha256[:12]}...", f"{data.sha256[:12]}..."
         return (
-            f"data.path: {train.data.path} has changed since this run began (sha256 {was}, now {now}); give it back as "
-            "it was, or another --output"
+            f"data.path: {train.data.path} has changed since this run began (sha256 {old_sha256}, now {new_sha256}); "
+            "give it back as it was, or another --output"
         )
     assert began.train is not None
     if train.global_batch == "auto":
         train = train.model_copy(update={"global_batch": began.train.global_batch})
-    for key, old, new in _differing(began.train.model_dump(mode="json"), train.model_dump(mode="json")):
-        return (
-            f"{key}: this run began with {_shown(old)}, now it is {_shown(new)}; set it back, or give another --output"
-        )
+    for key, before, after in _differing(began.train.model_dump(mode="json"), train.model_dump(mode="json")):
+        change = f"this run began with {_value_text(before)}, now it is {_value_text(after)}"
+        return f"{key}: {change}; set it back, or give another --output"
     return None
 
 
-def _differing(was: Any, now: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
-    if key in MAY_CHANGE or was == now:
+def _differing(before: Any, after: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if key in MAY_CHANGE or before == after:
         return
-    if key == "model" and os.path.isabs(was) and os.path.isabs(now):
+    if key == "model" and os.path.isabs(before) and os.path.isabs(after):
         return  # the folder may have moved; its content is checked when the model is loaded
-    if not (isinstance(was, dict) and isinstance(now, dict)):
-        yield key, was, now
+    if not (isinstance(before, dict) and isinstance(after, dict)):
+        yield key, before, after
         return
-    if was.get("kind") != now.get("kind"):  # for another kind all other settings differ as well
-        yield f"{key}.kind", was.get("kind"), now.get("kind")
+    if before.get("kind") != after.get("kind"):  # for another kind all other settings differ as well
+        yield f"{key}.kind", before.get("kind"), after.get("kind")
         return
-    for name in was | now:
-        yield from _differing(was.get(name), now.get(name), f"{key}.{name}" if key else name)
+    for name in before | after:
+        yield from _differing(before.get(name), after.get(name), f"{key}.{name}" if key else name)
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

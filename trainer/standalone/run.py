@@ -40,15 +40,15 @@ class OutputDiskFull(Exception):
 
 
 @contextlib.contextmanager
-def _checking_disk(purpose: str, folder: Path, wanted: int) -> Iterator[None]:
-    """Raise OutputDiskFull instead of errors that report that the disk of `folder` cannot hold `wanted` bytes."""
+def _checking_disk(purpose: str, folder: Path, needed_bytes: int) -> Iterator[None]:
+    """Raise OutputDiskFull instead of errors that report that the disk of `folder` cannot hold `needed_bytes` bytes."""
     try:
         yield
     except (ObjectStoreError, OSError) as e:
         if not disk_space.is_full(e):
             raise
         raise OutputDiskFull(
-            f"{purpose} could not be written: {disk_space.disk_full_message(folder, wanted)}; "
+            f"{purpose} could not be written: {disk_space.disk_full_message(folder, needed_bytes)}; "
             "start again then, and the run resumes"
         ) from e
 
@@ -59,15 +59,15 @@ def main(
     save_every_s: float | None = None,
     *,
     fsdp: bool = False,
-    ways: Mapping[str, int] | None = None,
+    mesh_sizes: Mapping[str, int] | None = None,
     trusted: bool = False,
 ) -> int:
     """Train, or resume the last run in `output`; return the contract's exit code.
 
-    `save_every_s` replaces the spec's `checkpoint.every_s`. `ways`: number of GPUs for `tensor` and `context`; more
-    than one implies `fsdp`. `trusted`: the model's own code may run here.
+    `save_every_s` replaces the spec's `checkpoint.every_s`. `mesh_sizes`: number of GPUs for `tensor` and `context`; a
+    number above 1 implies `fsdp`. `trusted`: the model's own code may run here.
     """
-    several = {name: count for name, count in (ways or {}).items() if count != 1}
+    several = {name: count for name, count in (mesh_sizes or {}).items() if count != 1}
     try:
         parallelism = Parallelism.model_validate({"kind": "fsdp" if fsdp or several else "ddp", **several})
     except ValidationError as e:
@@ -243,8 +243,8 @@ async def _tidy(objects: Objects, origin: Origin, saving: CheckpointConfig, trai
 
 
 async def _candidates(objects: Objects) -> tuple[str, ...]:
-    found = await objects.keys(object_keys.checkpoints(STANDALONE))
-    return tuple(object_keys.manifests(reversed(found)))
+    keys = await objects.keys(object_keys.checkpoints(STANDALONE))
+    return tuple(object_keys.manifests(reversed(keys)))
 
 
 def gpus() -> int:
@@ -256,8 +256,8 @@ def _publish(store: Path, manifest: str, output: Path) -> None:
     """Copy the results out of the complete checkpoint, which stays. Raises: OutputDiskFull."""
     folder = store / object_keys.files_prefix(manifest)
     paths = [folder / name for name in RESULTS if (folder / name).exists()]
-    wanted = sum(disk_space.tree_bytes(p) if p.is_dir() else p.stat().st_size for p in paths)
-    with _checking_disk("the results", output, wanted):
+    needed_bytes = sum(disk_space.tree_bytes(p) if p.is_dir() else p.stat().st_size for p in paths)
+    with _checking_disk("the results", output, needed_bytes):
         for source in paths:
             if source.is_dir():
                 shutil.copytree(source, output / source.name, dirs_exist_ok=True)

@@ -114,8 +114,8 @@ class CheckpointManager:
         """
         self._began = time.monotonic()
         progress = self._described(progress)
-        held, writer = self._held(with_gradients=progress.micro_batch_index > 0), self.snapshots.writer
-        plan = self._arrangement.plan(held, writer)
+        local_state, writer = self._local_parts(with_gradients=progress.micro_batch_index > 0), self.snapshots.writer
+        plan = self._arrangement.plan(local_state, writer)
         if artifacts is None:
             self._save_state = SavedAt.of(progress)
         if writer is None:
@@ -123,7 +123,7 @@ class CheckpointManager:
         self.snapshots.begin(
             LocalSnapshot(
                 progress=progress,
-                held=writer.owned(held),
+                held=writer.owned(local_state),
                 plan=plan,
                 metrics=self._metrics,
                 journalled=self.journal.flush(),
@@ -145,7 +145,7 @@ class CheckpointManager:
             }
         )
 
-    def _held(self, *, with_gradients: bool) -> dict[str, dict[str, Local]]:
+    def _local_parts(self, *, with_gradients: bool) -> dict[str, dict[str, Local]]:
         """Return this process's parts of the training state, by the groups of a checkpoint."""
         parameters, hold = self._trained.parameters, self._arrangement.held
         gradients = {n: p.grad for n, p in parameters.items() if p.grad is not None} if with_gradients else {}
@@ -221,11 +221,11 @@ class CheckpointManager:
 
     def _report_move(self, progress: Progress) -> None:
         """Report a resume with other processes, devices or versions."""
-        here = self._arrangement.describe()
-        if progress.environment != here:
+        arrangement = self._arrangement.describe()
+        if progress.environment != arrangement:
             self._report.event(
                 "moved",
-                f"the checkpoint was made on {progress.environment}, this is {here}: the data "
+                f"the checkpoint was made on {progress.environment}, this is {arrangement}: the data "
                 "continues exactly, the numbers agree within rounding",
             )
 

@@ -24,7 +24,7 @@ NORMAL = 1.4826
 MIN_SPREAD_SHARE = 0.02
 """Smallest spread as a share of the median; a constant loss would otherwise have none."""
 
-LEAST_SCALE = 1.0
+MIN_SCALE = 1.0
 """Smallest loss scale of fp16. The search for a scale halves it from 65536 until gradients are finite, far above
 this value. An overflow below it is not caused by the scale.
 """
@@ -84,7 +84,7 @@ def check_scaled_step(config: GuardConfig, progress: Progress, loss: float, norm
     An overflow of the gradients alone is not a bad step: the scaler skips the step and halves the scale.
     """
     overflowed = scaler is not None and math.isfinite(loss) and not math.isfinite(norm)
-    if overflowed and scaler.get_scale() >= LEAST_SCALE:
+    if overflowed and scaler.get_scale() >= MIN_SCALE:
         norm = 0.0
     return check_step(config, progress, loss, norm)
 

@@ -112,11 +112,11 @@ class Evaluator:
             scores |= {"metrics_before": progress.metrics_before, "metrics_after": dict(metrics)}
         self.report.set(progress.step, phase="saving", message="saving the results")
         lora = self.job.train.adapters is not None
-        whole = self.arrangement.whole(self.model, self.parameters if lora else None)
+        full_weights = self.arrangement.whole(self.model, self.parameters if lora else None)
 
         def write() -> None:
             if self.accelerator.is_main_process:
-                evaluation.write_artifacts(folder, self.task, self.model, whole, samples, scores)
+                evaluation.write_artifacts(folder, self.task, self.model, full_weights, samples, scores)
                 rows, made_on = self.run.root / METRICS, self.arrangement.describe()
                 text = model_card.text(self.job, metrics=rows, scores=scores, made_on=made_on, rate=rate)
                 (folder / "README.md").write_text(text)
@@ -129,10 +129,10 @@ class Evaluator:
                 if compared:
                     (folder / "eval.json").write_text(json.dumps(scores | {"merge": dict(compared)}, indent=1))
 
-        self.retry_together(lambda: result_writer.try_write(write), lambda: self._wanted(whole))
+        self.retry_together(lambda: result_writer.try_write(write), lambda: self._result_bytes(full_weights))
         if self.job.train.output.merge:
             self.leave_if_asked()
-            self.retry_together(lambda: result_writer.try_write(merge), lambda: self._wanted(whole))
+            self.retry_together(lambda: result_writer.try_write(merge), lambda: self._result_bytes(full_weights))
 
     def _compared_rows(self) -> list[Any]:
         """Return the shortest held-out rows, on which the merged model is compared in host memory."""
@@ -140,17 +140,17 @@ class Evaluator:
         rows = sorted(self.held, key=size)[:COMPARED_ROWS]
         return [row for row in rows if size(row) <= COMPARED_TOKENS]
 
-    def _wanted(self, whole: Mapping[str, torch.Tensor] | None) -> int:
+    def _result_bytes(self, full_weights: Mapping[str, torch.Tensor] | None) -> int:
         """Return the bytes of the weights in the results."""
         output = self.job.train.output
-        trained = whole if whole is not None else self.parameters
+        trained = full_weights if full_weights is not None else self.parameters
         merged = self.model.parameters() if output.merge else ()
         return sum(t.numel() * t.element_size() for t in (*trained.values(), *merged))
 
-    def retry_together(self, action: Callable[[], str], wanted: Callable[[], int]) -> None:
+    def retry_together(self, action: Callable[[], str], needed_bytes: Callable[[], int]) -> None:
         """Repeat an action of all processes until it succeeds in all; it may exceed the timeout of a collective.
 
-        `wanted`: bytes needed.
+        `needed_bytes`: returns the bytes that the files need.
 
         Raises: ResultsNotWritten, Drained.
         """
@@ -166,7 +166,7 @@ class Evaluator:
             leave=self.leave_if_asked,
             report=self.report.event,
             folder=self.run.root,
-            wanted=wanted,
+            needed_bytes=needed_bytes,
         )
 
     def _samples(self, progress: Progress) -> list[dict[str, str]]:

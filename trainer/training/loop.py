@@ -97,9 +97,9 @@ class TrainingLoop:
 
     def _report_start(self) -> None:
         count = sum(p.numel() for p in self._trained.parameters.values())
-        whole = sum(map(loading.size, self._trained.bare.parameters()))
+        total = sum(map(loading.size, self._trained.bare.parameters()))
         self._report.log(
-            f"{self._config.model}: {count:,} of {whole:,} weights are "
+            f"{self._config.model}: {count:,} of {total:,} weights are "
             f"trained on {self._arrangement.describe()}; {len(self._setup.train_rows)} rows, "
             f"{len(self._setup.heldout_rows)} held out, {self._setup.total_steps} steps of "
             f"{self._config.global_batch_rows}"
@@ -226,8 +226,8 @@ class TrainingLoop:
         """Save a snapshot if one is due. Raises: Drained if a process is asked to stop."""
         self._checkpoints.snapshots.check()
         self._report.flush()
-        due = self._checkpoints.is_due()
-        drain, save = self._arrangement.any_rank(self._run.drain.exists(), due and self._accelerator.is_main_process)
+        is_due = self._checkpoints.is_due()
+        drain, save = self._arrangement.any_rank(self._run.drain.exists(), is_due and self._accelerator.is_main_process)
         if drain:
             raise Drained
         if save and self._progress.step < self._setup.total_steps:
@@ -235,8 +235,8 @@ class TrainingLoop:
 
     def _evaluate_if_due(self) -> None:
         step, every = self._progress.step, self._config.eval_every_steps
-        due = every and self._setup.heldout_rows and step and step % every == 0
-        if due and all(at != step for at, _ in self._progress.heldout):
+        is_due = every and self._setup.heldout_rows and step and step % every == 0
+        if is_due and all(at != step for at, _ in self._progress.heldout):
             self._evaluate()
 
     def _restore(self) -> None:
@@ -289,11 +289,11 @@ class TrainingLoop:
     def _choose_rate(self) -> None:
         """Choose the learning rate if the job has `lr: auto`; the first start of a run fixes it."""
         restored = self._progress.rate if self._setup.rate.source else None
-        chosen = (restored or self._setup.rate) if self._setup.rate.source else None
-        self._progress = self._progress.model_copy(update={"rate": chosen})
-        if chosen is not None:
-            again = ", as before" if restored else ""
-            self._report.event("learning_rate", f"optim.lr auto: {chosen.lr:.3g}{again} ({chosen.source})")
+        rate = (restored or self._setup.rate) if self._setup.rate.source else None
+        self._progress = self._progress.model_copy(update={"rate": rate})
+        if rate is not None:
+            suffix = ", as before" if restored else ""
+            self._report.event("learning_rate", f"optim.lr auto: {rate.lr:.3g}{suffix} ({rate.source})")
 
     def _rate(self) -> Rate:
         """Return the learning rate of this run."""

@@ -27,7 +27,7 @@ def text(job: WorkerJob, *, metrics: Path, scores: Mapping[str, Any], made_on: s
     head: dict[str, Any] = {"library_name": library, "tags": ["gpubroker", config.task]}
     if not Path(config.model).is_dir():
         head["base_model"] = base
-    shown = config.model_dump(mode="json", exclude={"model": True, "data": {"path"}, "output": True})
+    settings = config.model_dump(mode="json", exclude={"model": True, "data": {"path"}, "output": True})
     parts = [
         f"---\n{yaml.safe_dump(head, sort_keys=True)}---\n",
         f"# {base}, fine-tuned: {config.task}, {config.method.kind}\n",
@@ -39,7 +39,7 @@ def text(job: WorkerJob, *, metrics: Path, scores: Mapping[str, Any], made_on: s
             [("base model", base), *_revision(job), *_made_of(job, rate)],
         ),
         _table("Environment", ("part", "version"), [("processes", made_on), *_versions()]),
-        f"## Configuration\n\n```yaml\n{yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)}```\n",
+        f"## Configuration\n\n```yaml\n{yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)}```\n",
     ]
     return "\n".join(parts)
 

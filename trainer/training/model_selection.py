@@ -21,10 +21,10 @@ Scores = tuple[tuple[int, float], ...]
 
 def value(config: SelectionConfig, loss: float, metrics: Mapping[str, float]) -> float:
     """Return the chosen metric of an evaluation. Raises: UserFault if the task does not have it."""
-    known = {**metrics, LOSS: loss}
-    if config.metric not in known:
-        raise UserFault(f"train.selection.metric: no {config.metric!r} here; the task has {', '.join(sorted(known))}")
-    return known[config.metric]
+    values = {**metrics, LOSS: loss}
+    if config.metric not in values:
+        raise UserFault(f"train.selection.metric: no {config.metric!r} here; the task has {', '.join(sorted(values))}")
+    return values[config.metric]
 
 
 def is_better(config: SelectionConfig, score: float, than: float, *, by: float = 0.0) -> bool:
@@ -103,8 +103,8 @@ class Selection:
         selected = None if other or not self.config.best else progress.best
         if selected is not None:
             self._weights = {n: stored.read("best", n, ddp.window(p)) for n, p in parameters.items()}
-        lost = self.config.best and selected is None
-        return progress.model_copy(update={"scores": () if other or lost else progress.scores, "best": selected})
+        is_lost = self.config.best and selected is None
+        return progress.model_copy(update={"scores": () if other or is_lost else progress.scores, "best": selected})
 
     @contextlib.contextmanager
     def chosen(
@@ -119,14 +119,14 @@ class Selection:
             yield None
             return
         last = {n: ddp.local(p).to("cpu", copy=True) for n, p in parameters.items()}
-        _put(self._weights, reshard, parameters)
+        _install(self._weights, reshard, parameters)
         try:
             yield selected.step
         finally:  # also if the results cannot be written: the last weights are then saved with their moments
-            _put(last, reshard, parameters)
+            _install(last, reshard, parameters)
 
 
-def _put(
+def _install(
     tensors: Mapping[str, torch.Tensor], reshard: Callable[[], None], parameters: Mapping[str, torch.Tensor]
 ) -> None:
     reshard()

@@ -31,13 +31,13 @@ def write_with_retries(
     leave: Callable[[], None],
     report: Callable[[str, str], None],
     folder: Path,
-    wanted: Callable[[], int],
+    needed_bytes: Callable[[], int],
 ) -> None:
     """Repeat `action` in all processes until it succeeds in all. `action` returns why it failed, or an empty text.
 
     `agree`: returns True in all processes if one process passes True. `waiting`: returns True while checkpoints on this
     disk wait for their upload. `leave`: called in all processes before another attempt; may raise. `folder`: target
-    folder. `wanted`: returns the bytes needed.
+    folder. `needed_bytes`: returns the bytes that the results need.
 
     Raises: ResultsNotWritten for all.
     """
@@ -52,9 +52,8 @@ def write_with_retries(
             tries += 1
         if tries > len(PAUSES_S):
             last = why or "by another process"
-            raise ResultsNotWritten(
-                f"the results could not be written, last: {last}; {disk_space.disk_full_message(folder, wanted())}"
-            )
+            space = disk_space.disk_full_message(folder, needed_bytes())
+            raise ResultsNotWritten(f"the results could not be written, last: {last}; {space}")
         time.sleep(PAUSES_S[max(0, tries - 1)])
         leave()
 

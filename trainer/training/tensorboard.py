@@ -37,9 +37,9 @@ class Board:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder.mkdir(parents=True)
             self._writer = RecordWriter(str(self._folder / f"events.out.tfevents.{int(self._now)}.gpubroker"))
-            self._put(file_version="brain.Event:2")
+            self._write_event(file_version="brain.Event:2")
         except Exception as e:  # an error of a library or the disk; metrics.jsonl has the same data
-            return self._end(e)
+            return self._stop(e)
         if 0 in losses:
             self.heldout(0, losses[0])
         for row in rows:
@@ -75,19 +75,19 @@ class Board:
                 for tag, value in scalars.items()
                 if value is not None and math.isfinite(value)
             ]
-            self._put(step=step, summary=Summary(value=values))
+            self._write_event(step=step, summary=Summary(value=values))
             if time.monotonic() - self._flushed > FLUSH_S:
                 self._flushed = time.monotonic()
                 self._writer.flush()
         except Exception as e:
-            self._end(e)
+            self._stop(e)
 
-    def _put(self, **fields: Any) -> None:
+    def _write_event(self, **fields: Any) -> None:
         from tensorboardX.proto.event_pb2 import Event
 
         self._writer.write(Event(wall_time=self._now, **fields).SerializeToString())
 
-    def _end(self, error: Exception) -> None:
+    def _stop(self, error: Exception) -> None:
         self._writer = None
         line = f"{type(error).__name__}: {error}"
         self._report("tracker_failed", f"tensorboard: {line}; training continues, and metrics.jsonl has the same data")

@@ -23,8 +23,8 @@ def main(root: Path) -> ExitCode:
     if ended.message or not _rank("LOCAL_RANK"):
         _write_end(run, ended)
     # A launcher treats any other code as a failure and kills the processes that are still saving.
-    asked = _rank("RANK") is not None and ended.code in (ExitCode.DRAINED, ExitCode.BACK)
-    return ExitCode.COMPLETED if asked else ExitCode(ended.code)
+    end_requested = _rank("RANK") is not None and ended.code in (ExitCode.DRAINED, ExitCode.BACK)
+    return ExitCode.COMPLETED if end_requested else ExitCode(ended.code)
 
 
 def _write_end(run: RunFolder, ended: Ended) -> None:

@@ -107,8 +107,8 @@ class Authenticator:
             await answer_within(within_s, self.caller(authorization, scope))
         except (TimeoutError, StoreUnavailable):
             digest = _digest(authorization)
-            held = None if digest is None else self._cache.get(digest)
-            return held is not None and bool({scope, "admin"} & set(held[1].scopes))
+            cached = None if digest is None else self._cache.get(digest)
+            return cached is not None and bool({scope, "admin"} & set(cached[1].scopes))
         except GpubrokerError:
             return False
         return True
@@ -119,16 +119,16 @@ class Authenticator:
 
     async def _valid(self, authorization: Credential, age_s: float = CACHE_S) -> Token:
         digest = _digest(authorization)
-        token = None if digest is None else await self._known(digest, age_s)
+        token = None if digest is None else await self._stored_token(digest, age_s)
         if token is None or (token.expires_at is not None and token.expires_at <= self._clock.now()):
             raise Unauthenticated(NO_TOKEN)
         return token
 
-    async def _known(self, digest: str, age_s: float) -> Token | None:
+    async def _stored_token(self, digest: str, age_s: float) -> Token | None:
         now = self._clock.monotonic()
-        held = self._cache.get(digest)
-        if held is not None and now - held[0] < age_s:
-            return held[1]
+        cached = self._cache.get(digest)
+        if cached is not None and now - cached[0] < age_s:
+            return cached[1]
         token = await self._store.token(digest)
         if token is None:
             self._cache.pop(digest, None)

@@ -37,11 +37,11 @@ def check_json_values(raw: bytes) -> None:
 
 def check_message_values(message: Message) -> None:
     """Raise InvalidInput if a protobuf message has more than MAX_VALUES values."""
-    if _left(message, MAX_VALUES) < 0:
+    if _values_left(message, MAX_VALUES) < 0:
         raise _too_many("message")
 
 
-def _left(message: Message, left: int) -> int:
+def _values_left(message: Message, left: int) -> int:
     """Return `left` less the values of the message; negative as soon as there are too many."""
     for field, value in message.ListFields():
         left -= len(value) if field.is_repeated else 1
@@ -54,7 +54,7 @@ def _left(message: Message, left: int) -> int:
         if inner is None:
             continue
         for part in (value.values() if is_map else value) if field.is_repeated else (value,):
-            left = _left(part, left)
+            left = _values_left(part, left)
             if left < 0:
                 return left
     return left

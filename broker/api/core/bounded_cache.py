@@ -32,8 +32,8 @@ class BoundedCache(Generic[K, V]):
 
     def put(self, key: K, value: V, size: int) -> None:
         """Add a value of about `size` bytes. A value that alone exceeds the bound is not kept, and evicts no other."""
-        if (old := self._entries.pop(key, None)) is not None:
-            self._bytes -= old[1]
+        if (replaced := self._entries.pop(key, None)) is not None:
+            self._bytes -= replaced[1]
         if size > self._max_bytes:
             return
         self._entries[key] = (value, size)

@@ -40,6 +40,6 @@ class LoopLag:
 
     async def _measure(self) -> None:
         while True:
-            due = self._now() + EVERY_S
+            due_at = self._now() + EVERY_S
             await asyncio.sleep(EVERY_S)
-            self.record(max(0.0, self._now() - due))
+            self.record(max(0.0, self._now() - due_at))

@@ -47,11 +47,13 @@ class Metrics:
         self._attempts = Gauge("gpubroker_attempts", "Attempts by state", ("state",), registry=self.registry)
         self._rate = Gauge("gpubroker_live_usd_per_hour", "Price of all live attempts", registry=self.registry)
         self._charged = Gauge("gpubroker_live_charged_usd", "Charged so far for live attempts", registry=self.registry)
-        self._read("gpubroker_clock_skew_seconds", "This host's wall clock less the database's", skew)
-        self._read("gpubroker_open_streams", "Followers, uploads, downloads and shells over HTTP and gRPC", streams)
-        self._read("gpubroker_event_loop_lag_seconds", "Largest lag of the event loop in the last 60 s", lag)
+        self._add_gauge("gpubroker_clock_skew_seconds", "This host's wall clock less the database's", skew)
+        self._add_gauge(
+            "gpubroker_open_streams", "Followers, uploads, downloads and shells over HTTP and gRPC", streams
+        )
+        self._add_gauge("gpubroker_event_loop_lag_seconds", "Largest lag of the event loop in the last 60 s", lag)
 
-    def _read(self, name: str, text: str, function: Callable[[], float]) -> None:
+    def _add_gauge(self, name: str, text: str, function: Callable[[], float]) -> None:
         """Add a gauge that is read at each scrape."""
         Gauge(name, text, registry=self.registry).set_function(function)
 

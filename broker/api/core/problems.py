@@ -80,12 +80,12 @@ def problem(
     )
 
 
-def of_validation(error: ValidationError, model: type[BaseModel], given: Any, root: str = "body") -> InvalidInput:
+def invalid_input_of(error: ValidationError, model: type[BaseModel], document: Any, root: str = "body") -> InvalidInput:
     """Return the faults of a validation.
 
-    `given`: the input as plain objects; `root`: field name for faults of the whole input.
+    `document`: the input as plain objects; `root`: field name for faults of the whole input.
     """
-    faults = error_messages(error, model, given)
+    faults = error_messages(error, model, document)
     return InvalidInput(*(Problem(field=place or root, message=message) for place, message in faults.items()))
 
 
@@ -93,4 +93,4 @@ def of_json(error: ValidationError, model: type[BaseModel], raw: bytes) -> Inval
     """Return the faults of a JSON body, or None if `raw` is not JSON."""
     if error.error_count() == 1 and error.errors(include_url=False)[0]["type"] == "json_invalid":
         return None
-    return of_validation(error, model, json.loads(raw))
+    return invalid_input_of(error, model, json.loads(raw))

@@ -43,11 +43,11 @@ async def answer_within(seconds: float, call: Awaitable[T]) -> T:
     """
     task = asyncio.ensure_future(call)
     try:
-        done, _ = await asyncio.wait({task}, timeout=seconds)
+        finished, _ = await asyncio.wait({task}, timeout=seconds)
     except asyncio.CancelledError:
         task.cancel()
         raise
-    if done:
+    if finished:
         return task.result()
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     task.cancel()
@@ -101,11 +101,11 @@ class Readiness:
         Concurrent callers share one check, because callers without a token could otherwise overload the database.
         """
         if self._asked is None or self._asked.done():
-            self._asked = asyncio.create_task(self._ask())
+            self._asked = asyncio.create_task(self._results())
         return await asyncio.shield(self._asked)
 
-    async def _ask(self) -> dict[str, str]:
-        checks = await self._look()
+    async def _results(self) -> dict[str, str]:
+        checks = await self._check_all()
         now = without_reasons(checks)
         for part, word in now.items():
             if word != self._logged.get(part, OK):
@@ -113,18 +113,18 @@ class Readiness:
         self._logged = now
         return checks
 
-    async def _look(self) -> dict[str, str]:
+    async def _check_all(self) -> dict[str, str]:
         database, (blobs, broker), disk = await asyncio.gather(
-            self._answered("the database", self._database()),
+            self._check_in_time("the database", self._database()),
             self._blob_store(),
-            self._answered("the disk", asyncio.to_thread(self._writable)),
+            self._check_in_time("the disk", asyncio.to_thread(self._writable)),
         )
         if broker == OK:
             broker = self._claim_fault() or OK
         checks = {"database": database, "blobs": blobs, "broker": broker}
         return checks | {"disk": disk, "clock": clock_skew_message(self._skew()) or OK}
 
-    async def _answered(self, part: str, check: Awaitable[str]) -> str:
+    async def _check_in_time(self, part: str, check: Awaitable[str]) -> str:
         """Return the check's text, or its fault if it fails or does not end within ANSWER_S."""
         try:
             return await answer_within(ANSWER_S, check)
@@ -141,7 +141,7 @@ class Readiness:
     async def _blob_store(self) -> tuple[str, str]:
         """Return the faults of the blob store and of the broker, whose lease is in it."""
         lease: list[bytes | None] = []
-        fault = await self._answered("the blob store", self._same_store(lease))
+        fault = await self._check_in_time("the blob store", self._same_store(lease))
         if fault != OK:
             return fault, "unknown while the blob store cannot be used"
         return OK, self._judge(lease[0])

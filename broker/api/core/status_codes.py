@@ -20,7 +20,7 @@ from broker.domain.errors import (
     StoreUnavailable,
 )
 
-AGAIN_S = 2.0
+RETRY_AFTER_S = 2.0
 """Seconds after which a client may repeat a call that failed because of an outage."""
 
 
@@ -79,4 +79,4 @@ def again_after_s(error: GpubrokerError) -> float | None:
     """Return the seconds after which the same call may succeed, or None if it never will."""
     if isinstance(error, TooMany):
         return error.after_s
-    return AGAIN_S if answer_to(error).http == 503 else None
+    return RETRY_AFTER_S if answer_to(error).http == 503 else None

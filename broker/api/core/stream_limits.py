@@ -117,13 +117,13 @@ class Streams:
         return (caller.expires_at - self._clock.now()).total_seconds()
 
 
-def bounded_connections(wanted: int = MAX_CONNECTIONS) -> int:
+def bounded_connections(requested: int = MAX_CONNECTIONS) -> int:
     """Return the number of connections to allow: at most a third of the files that this process may open.
 
     Otherwise callers could use up the descriptors that the broker needs for its database and its clouds.
     """
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return wanted if soft == resource.RLIM_INFINITY else min(wanted, soft // 3)
+    return requested if soft == resource.RLIM_INFINITY else min(requested, soft // 3)
 
 
 def abort(request: web.Request) -> None:

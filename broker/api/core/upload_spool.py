@@ -74,22 +74,22 @@ async def spooled(folder: Path, body: AsyncIterable[bytes], *, max_bytes: int) -
     try:
         with full_disk_refused(folder):
             private_folder(folder)
-            file = await _written(path, body, max_bytes)
+            file = await _spool(path, body, max_bytes)
         yield file
     finally:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
 
 
-async def _written(path: Path, body: AsyncIterable[bytes], max_bytes: int) -> Spooled:
-    digest, size, held = hashlib.sha256(), 0, bytearray()
+async def _spool(path: Path, body: AsyncIterable[bytes], max_bytes: int) -> Spooled:
+    digest, size, buffered = hashlib.sha256(), 0, bytearray()
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb", 0) as file:
 
         def write() -> None:
-            if shutil.disk_usage(path.parent).free < KEPT_FREE_BYTES + len(held):
+            if shutil.disk_usage(path.parent).free < KEPT_FREE_BYTES + len(buffered):
                 raise OSError(errno.ENOSPC, "")
-            digest.update(held)
-            rest = memoryview(held)
+            digest.update(buffered)
+            rest = memoryview(buffered)
             while rest:
                 rest = rest[file.write(rest) or 0 :]
 
@@ -99,10 +99,10 @@ async def _written(path: Path, body: AsyncIterable[bytes], max_bytes: int) -> Sp
                 raise TooLarge(
                     f"the file has more than {max_bytes} bytes; send less, or raise upload_max_bytes of the daemon"
                 )
-            held += chunk
-            if len(held) >= WRITE_BYTES:
+            buffered += chunk
+            if len(buffered) >= WRITE_BYTES:
                 await run_to_end(write)
-                held = bytearray()
+                buffered = bytearray()
         await run_to_end(write)
     return Spooled(path=path, bytes=size, sha256=digest.hexdigest())
 

@@ -31,7 +31,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from broker.api.core.body_limits import check_message_values
-from broker.api.core.problems import of_validation
+from broker.api.core.problems import invalid_input_of
 from trainer.contract.base import Config
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -52,7 +52,7 @@ def parse(message: Message, model: type[Model]) -> Model:
     try:
         return model.model_validate_json(json.dumps(content))
     except ValidationError as error:
-        raise of_validation(error, model, content, root="message") from None
+        raise invalid_input_of(error, model, content, root="message") from None
 
 
 def plain(message: Message, model: type[BaseModel]) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def _or_named(name: str, word: Read) -> Read:
 
 def _field(field: FieldDescriptor, info: FieldInfo, model: type[BaseModel]) -> Read:
     name, required = field.name, info.is_required()
-    absent = None if required and type(None) in parts(info.annotation) else _ABSENT
+    absent = None if required and type(None) in types_in(info.annotation) else _ABSENT
     if is_map(field):
         return lambda message: dict(getattr(message, name)) or ({} if required else _ABSENT)
     convert = _or_word(field, info, _convert(field, info.annotation))
@@ -122,7 +122,7 @@ def _convert(field: FieldDescriptor, annotation: Any) -> Read:
     if field.enum_type is not None:
         texts = {value.number: _text(value.name, field.enum_type, annotation) for value in field.enum_type.values[1:]}
         return lambda number: texts.get(number, str(number))
-    if field.is_repeated and field.type == FieldDescriptor.TYPE_DOUBLE and type(None) in parts(annotation):
+    if field.is_repeated and field.type == FieldDescriptor.TYPE_DOUBLE and type(None) in types_in(annotation):
         return lambda value: None if math.isnan(value) else value
     if field.message_type is None:
         return lambda value: value
@@ -133,14 +133,14 @@ def _convert(field: FieldDescriptor, annotation: Any) -> Read:
     inner = models_in(annotation)
     if inner:
         return lambda message: plain(message, next(iter(inner.values())))
-    each = _convert(field.message_type.fields_by_name[ITEMS], annotation)
-    return lambda message: [each(v) for v in message.items]
+    convert_item = _convert(field.message_type.fields_by_name[ITEMS], annotation)
+    return lambda message: [convert_item(v) for v in message.items]
 
 
 def _union(name: str, kinds: Mapping[str, type[BaseModel]]) -> Read:
     def read(message: Message) -> Any:
-        chosen = message.WhichOneof(name)
-        return _ABSENT if chosen is None else {"kind": chosen, **plain(getattr(message, chosen), kinds[chosen])}
+        kind = message.WhichOneof(name)
+        return _ABSENT if kind is None else {"kind": kind, **plain(getattr(message, kind), kinds[kind])}
 
     return read
 
@@ -161,7 +161,7 @@ def _text(name: str, kind: EnumDescriptor, annotation: Any) -> str:
 # ----------------------------------------------------------------------------------------------------- into messages
 
 
-def fill(message: Made, source: BaseModel) -> Made:
+def fill_message(message: Made, source: BaseModel) -> Made:
     """Set every field of the message that the source has, and return the message."""
     for name, write in _writers(message.DESCRIPTOR):
         value = getattr(source, name, None)
@@ -190,9 +190,9 @@ def _writers(descriptor: Descriptor) -> tuple[tuple[str, Write], ...]:
 
 
 def _fill_union(message: Any, value: Any) -> None:
-    chosen = getattr(message, value.kind)
-    chosen.SetInParent()
-    fill(chosen, value)
+    member = getattr(message, value.kind)
+    member.SetInParent()
+    fill_message(member, value)
 
 
 def _writer(field: FieldDescriptor) -> Write:
@@ -203,7 +203,7 @@ def _writer(field: FieldDescriptor) -> Write:
 
         def add(message: Any, value: Sequence[BaseModel]) -> None:
             for item in value:
-                fill(getattr(message, name).add(), item)
+                fill_message(getattr(message, name).add(), item)
 
         return add
     if field.is_repeated:
@@ -219,7 +219,7 @@ def _writer(field: FieldDescriptor) -> Write:
         inner = getattr(message, name)
         inner.SetInParent()
         if isinstance(value, BaseModel):
-            fill(inner, value)
+            fill_message(inner, value)
         else:
             inner.items.extend(_scalar(kind.fields_by_name[ITEMS], v) for v in value)
 
@@ -265,29 +265,29 @@ def is_map(field: FieldDescriptor) -> bool:
     return bool(field.message_type is not None and field.message_type.GetOptions().map_entry)
 
 
-def parts(annotation: Any) -> tuple[Any, ...]:
+def types_in(annotation: Any) -> tuple[Any, ...]:
     """Return the types in an annotation, with unions, tuples and Annotated expanded.
 
     A mapping is returned itself, not its values.
     """
     origin = typing.get_origin(annotation)
     if origin is Annotated:
-        return parts(typing.get_args(annotation)[0])
+        return types_in(typing.get_args(annotation)[0])
     if origin in (typing.Union, UnionType, tuple):
-        return tuple(p for a in typing.get_args(annotation) if a is not ... for p in parts(a))
+        return tuple(p for a in typing.get_args(annotation) if a is not ... for p in types_in(a))
     return (annotation,)
 
 
 def models_in(annotation: Any) -> dict[str, type[BaseModel]]:
     """Return the models in an annotation by their `kind`, or by name if they have none."""
-    models = [p for p in parts(annotation) if isinstance(p, type) and issubclass(p, BaseModel)]
+    models = [p for p in types_in(annotation) if isinstance(p, type) and issubclass(p, BaseModel)]
     return {m.model_fields["kind"].default if "kind" in m.model_fields else m.__name__: m for m in models}
 
 
 def choices(annotation: Any) -> tuple[str, ...]:
     """Return the words that an enum or literals allow."""
     words: list[str] = []
-    for part in parts(annotation):
+    for part in types_in(annotation):
         if isinstance(part, type) and issubclass(part, enum.Enum):
             words += [member.value for member in part]
         elif typing.get_origin(part) is Literal:

@@ -11,7 +11,7 @@ from broker.api.core.problems import NotFound
 from broker.api.core.readiness import Readiness, unready
 
 SERVING, NOT_SERVING = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NOT_SERVING
-LOOK_S = 5.0
+POLL_S = 5.0
 
 
 class HealthServicer(stubs.HealthServicer):  # type: ignore[misc]  # the package has no types
@@ -44,7 +44,7 @@ class HealthServicer(stubs.HealthServicer):  # type: ignore[misc]  # the package
             if status != sent:
                 yield pb.HealthCheckResponse(status=status)
                 sent = status
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     async def _status(self) -> Any:
         return NOT_SERVING if unready(await self._readiness.check()) else SERVING

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 from broker.api.core.log_position import LogPiece, Position
 from broker.api.grpc import queries
-from broker.api.grpc.codec import fill, parse
+from broker.api.grpc.codec import fill_message, parse
 from broker.api.grpc.interceptor import GrpcCall, scope
 from broker.api.proto.gpubroker.v1 import job_pb2 as job
 from broker.api.proto.gpubroker.v1 import job_service_pb2 as pb
@@ -55,21 +55,21 @@ class JobServicer(stubs.JobServiceServicer):
 
     @scope("submit")
     async def RetryJob(self, request: pb.RetryJobRequest, call: GrpcCall) -> pb.RetryJobResponse:
-        wanted, resume = queries.job_id(request), parse(request, GrpcRetryQuery).resume
+        job_id, resume = queries.job_id(request), parse(request, GrpcRetryQuery).resume
         key = queries.idempotency_key(request)
-        row, created = await self._service.retry(call.caller, wanted, resume=resume, key=key)
+        row, created = await self._service.retry(call.caller, job_id, resume=resume, key=key)
         return pb.RetryJobResponse(job=_job(row), replayed=not created)
 
     @scope("submit")
     async def RaiseCap(self, request: pb.RaiseCapRequest, call: GrpcCall) -> pb.RaiseCapResponse:
-        wanted, change = queries.job_id(request), parse(request, CapChange)
-        return pb.RaiseCapResponse(job=_job(await self._service.raise_cap(call.caller, wanted, change.cap_usd)))
+        job_id, change = queries.job_id(request), parse(request, CapChange)
+        return pb.RaiseCapResponse(job=_job(await self._service.raise_cap(call.caller, job_id, change.cap_usd)))
 
     @scope("manage")
     async def ApproveJob(self, request: pb.ApproveJobRequest, call: GrpcCall) -> pb.ApproveJobResponse:
-        wanted, approval = queries.job_id(request), parse(request, Approval)
+        job_id, approval = queries.job_id(request), parse(request, Approval)
         return pb.ApproveJobResponse(
-            job=_job(await self._service.policies.approve(call.caller, wanted, approval.up_to_usd))
+            job=_job(await self._service.policies.approve(call.caller, job_id, approval.up_to_usd))
         )
 
     @scope("manage")
@@ -78,31 +78,33 @@ class JobServicer(stubs.JobServiceServicer):
 
     @scope("submit")
     async def DeleteJobData(self, request: pb.DeleteJobDataRequest, call: GrpcCall) -> pb.DeleteJobDataResponse:
-        wanted, query = queries.job_id(request), parse(request, DataQuery)
-        row = await self._service.stored_data.delete_data(call.caller, wanted, query.kind or KINDS)
+        job_id, query = queries.job_id(request), parse(request, DataQuery)
+        row = await self._service.stored_data.delete_data(call.caller, job_id, query.kind or KINDS)
         return pb.DeleteJobDataResponse(job=await self._detail(call, row))
 
     async def _detail(self, call: GrpcCall, row: Job) -> job.JobDetail:
         price = self._service.settings.storage_usd_per_gib_month
         detail = views.job_detail(row, await self._service.attempts(call.caller, row), price)
-        return fill(job.JobDetail(), detail)
+        return fill_message(job.JobDetail(), detail)
 
     @scope("read")
     async def GetLedger(self, request: pb.GetLedgerRequest, call: GrpcCall) -> pb.GetLedgerResponse:
         entries = await self._service.ledger(call.caller, queries.job_id(request))
         lines = (LedgerLine.model_validate(e) for e in entries)
-        return pb.GetLedgerResponse(items=[fill(job.LedgerEntry(), line) for line in lines])
+        return pb.GetLedgerResponse(items=[fill_message(job.LedgerEntry(), line) for line in lines])
 
     @scope("read")
     async def GetDecision(self, request: pb.GetDecisionRequest, call: GrpcCall) -> pb.GetDecisionResponse:
-        wanted, number = queries.job_id(request), parse(request, DecisionQuery).number
-        return fill(pb.GetDecisionResponse(), views.decision(await self._service.decision(call.caller, wanted, number)))
+        job_id, number = queries.job_id(request), parse(request, DecisionQuery).number
+        return fill_message(
+            pb.GetDecisionResponse(), views.decision(await self._service.decision(call.caller, job_id, number))
+        )
 
     @scope("read")
     async def GetMetrics(self, request: pb.GetMetricsRequest, call: GrpcCall) -> pb.GetMetricsResponse:
-        wanted, query = queries.job_id(request), parse(request, MetricsQuery)
-        series = await self._job_metrics.view(call.caller, wanted, after=query.after, points=query.points)
-        return fill(pb.GetMetricsResponse(), series)
+        job_id, query = queries.job_id(request), parse(request, MetricsQuery)
+        series = await self._job_metrics.view(call.caller, job_id, after=query.after, points=query.points)
+        return fill_message(pb.GetMetricsResponse(), series)
 
     @scope("read")
     async def WatchEvents(
@@ -112,9 +114,9 @@ class JobServicer(stubs.JobServiceServicer):
         row = await self._service.job(call.caller, queries.job_id(request))
         async for update in follow_events(self._service, call.caller, row, query.after):
             if isinstance(update, Event):
-                yield pb.WatchEventsResponse(event=fill(job.Event(), views.event(update)))
+                yield pb.WatchEventsResponse(event=fill_message(job.Event(), views.event(update)))
             elif update is not None:
-                yield pb.WatchEventsResponse(end=_end(update))
+                yield pb.WatchEventsResponse(end=_job_end(update))
             elif not query.follow:
                 return
 
@@ -133,7 +135,7 @@ class JobServicer(stubs.JobServiceServicer):
             elif not query.follow:
                 return
         row = await self._service.job(call.caller, row.id)
-        yield pb.FollowLogsResponse(end=_end(row))
+        yield pb.FollowLogsResponse(end=_job_end(row))
 
 
 def _log_chunks(piece: LogPiece, before: str) -> list[pb.LogChunk]:
@@ -148,8 +150,8 @@ def _log_chunks(piece: LogPiece, before: str) -> list[pb.LogChunk]:
 
 
 def _job(row: Job, latest: Attempt | None = None) -> job.Job:
-    return fill(job.Job(), views.job(row, latest))
+    return fill_message(job.Job(), views.job(row, latest))
 
 
-def _end(row: Job) -> pb.JobEnd:
+def _job_end(row: Job) -> pb.JobEnd:
     return pb.JobEnd(state=f"JOB_STATE_{row.state.name}", reason=row.reason)

@@ -1,6 +1,6 @@
 """QuoteService, OfferService, ProviderService and BudgetService."""
 
-from broker.api.grpc.codec import fill, parse
+from broker.api.grpc.codec import fill_message, parse
 from broker.api.grpc.interceptor import GrpcCall, scope
 from broker.api.proto.gpubroker.v1 import (
     budget_service_pb2,
@@ -30,7 +30,7 @@ class QuoteServicer(quote_service_pb2_grpc.QuoteServiceServicer):
     ) -> quote_service_pb2.CreateQuoteResponse:
         limit = parse(request, QuoteQuery).limit
         result = await self._service.quotes.quote(call.caller, parse(request.spec, QuoteSpec))
-        return quote_service_pb2.CreateQuoteResponse(quote=fill(quote.Quote(), views.quote(*result, limit)))
+        return quote_service_pb2.CreateQuoteResponse(quote=fill_message(quote.Quote(), views.quote(*result, limit)))
 
 
 class OfferServicer(offer_service_pb2_grpc.OfferServiceServicer):
@@ -45,14 +45,14 @@ class OfferServicer(offer_service_pb2_grpc.OfferServiceServicer):
         listing = offers.for_sale(
             self._service.quotes.market, provider=query.provider, accelerators=query.accelerator, limit=query.limit
         )
-        return fill(offer_service_pb2.ListOffersResponse(), listing)
+        return fill_message(offer_service_pb2.ListOffersResponse(), listing)
 
     @scope("read")
     async def GetOfferHistory(
         self, request: offer_service_pb2.GetOfferHistoryRequest, call: GrpcCall
     ) -> offer_service_pb2.GetOfferHistoryResponse:
         history = await self._service.offer_history.history(call.caller, parse(request, OfferHistoryQuery))
-        return fill(offer_service_pb2.GetOfferHistoryResponse(), history)
+        return fill_message(offer_service_pb2.GetOfferHistoryResponse(), history)
 
 
 class ProviderServicer(provider_service_pb2_grpc.ProviderServiceServicer):
@@ -64,14 +64,18 @@ class ProviderServicer(provider_service_pb2_grpc.ProviderServiceServicer):
         self, request: provider_service_pb2.ListProvidersRequest, call: GrpcCall
     ) -> provider_service_pb2.ListProvidersResponse:
         listing = offers.providers(self._service.quotes.market, {})
-        return provider_service_pb2.ListProvidersResponse(items=[fill(offer.Provider(), p) for p in listing.items])
+        return provider_service_pb2.ListProvidersResponse(
+            items=[fill_message(offer.Provider(), p) for p in listing.items]
+        )
 
     @scope("admin")
     async def CheckProviders(
         self, request: provider_service_pb2.CheckProvidersRequest, call: GrpcCall
     ) -> provider_service_pb2.CheckProvidersResponse:
         listing = offers.providers(self._service.quotes.market, await self._service.check_providers())
-        return provider_service_pb2.CheckProvidersResponse(items=[fill(offer.Provider(), p) for p in listing.items])
+        return provider_service_pb2.CheckProvidersResponse(
+            items=[fill_message(offer.Provider(), p) for p in listing.items]
+        )
 
 
 class BudgetServicer(budget_service_pb2_grpc.BudgetServiceServicer):
@@ -83,4 +87,4 @@ class BudgetServicer(budget_service_pb2_grpc.BudgetServiceServicer):
         self, request: budget_service_pb2.ListBudgetsRequest, call: GrpcCall
     ) -> budget_service_pb2.ListBudgetsResponse:
         budgets = await self._service.policies.budgets(call.caller)
-        return fill(budget_service_pb2.ListBudgetsResponse(), views.budget_list(*budgets))
+        return fill_message(budget_service_pb2.ListBudgetsResponse(), views.budget_list(*budgets))

@@ -63,11 +63,11 @@ async def readyz(call: Call) -> Health | web.Response:
     the reasons.
     """
     checks = await call.request.app[READINESS].check()
-    shown = checks if await _may_know_why(call) else without_reasons(checks)
-    wrong = [Problem(field=part, message=text) for part, text in unready(shown).items()]
+    shown_checks = checks if await _may_know_why(call) else without_reasons(checks)
+    wrong = [Problem(field=part, message=text) for part, text in unready(shown_checks).items()]
     if wrong:
         return problem(503, "not ready", wrong)
-    return Health(status="ok", checks=shown)
+    return Health(status="ok", checks=shown_checks)
 
 
 async def _may_know_why(call: Call) -> bool:

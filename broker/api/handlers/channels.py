@@ -29,8 +29,8 @@ async def create_channel(call: Call, body: wire.ChannelRequest) -> wire.ChannelM
         config=body.config,
         secrets=body.secrets,
     )
-    channel, shown = await call.request.app[SERVICE].channels.create(call.caller, wish)
-    return wire.ChannelMade(id=channel.id, name=channel.name, secret=shown)
+    channel, secret = await call.request.app[SERVICE].channels.create(call.caller, wish)
+    return wire.ChannelMade(id=channel.id, name=channel.name, secret=secret)
 
 
 @api.op("GET", "/v1/channels/{channel_id}", scope="manage", errors=(404,))
@@ -49,8 +49,8 @@ async def change_channel(call: Call, channel_id: ChannelRef, body: wire.ChannelC
 @api.op("POST", "/v1/channels/{channel_id}/rotate", scope="manage", errors=(404, 409))
 async def rotate_channel(call: Call, channel_id: ChannelRef) -> wire.ChannelMade:
     """Create a new signing secret. The previous one stays valid for a day."""
-    channel, shown = await call.request.app[SERVICE].channels.rotate(call.caller, channel_id)
-    return wire.ChannelMade(id=channel.id, name=channel.name, secret=shown)
+    channel, secret = await call.request.app[SERVICE].channels.rotate(call.caller, channel_id)
+    return wire.ChannelMade(id=channel.id, name=channel.name, secret=secret)
 
 
 @api.op("POST", "/v1/channels/{channel_id}/test", scope="manage", errors=(404,))

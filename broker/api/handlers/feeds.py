@@ -52,10 +52,10 @@ async def _events(service: Service, caller: Caller, job: Job, after: int) -> Asy
         if isinstance(update, Event):
             yield sse.ServerSentEvent(event=update.kind, data=views.event(update).model_dump_json(), id=str(update.seq))
         else:
-            yield None if update is None else _end(update)
+            yield None if update is None else _end_event(update)
 
 
-def _end(job: Job) -> sse.ServerSentEvent:
+def _end_event(job: Job) -> sse.ServerSentEvent:
     return sse.ServerSentEvent(event=sse.END, data=json.dumps({"state": job.state, "reason": job.reason}))
 
 
@@ -97,4 +97,4 @@ async def _log(
         else:
             data = json.dumps({"attempt": piece.attempt, "node": piece.node, "text": piece.text})
             yield sse.ServerSentEvent(event="log", data=data, id=str(piece.position))
-    yield _end(await service.rows(caller).job(job.id) or job)
+    yield _end_event(await service.rows(caller).job(job.id) or job)

@@ -42,8 +42,8 @@ async def get_policy_history(call: Call, name: Name, query: PolicyTeamQuery) -> 
 @api.op("POST", "/v1/policy-dry-run", scope="manage")
 async def dry_run_policy(call: Call, query: DryRunQuery, body: Policy) -> wire.DryRunView:
     """Simulate the effects of a policy on the recorded past; nothing is changed."""
-    done = await call.request.app[SERVICE].policies.dry_run(call.caller, body, query.days)
-    return wire.DryRunView.model_validate(done)
+    result = await call.request.app[SERVICE].policies.dry_run(call.caller, body, query.days)
+    return wire.DryRunView.model_validate(result)
 
 
 @api.op("GET", "/v1/budgets", scope="read")

@@ -12,8 +12,8 @@ api = Api()
 @api.op("GET", "/v1/spend", scope="read")
 async def spend(call: Call, query: SpendParameters) -> spending.SpendView:
     """Report charges by job, user, team, cloud, GPU, day or month, with the cost of alternatives."""
-    asked = SpendQuery(**query.model_dump())
-    window, report = await call.request.app[SERVICE].spending.spend(call.caller, asked)
+    spend_query = SpendQuery(**query.model_dump())
+    window, report = await call.request.app[SERVICE].spending.spend(call.caller, spend_query)
     rows = tuple(spending.SpendRowView.model_validate(row) for row in report.rows)
     total = spending.SpendRowView.model_validate(report.total)
     return spending.SpendView(

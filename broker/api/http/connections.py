@@ -35,9 +35,11 @@ Serve = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 class Runner(web.AppRunner):
     """Runs `build_app`'s application and drops connections beyond the limit."""
 
-    def __init__(self, app: web.Application, *, shutdown_timeout: float = 60.0, most: int = MAX_CONNECTIONS) -> None:
+    def __init__(
+        self, app: web.Application, *, shutdown_timeout: float = 60.0, max_connections: int = MAX_CONNECTIONS
+    ) -> None:
         super().__init__(app, access_log=None, shutdown_timeout=shutdown_timeout, handler_cancellation=True)
-        self.most = bounded_connections(most)
+        self.most = bounded_connections(max_connections)
         self._here = 0
         self._full = False
 
@@ -94,10 +96,10 @@ class _Connection(web.RequestHandler):
         is_early = not request.content.is_eof()
         if is_early:
             resp.force_close()
-        answered = await super().finish_response(request, resp, start_time)
+        result = await super().finish_response(request, resp, start_time)
         if is_early:
             await _discard(request.content)
-        return answered
+        return result
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None

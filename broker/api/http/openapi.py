@@ -243,8 +243,8 @@ def _query(model: type[BaseModel], request: web.Request) -> BaseModel:
     content: dict[str, Any] = {}
     for name in dict.fromkeys(request.query):
         values = request.query.getall(name)
-        known = model.model_fields.get(name)
-        if known is not None and typing.get_origin(known.annotation) is tuple:
+        model_field = model.model_fields.get(name)
+        if model_field is not None and typing.get_origin(model_field.annotation) is tuple:
             content[name] = values
         elif len(values) > 1:
             raise InvalidInput(Fault(field=name, message="is given more than once; give it once"))
@@ -253,7 +253,7 @@ def _query(model: type[BaseModel], request: web.Request) -> BaseModel:
     try:
         return model.model_validate(content, context={"now": request.app[SERVICE].clock.now()})
     except ValidationError as error:
-        raise problems.of_validation(error, model, content, root="query") from None
+        raise problems.invalid_input_of(error, model, content, root="query") from None
 
 
 # ----------------------------------------------------------------------------------------------------------- document
@@ -262,15 +262,15 @@ def _query(model: type[BaseModel], request: web.Request) -> BaseModel:
 def document(apis: Sequence[Api], *, version: str) -> dict[str, Any]:
     """Return the OpenAPI 3.1.0 description of all operations."""
     operations = [o for api in apis for o in api.operations]
-    wanted: dict[tuple[type[BaseModel], typing.Literal["validation", "serialization"]], None] = {
+    documented: dict[tuple[type[BaseModel], typing.Literal["validation", "serialization"]], None] = {
         (ProblemView, "serialization"): None
     }
     for o in operations:
         if o.body is not None:
-            wanted[o.body, "validation"] = None
+            documented[o.body, "validation"] = None
         if o.out is not None:
-            wanted[o.out, "serialization"] = None
-    refs, definitions = models_json_schema(list(wanted), ref_template="#/components/schemas/{model}")
+            documented[o.out, "serialization"] = None
+    refs, definitions = models_json_schema(list(documented), ref_template="#/components/schemas/{model}")
     schemas = definitions["$defs"]
     paths: dict[str, dict[str, Any]] = {}
     for o in operations:

@@ -146,11 +146,11 @@ class _Terminal(_Session):
         return cls(process, master)
 
     async def pump(self, send: Callable[[bytes], Any]) -> None:
-        while data := await self._read():
+        while data := await self._read_output():
             await send(OUT + data)
         await self.process.wait()
 
-    async def _read(self) -> bytes:
+    async def _read_output(self) -> bytes:
         """Return output; empty once every process has closed the terminal."""
         loop = asyncio.get_running_loop()
         readable = asyncio.Event()

@@ -39,7 +39,7 @@ FILES = 1000
 IDENTITY = "identity"
 """The only encoding that is asked for and accepted: the daemon inflates nothing on its event loop."""
 REDIRECTED = frozenset({301, 302, 303, 307, 308})
-FOUND = 200
+HTTP_OK = 200
 HIDDEN = frozenset({401, 403, 404})
 """Statuses of a data set that does not exist or that is not public."""
 
@@ -82,21 +82,21 @@ class DataFetcher:
         try:
             pattern = await asyncio.to_thread(NamePattern, parts["pattern"]) if parts["pattern"] else None
             names, commit = await self._listing(parts["repo"], parts["revision"] or "main")
-            chosen = await asyncio.to_thread(pattern.selected if pattern else default_files, names)
+            selected = await asyncio.to_thread(pattern.selected if pattern else default_files, names)
         except (BadPattern, DataError) as e:
             raise refused(str(e)) from None
-        if not 0 < len(chosen) <= FILES:
-            what = "no file" if not chosen else f"{len(chosen)} files, at most {FILES}"
+        if not 0 < len(selected) <= FILES:
+            what = "no file" if not selected else f"{len(selected)} files, at most {FILES}"
             raise refused(f"selects {what} of the Hub's data set; name one by /pattern")
         base = f"{self._hub}".rstrip("/") + f"/datasets/{parts['repo']}/resolve/{quote(commit, safe='')}/"
-        return [RemoteFile(name=name, url=URL(base + quote(name), encoded=True)) for name in chosen]
+        return [RemoteFile(name=name, url=URL(base + quote(name), encoded=True)) for name in selected]
 
     async def _listing(self, repo: str, revision: str) -> tuple[list[str], str]:
         """Return (names of the files, commit) of a data set of the Hub. Raises InvalidInput."""
         path = f"/api/datasets/{repo}/revision/{quote(revision, safe='')}"
         async with self._opened(URL(f"{self._hub}".rstrip("/") + path, encoded=True)) as response:
             raw = bytearray()
-            async for piece in _pieces(response):
+            async for piece in _body_pieces(response):
                 raw += piece
                 if len(raw) > LISTING_BYTES:
                     raise refused("has a listing that is too long; name its file by a URL")
@@ -105,7 +105,7 @@ class DataFetcher:
     async def read(self, file: RemoteFile) -> AsyncGenerator[bytes]:
         """Yield the bytes of a file. Raises InvalidInput."""
         async with self._opened(file.url) as response:
-            async for piece in _pieces(response):
+            async for piece in _body_pieces(response):
                 yield piece
 
     def _checked(self, text: str) -> URL:
@@ -167,13 +167,13 @@ def _listed(raw: bytes) -> tuple[list[str], str]:
 def _check_status(response: aiohttp.ClientResponse) -> None:
     if response.status in HIDDEN:
         raise refused(f"{response.url.host} has no such public data (it answered {response.status}); check the address")
-    if response.status != FOUND:
+    if response.status != HTTP_OK:
         raise refused(f"{response.url.host} answered {response.status}; try again")
     encoding = response.headers.get("Content-Encoding", IDENTITY)
     if encoding.strip().lower() != IDENTITY:
         raise refused(f"{response.url.host} sends it compressed (Content-Encoding); store it plain, or upload it")
 
 
-async def _pieces(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+async def _body_pieces(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     async for piece in response.content.iter_chunked(PIECE_BYTES):
         yield piece

@@ -59,17 +59,17 @@ class DataImports:
             archive = Path(folder) / "data.tar"
             check_disk_space(archive.parent, self._service.settings.upload_bytes - left)
             await run_to_end(partial(_pack, local, archive))
-            async with aclosing(_read(archive)) as body:
+            async with aclosing(_file_pieces(archive)) as body:
                 return await self._content.upload_in_turn(caller, "data.tar", "tar", body, sha256=None)
 
-    async def _saved(self, file: RemoteFile, path: Path, most: int) -> int:
-        """Save a file of at most `most` bytes; return its size. Raises TooLarge, StorageFull, InvalidInput."""
+    async def _saved(self, file: RemoteFile, path: Path, max_bytes: int) -> int:
+        """Save a file of at most `max_bytes` bytes; return its size. Raises TooLarge, StorageFull, InvalidInput."""
         size = 0
         async with aclosing(self._fetcher.read(file)) as body:
             with path.open("wb") as target:
                 async for piece in body:
                     size += len(piece)
-                    if size > most:
+                    if size > max_bytes:
                         limit = self._service.settings.upload_bytes
                         raise TooLarge(f"the data set has more than {limit} bytes; name fewer files by /pattern")
                     check_disk_space(path.parent, len(piece))
@@ -82,7 +82,7 @@ def _pack(files: dict[str, Path], archive: Path) -> None:
         archives.pack(files, target)
 
 
-async def _read(path: Path) -> AsyncGenerator[bytes]:
+async def _file_pieces(path: Path) -> AsyncGenerator[bytes]:
     with path.open("rb") as file:
         while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
             yield piece

@@ -11,7 +11,7 @@ from broker.api.schemas.job_list import JobView as JobView
 from broker.api.schemas.offers import OfferView
 from broker.domain.ids import AttemptId, InstanceName
 from broker.domain.job import RESTING_JOB_STATES, AttemptState, Reason
-from broker.domain.money import LedgerCategory, LedgerKind, show
+from broker.domain.money import LedgerCategory, LedgerKind, format_usd
 from broker.domain.spec import IdleKind, JobSpec, Usd
 from broker.reporting.notebook_html import bar_html, table_html, text_html
 from broker.reporting.progress import steps
@@ -83,12 +83,11 @@ class JobDetail(JobView):
         facts = [self.name, self.id, self.state.value, *([f"step {reached} of {total}"] if total else [])]
         if beats and beats[-1].loss is not None:
             facts.append(f"loss {beats[-1].loss:.3f}")
-        facts.append(f"{show(self.spent_usd)} of at most {show(self.cap_usd)}")
+        facts.append(f"{format_usd(self.spent_usd)} of at most {format_usd(self.cap_usd)}")
         quoted = self.runs[0].usd_p50 if self.runs else None
         if quoted is not None and self.state in RESTING_JOB_STATES:
-            facts.append(
-                f"quoted {show(quoted)}, paid {show(self.spent_usd)}, difference {show(self.spent_usd - quoted)}"
-            )
+            difference = format_usd(self.spent_usd - quoted)
+            facts.append(f"quoted {format_usd(quoted)}, paid {format_usd(self.spent_usd)}, difference {difference}")
         names = ("#", "State", "GPU", "Cloud", "$ per hour", "Quoted", "Paid")
         table = table_html(names, [_cells(run) for run in self.runs]) if self.runs else ""
         return f"<p>{text_html(' · '.join(facts))}</p>{bar_html(reached / total) if total else ''}{table}"
@@ -101,9 +100,9 @@ def _cells(run: AttemptView) -> tuple[str, ...]:
         f"{run.state.value} {run.reason.value}" if run.reason else run.state.value,
         f"{count} × {offer.accelerator}" if count > 1 else offer.accelerator,
         f"{offer.cloud}{' (simulated)' if offer.simulated else ''} {'spot' if offer.spot else 'on demand'}",
-        show((run.usd_per_hour or offer.usd_per_hour) * run.nodes),
-        "–" if run.usd_p50 is None else show(run.usd_p50),
-        show(run.charged_usd),
+        format_usd((run.usd_per_hour or offer.usd_per_hour) * run.nodes),
+        "–" if run.usd_p50 is None else format_usd(run.usd_p50),
+        format_usd(run.charged_usd),
     )
 
 

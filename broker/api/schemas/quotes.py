@@ -11,7 +11,7 @@ from broker.api.schemas.offers import OfferView
 from broker.api.schemas.plans import CostsView, HoursView, MemoryView, PlanView
 from broker.api.schemas.policies import HoldView
 from broker.domain.formatting import duration
-from broker.domain.money import show
+from broker.domain.money import format_usd
 from broker.domain.offer import DropReason, OfferVerdict
 from broker.domain.spec import JobSpec, Usd
 from broker.domain.workload import SpeedTier
@@ -129,14 +129,14 @@ def _cells(line: LineView) -> tuple[str, ...]:
     return (
         f"{count} × {offer.accelerator}" if count > 1 else offer.accelerator,
         f"{offer.cloud}{' (simulated)' if offer.simulated else ''} {offer.region} {market}",
-        show(offer.usd_per_hour * line.nodes),
+        format_usd(offer.usd_per_hour * line.nodes),
         f"{_usd(line.usd_p50)} – {_usd(line.usd_p90)}",
         duration(None if line.hours_p50 is None else line.hours_p50 * 3600),
     )
 
 
 def _usd(amount: Decimal | None) -> str:
-    return "–" if amount is None else show(amount)
+    return "–" if amount is None else format_usd(amount)
 
 
 GpuCount = Annotated[int, Field(ge=1, le=512)]

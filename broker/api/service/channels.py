@@ -77,11 +77,11 @@ class ChannelService:
         """List the channels of the caller's team; for an operator all channels."""
         return await self._store.as_tenant(caller.tenant).channels()
 
-    async def status(self, caller: Caller, wanted: str) -> ChannelStatus:
+    async def status(self, caller: Caller, channel_id: str) -> ChannelStatus:
         """Return one channel with its backlog. Raises NotFound."""
-        channel_status = next((status for status in await self.list(caller) if status.channel.id == wanted), None)
+        channel_status = next((status for status in await self.list(caller) if status.channel.id == channel_id), None)
         if channel_status is None:
-            raise NotFound(f"no channel {wanted}; `gpubroker channel ls` lists yours")
+            raise NotFound(f"no channel {channel_id}; `gpubroker channel ls` lists yours")
         return channel_status
 
     async def create(self, caller: Caller, wish: NewChannel) -> tuple[Channel, str | None]:
@@ -95,7 +95,7 @@ class ChannelService:
             kinds = ", ".join(sorted(kind for kind in self._notifiers if kind != LOG_CHANNEL))
             raise InvalidInput(Problem(field="kind", message=f"no kind {wish.kind!r}; use one of {kinds}"))
         config, secrets = notifier.check(wish.config, wish.secrets)
-        secrets, shown = notifier.fresh(secrets)
+        secrets, secret = notifier.fresh(secrets)
         rows = self._store.as_tenant(caller.tenant)
         if sum(status.channel.team == team for status in await rows.channels()) >= MAX_CHANNELS:
             raise Conflict(f"there are {MAX_CHANNELS} channels already; `gpubroker channel remove` removes one")
@@ -111,7 +111,7 @@ class ChannelService:
         )
         if not await rows.add_channel(channel):
             raise Conflict(f"there is a channel {wish.name} already; choose another name")
-        return channel, shown
+        return channel, secret
 
     async def _team(self, caller: Caller, wish: NewChannel) -> str | None:
         if wish.installation:
@@ -124,7 +124,7 @@ class ChannelService:
         return team
 
     async def change(
-        self, caller: Caller, wanted: str, *, events: tuple[str, ...] | None, enabled: bool | None
+        self, caller: Caller, channel_id: str, *, events: tuple[str, ...] | None, enabled: bool | None
     ) -> ChannelStatus:
         """Change a channel; None leaves a property unchanged. Raises NotFound.
 
@@ -132,7 +132,7 @@ class ChannelService:
         """
         rows = self._store.as_tenant(caller.tenant)
         for _ in range(CHANGE_TRIES):  # a secret that was renewed since the channel was read is kept
-            channel = (await self.status(caller, wanted)).channel
+            channel = (await self.status(caller, channel_id)).channel
             to = replace(
                 channel,
                 events=channel.events if events is None else events,
@@ -140,32 +140,32 @@ class ChannelService:
                 reason=f"disabled by {caller.owner}" if enabled is False else channel.reason,
             )
             if await rows.write_channel(to, channel.sealed):
-                return await self.status(caller, wanted)
-        raise NotFound(f"no channel {wanted}; `gpubroker channel ls` lists yours")
+                return await self.status(caller, channel_id)
+        raise NotFound(f"no channel {channel_id}; `gpubroker channel ls` lists yours")
 
-    async def rotate(self, caller: Caller, wanted: str, shown_version: str | None = None) -> tuple[Channel, str]:
+    async def rotate(self, caller: Caller, channel_id: str, shown_version: str | None = None) -> tuple[Channel, str]:
         """Return (the channel, its new secret). The secret is never shown again. Raises NotFound, Conflict.
 
         `shown_version`: the `secret_version` that is replaced, so that a repeat changes nothing; None: the present one.
         """
-        channel = (await self.status(caller, wanted)).channel
+        channel = (await self.status(caller, channel_id)).channel
         if shown_version not in (None, secret_version(channel)):
             raise Conflict(RENEWED)
         notifier = self._notifiers.get(channel.kind)
         if notifier is None or channel.sealed is None:
             raise Conflict(f"a channel of the kind {channel.kind} has no secret of ours; remove and add it instead")
-        secrets, shown = notifier.fresh(json.loads(self._box.open(channel.sealed)))
-        if shown is None:
+        secrets, secret = notifier.fresh(json.loads(self._box.open(channel.sealed)))
+        if secret is None:
             raise Conflict(f"the secrets of a channel of the kind {channel.kind} are its receiver's; add it again")
         to = replace(channel, sealed=self._box.seal(json.dumps(dict(secrets))))
         if not await self._store.as_tenant(caller.tenant).write_channel(to, channel.sealed):
-            await self.status(caller, wanted)
+            await self.status(caller, channel_id)
             raise Conflict(RENEWED)
-        return to, shown
+        return to, secret
 
-    async def test(self, caller: Caller, wanted: str) -> Tested:
+    async def test(self, caller: Caller, channel_id: str) -> Tested:
         """Send a real message at once, bypassing the outbox, also through a disabled channel. Raises NotFound."""
-        channel = (await self.status(caller, wanted)).channel
+        channel = (await self.status(caller, channel_id)).channel
         notifier = self._notifiers.get(channel.kind)
         if notifier is None:
             return Tested(delivered=False, detail=f"this daemon serves no channels of the kind {channel.kind}")
@@ -186,10 +186,10 @@ class ChannelService:
             return Tested(delivered=False, detail=str(error), seconds=self._clock.monotonic() - begun)
         return Tested(delivered=True, seconds=self._clock.monotonic() - begun)
 
-    async def delete(self, caller: Caller, wanted: str) -> None:
+    async def delete(self, caller: Caller, channel_id: str) -> None:
         """Delete a channel with its backlog. Raises NotFound, Conflict."""
-        channel = (await self.status(caller, wanted)).channel
+        channel = (await self.status(caller, channel_id)).channel
         if channel.id == LOG_CHANNEL:
             raise Conflict("the log is a part of every installation; disable it instead")
         if not await self._store.as_tenant(caller.tenant).delete_channel(channel.id):
-            raise NotFound(f"no channel {wanted}; `gpubroker channel ls` lists yours")
+            raise NotFound(f"no channel {channel_id}; `gpubroker channel ls` lists yours")

@@ -93,7 +93,7 @@ class Content:
     @contextlib.asynccontextmanager
     async def upload_turn(self, team: str) -> AsyncGenerator[None]:
         """Hold one of the concurrent uploads of the team and of the daemon within the block. Raises TooMany."""
-        async with self._turn(team), self._of_team[team], self._uploading:
+        async with self._upload_slot(team), self._of_team[team], self._uploading:
             yield
 
     async def upload_in_turn(
@@ -120,7 +120,7 @@ class Content:
         return upload
 
     @contextlib.asynccontextmanager
-    async def _turn(self, team: str) -> AsyncGenerator[None]:
+    async def _upload_slot(self, team: str) -> AsyncGenerator[None]:
         """Count an upload of the team within the block. Raises TooMany."""
         if self._waiting[team] >= WAITING_OF_TEAM:
             raise TooMany(f"team {team!r} has {WAITING_OF_TEAM} uploads already; wait until one of them is done")
@@ -137,9 +137,9 @@ class Content:
 
     # ------------------------------------------------------------------------------------------------------- artifacts
 
-    async def manifest(self, caller: Caller, wanted: JobId) -> tuple[str, Manifest] | None:
+    async def manifest(self, caller: Caller, job_id: JobId) -> tuple[str, Manifest] | None:
         """Return (key prefix of its files, manifest) of the job's last committed checkpoint, or None."""
-        job = await self._service.job(caller, wanted)
+        job = await self._service.job(caller, job_id)
         check_kept(job, last_checkpoint(job))
         for key in await self._manifests(caller, job):
             manifest = await self._readable(key)
@@ -150,7 +150,7 @@ class Content:
     async def _readable(self, key: str) -> Manifest | None:
         """Return a manifest, or None if it is absent, invalid or too large. A rented machine wrote it."""
         try:
-            raw = await self._blobs.get(key, most=MANIFEST_BYTES)
+            raw = await self._blobs.get(key, max_bytes=MANIFEST_BYTES)
         except BlobTooLarge as e:
             log.warning("%s; it is not a manifest of the trainer and is ignored", e)
             return None
@@ -180,34 +180,34 @@ class Content:
                 newest.append(key)
         return newest
 
-    async def artifact(self, caller: Caller, wanted: JobId, path: str) -> tuple[ManifestFile, AsyncGenerator[bytes]]:
+    async def artifact(self, caller: Caller, job_id: JobId, path: str) -> tuple[ManifestFile, AsyncGenerator[bytes]]:
         """Return one file and its chunks. Raises NotFound; the chunks raise Corrupt.
 
         The last chunk is returned only after the whole file matched its hash in the manifest.
         """
-        prefix, file = await self._located(caller, wanted, path)
-        return file, self._held(caller, file, self._checked(prefix + path, file, f"{path} of job {wanted}"))
+        prefix, file = await self._located(caller, job_id, path)
+        return file, self._held(caller, file, self._checked(prefix + path, file, f"{path} of job {job_id}"))
 
-    async def artifact_end(self, caller: Caller, wanted: JobId, path: str, most: int) -> tuple[bytes, int]:
-        """Return at most `most` bytes of a file's end, and the number of bytes before them. Raises NotFound, Corrupt.
+    async def artifact_end(self, caller: Caller, job_id: JobId, path: str, max_bytes: int) -> tuple[bytes, int]:
+        """Return the last `max_bytes` bytes of a file and the number of bytes before them. Raises NotFound, Corrupt.
 
         Only a file that is read as a whole is checked against its hash.
         """
-        prefix, file = await self._located(caller, wanted, path)
-        name, start = f"{path} of job {wanted}", file.bytes - most
+        prefix, file = await self._located(caller, job_id, path)
+        name, start = f"{path} of job {job_id}", file.bytes - max_bytes
         if start <= 0:
             return b"".join([piece async for piece in self._checked(prefix + path, file, name)]), 0
-        end = await self._blobs.get_range(prefix + path, start, most + 1)
-        if end is None or len(end) != most:
+        end = await self._blobs.get_range(prefix + path, start, max_bytes + 1)
+        if end is None or len(end) != max_bytes:
             raise _corrupt(name)
         return end, start
 
-    async def _located(self, caller: Caller, wanted: JobId, path: str) -> tuple[str, ManifestFile]:
+    async def _located(self, caller: Caller, job_id: JobId, path: str) -> tuple[str, ManifestFile]:
         """Return (key prefix, file) of a file of the last committed checkpoint. Raises NotFound."""
-        located = await self.manifest(caller, wanted)
+        located = await self.manifest(caller, job_id)
         file = next((f for f in located[1].files if f.path == path), None) if located else None
         if located is None or file is None:
-            raise NotFound(f"job {wanted} has no artifact {path!r}; `gpubroker artifacts {wanted}` lists them")
+            raise NotFound(f"job {job_id} has no artifact {path!r}; `gpubroker artifacts {job_id}` lists them")
         return located[0], file
 
     async def _held(self, caller: Caller, file: ManifestFile, pieces: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
@@ -277,7 +277,7 @@ class Content:
     async def _text(self, chunk: Chunk) -> bytes | None:
         """Return the text of a chunk, or None if it is absent. A chunk that is too large is replaced by a line."""
         try:
-            return await self._blobs.get(chunk.key, most=CHUNK_BYTES)
+            return await self._blobs.get(chunk.key, max_bytes=CHUNK_BYTES)
         except BlobTooLarge as e:
             return f"(left out: {e})\n".encode()
 
@@ -308,7 +308,7 @@ class Content:
                 if not current.live and current is not attempts[-1]:
                     position = Position(attempt=attempts[attempts.index(current) + 1].id)
                     continue
-            if (number is not None and current is not None and not current.live) or _over(job, current):
+            if (number is not None and current is not None and not current.live) or _has_ended(job, current):
                 return
             yield None
             await store.wait(f"job/{job.id}", self._service.settings.poll_s)
@@ -343,7 +343,7 @@ def _numbered(job: Job, attempts: Sequence[Attempt], number: int) -> Attempt:
     return attempt
 
 
-def _over(job: Job, current: Attempt | None) -> bool:
+def _has_ended(job: Job, current: Attempt | None) -> bool:
     return job.state in RESTING_JOB_STATES and (current is None or not current.live)
 
 

@@ -18,21 +18,21 @@ class JobDataService:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def delete_data(self, caller: Caller, wanted: JobId, kinds: Collection[StoredKind]) -> Job:
+    async def delete_data(self, caller: Caller, job_id: JobId, kinds: Collection[StoredKind]) -> Job:
         """Mark a job's data as deleted. The data is unreadable at once; its objects and their cost end within minutes.
 
         Raises NotFound; InUse unless the job, and every job that starts from its checkpoints, has ended.
         """
         named = ", ".join(sorted(kinds))
         event = Event(
-            job_id=wanted,
+            job_id=job_id,
             kind="job.data_deleted",
             message=f"deleted by {caller.owner}: {named}",
             data={"kinds": sorted(kinds)},
         )
-        job = await self._store.as_tenant(caller.tenant).delete_data(wanted, kinds, event)
+        job = await self._store.as_tenant(caller.tenant).delete_data(job_id, kinds, event)
         if job is None:
-            raise NotFound(f"no job {wanted}; `gpubroker ls` lists yours")
+            raise NotFound(f"no job {job_id}; `gpubroker ls` lists yours")
         return job
 
 

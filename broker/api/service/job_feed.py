@@ -76,14 +76,14 @@ def _view(raw: bytes, skipped: int, attempts: Sequence[Attempt], after: int, poi
     """Return the steps of the journal's end, which may begin within a line."""
     series = metric_points(raw.partition(b"\n")[2] if skipped else raw, after)
     series += _live(attempts, max(after, series[-1].step if series else 0))
-    shown = downsampled(series, points)
+    points_shown = downsampled(series, points)
     return MetricsView(
-        step=tuple(p.step for p in shown),
-        attempt=tuple(p.attempt for p in shown),
-        time=tuple(p.time for p in shown),
-        loss=tuple(p.loss for p in shown),
-        lr=tuple(p.lr for p in shown),
-        tokens_per_s=tuple(p.tokens_per_s for p in shown),
+        step=tuple(p.step for p in points_shown),
+        attempt=tuple(p.attempt for p in points_shown),
+        time=tuple(p.time for p in points_shown),
+        loss=tuple(p.loss for p in points_shown),
+        lr=tuple(p.lr for p in points_shown),
+        tokens_per_s=tuple(p.tokens_per_s for p in points_shown),
         total=len(series),
         skipped_bytes=skipped,
         interruptions=tuple(_interruptions(attempts)),

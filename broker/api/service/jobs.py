@@ -29,7 +29,7 @@ from broker.domain.job import (
     Job,
     JobState,
 )
-from broker.domain.money import LedgerEntry, show
+from broker.domain.money import LedgerEntry, format_usd
 from broker.domain.offer import OfferSummary
 from broker.domain.spec import JobSpec
 from broker.ports import Blobs, Clock, JobFilter, Notifier, Store, TenantStore
@@ -108,7 +108,7 @@ class Service:
         except BlobError:
             message = "its content was deleted, because no user had sent it for a long time; upload it again"
             raise InvalidInput(Problem(field="upload", message=message)) from None
-        message = "; ".join(filter(None, [f"{job.spec.name} submitted, cap {show(job.cap_usd)}", note]))
+        message = "; ".join(filter(None, [f"{job.spec.name} submitted, cap {format_usd(job.cap_usd)}", note]))
         event = Event(job_id=job.id, kind="job.submitted", message=message)
         sha256 = hashlib.sha256(body.encode()).hexdigest()
         try:
@@ -223,13 +223,14 @@ class Service:
         if cap_usd <= job.cap_usd:
             raise InvalidInput(
                 Problem(
-                    field="cap_usd", message=f"{show(cap_usd)} is not above the cap of {show(job.cap_usd)}; raise it"
+                    field="cap_usd",
+                    message=f"{format_usd(cap_usd)} is not above the cap of {format_usd(job.cap_usd)}; raise it",
                 )
             )
         event = Event(
             job_id=job.id,
             kind="job.cap_raised",
-            message=f"cap raised from {show(job.cap_usd)} to {show(cap_usd)} by {caller.owner}",
+            message=f"cap raised from {format_usd(job.cap_usd)} to {format_usd(cap_usd)} by {caller.owner}",
         )
         raised = await self.rows(caller).raise_cap(job.id, cap_usd, event) or job
         if raised.cap_usd < cap_usd:

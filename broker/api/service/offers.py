@@ -34,9 +34,9 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def for_sale(market: MarketReader, *, provider: str | None, accelerators: Collection[str], limit: int) -> OfferList:
     """List offers, cheapest first. An empty filter accepts every offer."""
     matching = matching_offers(market, provider=provider, accelerators=accelerators)
-    shown = tuple(OfferView.model_validate(o) for o in matching[:limit])
+    views = tuple(OfferView.model_validate(o) for o in matching[:limit])
     sources = tuple(ProviderStatusView.model_validate(s) for s in market.status())
-    return OfferList(items=shown, total=len(matching), providers=sources)
+    return OfferList(items=views, total=len(matching), providers=sources)
 
 
 def matching_offers(market: MarketReader, *, provider: str | None, accelerators: Collection[str]) -> list[Offer]:
@@ -57,8 +57,8 @@ def providers(market: MarketReader, checks: Mapping[str, CredentialCheck]) -> Pr
     views = []
     for status in market.status():
         check = checks.get(status.name, CredentialCheck())
-        known = asdict(check) | {"self_stop": caps[status.name].self_stop}
-        views.append(ProviderView(**ProviderStatusView.model_validate(status).model_dump(), **known))
+        fields = asdict(check) | {"self_stop": caps[status.name].self_stop}
+        views.append(ProviderView(**ProviderStatusView.model_validate(status).model_dump(), **fields))
     return ProviderList(items=tuple(views))
 
 
@@ -75,7 +75,7 @@ class OfferHistoryService:
         """Return the series that a query selects, cheapest first. Raises Busy."""
         rows = self._store.as_tenant(caller.tenant)
         names = [
-            name for name in await rows.recorded_accelerators() if any(matches(wanted, name) for wanted in query.gpu)
+            name for name in await rows.recorded_accelerators() if any(matches(pattern, name) for pattern in query.gpu)
         ]
         until = query.until or self._clock.now()
         where = HistoryQuery(

@@ -13,7 +13,7 @@ from broker.domain.errors import InvalidInput, Problem
 from broker.domain.ids import JobId
 from broker.domain.instance import Caps
 from broker.domain.job import TERMINAL_JOB_STATES, Event, Job, JobState
-from broker.domain.money import show
+from broker.domain.money import format_usd
 from broker.domain.offer import Quote, QuoteLine
 from broker.domain.policy import Policy, PolicyVersion, StoredPolicy
 from broker.policy.budgets import Applied, Refusal
@@ -126,58 +126,60 @@ class Policies:
         def reserve(line: QuoteLine) -> Decimal:
             return reserved(job, line, caps[line.offer.provider], drain_budget)
 
-        return foresee(ranking, job.cap_usd, applied[owner], now, least=least, reserve=reserve)
+        return foresee(ranking, job.cap_usd, applied[owner], now, min_budget=least, reserve=reserve)
 
     # -------------------------------------------------------------------------------------------------------- approval
 
     async def approve(
-        self, caller: Caller, wanted: JobId, up_to_usd: Decimal | None, shown_cap_usd: Decimal | None = None
+        self, caller: Caller, job_id: JobId, up_to_usd: Decimal | None, shown_cap_usd: Decimal | None = None
     ) -> Job:
         """Approve the job's cap, or a higher one in advance. Raises NotFound, Conflict, InvalidInput.
 
         `shown_cap_usd`: the cap that the caller saw; with another cap nothing is approved. None: the present cap.
         """
-        job = await self._job(caller, wanted)
+        job = await self._job(caller, job_id)
         if job.state in TERMINAL_JOB_STATES:
-            raise Conflict(f"job {wanted} is {job.state}; there is nothing to approve")
+            raise Conflict(f"job {job_id} is {job.state}; there is nothing to approve")
         cap_usd = job.cap_usd if shown_cap_usd is None else shown_cap_usd
         _check_same_cap(job, cap_usd)
         usd = cap_usd if up_to_usd is None else up_to_usd
         if usd < cap_usd:
-            message = f"{show(usd)} is below the cap of {show(cap_usd)}; approve the cap, or refuse the job"
+            message = f"{format_usd(usd)} is below the cap of {format_usd(cap_usd)}; approve the cap, or refuse the job"
             raise InvalidInput(Problem(field="up_to_usd", message=message))
-        message = f"approved up to {show(usd)} by {caller.owner}"
+        message = f"approved up to {format_usd(usd)} by {caller.owner}"
         event = Event(job_id=job.id, kind="job.approved", message=message, data={"usd": str(usd), "by": caller.owner})
         rows = self._store.as_tenant(caller.tenant)
         approved = await rows.approve(job.id, usd, event, cap_usd=cap_usd) or job
         _check_same_cap(approved, cap_usd)
         return approved
 
-    async def refuse(self, caller: Caller, wanted: JobId) -> Job:
+    async def refuse(self, caller: Caller, job_id: JobId) -> Job:
         """Cancel a job that awaits approval. Raises NotFound, Conflict."""
-        job = await self._job(caller, wanted)
+        job = await self._job(caller, job_id)
         if job.state in TERMINAL_JOB_STATES:
-            raise Conflict(f"job {wanted} is {job.state}; there is nothing to refuse")
+            raise Conflict(f"job {job_id} is {job.state}; there is nothing to refuse")
         if job.stop_requested:
             return job
         if job.state is not JobState.AWAITING_APPROVAL:
-            raise Conflict(f"job {wanted} is {job.state} and awaits no approval; cancel it instead")
+            raise Conflict(f"job {job_id} is {job.state} and awaits no approval; cancel it instead")
         event = Event(
             job_id=job.id, kind="job.refused", message=f"refused by {caller.owner}", data={"by": caller.owner}
         )
         return await self._store.as_tenant(caller.tenant).request_stop(job.id, event) or job
 
-    async def _job(self, caller: Caller, wanted: JobId) -> Job:
-        job = await self._store.as_tenant(caller.tenant).job(wanted)
+    async def _job(self, caller: Caller, job_id: JobId) -> Job:
+        job = await self._store.as_tenant(caller.tenant).job(job_id)
         if job is None:
-            raise NotFound(f"no job {wanted}; `gpubroker ls` lists yours")
+            raise NotFound(f"no job {job_id}; `gpubroker ls` lists yours")
         return job
 
 
 def _check_same_cap(job: Job, cap_usd: Decimal) -> None:
     """Raise Conflict if the cap is not the one that is approved."""
     if job.cap_usd != cap_usd:
-        raise Conflict(f"not approved: the cap is {show(job.cap_usd)}, not {show(cap_usd)}; check it and approve again")
+        raise Conflict(
+            f"not approved: the cap is {format_usd(job.cap_usd)}, not {format_usd(cap_usd)}; check it and approve again"
+        )
 
 
 def _no_team_message(team: str) -> str:

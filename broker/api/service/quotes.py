@@ -15,7 +15,7 @@ from broker.api.service.spec_inputs import Inputs, batched
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.ids import JobId, JobIds
 from broker.domain.job import Handle, Job
-from broker.domain.money import ZERO, show
+from broker.domain.money import ZERO, format_usd
 from broker.domain.offer import Offer, Quote
 from broker.domain.spec import JobSpec
 from broker.domain.workload import Workload
@@ -139,8 +139,8 @@ class QuoteService:
     async def host_faults(self, team: str, owner: str, spec: JobSpec) -> list[Problem]:
         """Return a fault if the spec names only providers of the daemon's host, and the owner may not use it."""
         caps = self.market.caps()
-        chosen = [name for name in spec.resources.providers or caps if name in caps]
-        if not chosen or not all(caps[name].runs_on_host for name in chosen):
+        providers = [name for name in spec.resources.providers or caps if name in caps]
+        if not providers or not all(caps[name].runs_on_host for name in providers):
             return []
         refusal = await self._host_refusal(team, owner)
         return [Problem(field="resources.providers", message=refusal)] if refusal else []
@@ -192,8 +192,8 @@ class QuoteService:
         cheapest = outlook.cheapest_usd
         if cheapest is not None and cheapest > spec.cap_usd:
             message = (
-                f"{show(spec.cap_usd)} is too small: the cheapest offer is expected to cost "
-                f"{show(cheapest)} (P50); raise the cap to at least that"
+                f"{format_usd(spec.cap_usd)} is too small: the cheapest offer is expected to cost "
+                f"{format_usd(cheapest)} (P50); raise the cap to at least that"
             )
             raise InvalidInput(Problem(field="cap_usd", message=message))
 

@@ -221,10 +221,10 @@ class Slack:
     async def _press(self, caller: Caller, sent: Sent) -> None:
         """Carry out a click, then show the current job in the message, so that stale buttons disappear."""
         try:
-            _, done = await self._acts.press(caller, sent.action, sent.value)
+            _, message = await self._acts.press(caller, sent.action, sent.value)
         except GpubrokerError as e:
-            done = str(e)
-        await self._required_adapter.say(sent.answer_to, [done])
+            message = str(e)
+        await self._required_adapter.say(sent.answer_to, [message])
         if not may(caller, "read"):
             return  # the channel itself updates the message
         try:

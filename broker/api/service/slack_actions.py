@@ -13,7 +13,7 @@ from broker.domain.errors import InvalidInput, Problem
 from broker.domain.formatting import duration
 from broker.domain.ids import JobId
 from broker.domain.job import RESTING_JOB_STATES, Attempt, Job, JobState, jobs_meant
-from broker.domain.money import show
+from broker.domain.money import format_usd
 from broker.domain.spending import SpendBy
 from broker.domain.tenancy import Scope
 from broker.ports import JobFilter
@@ -59,7 +59,7 @@ class SlackActions:
         _still_waits(job)
         _still_capped(job, *_caps(rest, 1))
         await self._service.policies.approve(caller, job.id, None, job.cap_usd)
-        return f"{job.spec.name} is approved up to {show(job.cap_usd)}"
+        return f"{job.spec.name} is approved up to {format_usd(job.cap_usd)}"
 
     async def _refuse(self, caller: Caller, job: Job, rest: str) -> str:
         _still_waits(job)
@@ -67,10 +67,10 @@ class SlackActions:
         return f"{job.spec.name} is refused"
 
     async def _extend(self, caller: Caller, job: Job, rest: str) -> str:
-        was, new = _caps(rest, 2)
-        _still_capped(job, was)
-        await self._service.raise_cap(caller, job.id, new)
-        return f"the cap of {job.spec.name} is {show(new)} now"
+        shown_cap_usd, new_cap_usd = _caps(rest, 2)
+        _still_capped(job, shown_cap_usd)
+        await self._service.raise_cap(caller, job.id, new_cap_usd)
+        return f"the cap of {job.spec.name} is {format_usd(new_cap_usd)} now"
 
     async def _cancel(self, caller: Caller, job: Job, rest: str) -> str:
         stopped = await self._service.cancel(caller, job.id)
@@ -78,9 +78,9 @@ class SlackActions:
 
     async def _retry(self, caller: Caller, job: Job, rest: str) -> str:
         """Retry a job. Repeated clicks on one button create one job."""
-        retry, new = await self._service.retry(caller, job.id, resume=True, key=f"slack-retry-{job.id}")
-        verb = "continues" if new else "already continues"
-        return f"{job.spec.name} {verb} as job {retry.id}, cap {show(retry.cap_usd)}"
+        retry, new_job = await self._service.retry(caller, job.id, resume=True, key=f"slack-retry-{job.id}")
+        verb = "continues" if new_job else "already continues"
+        return f"{job.spec.name} {verb} as job {retry.id}, cap {format_usd(retry.cap_usd)}"
 
     # --------------------------------------------------------------------------------------------------------- command
 
@@ -108,10 +108,10 @@ class SlackActions:
         if by not in get_args(SpendBy):
             raise InvalidInput(Problem(field="spend", message=f"by {', '.join(get_args(SpendBy))}, not {by}"))
         window, report = await self._service.spending.spend(caller, SpendQuery(by=by))  # type: ignore[arg-type] # checked
-        rows = [f"{row.key}: {show(row.usd)}" for row in report.rows[:MAX_LINES]]
-        total = f"{show(report.total.usd)} since {window.since:%Y-%m-%d}"
-        lost = [f"{show(report.total.lost_usd)} of it was lost work"] if report.total.lost_usd else []
-        return [total, *rows, *lost]
+        rows = [f"{row.key}: {format_usd(row.usd)}" for row in report.rows[:MAX_LINES]]
+        total = f"{format_usd(report.total.usd)} since {window.since:%Y-%m-%d}"
+        lost_cost = [f"{format_usd(report.total.lost_usd)} of it was lost work"] if report.total.lost_usd else []
+        return [total, *rows, *lost_cost]
 
     async def _cancel_command(self, caller: Caller, words: list[str]) -> Sequence[str]:
         if not words:
@@ -189,9 +189,9 @@ def _still_waits(job: Job) -> None:
         raise Conflict(f"{job.spec.name} awaits no approval; it is {job.state.value}")
 
 
-def _still_capped(job: Job, was: Decimal) -> None:
-    if job.cap_usd != was:
-        raise Conflict(f"the cap of {job.spec.name} is {show(job.cap_usd)} by now; nothing was changed")
+def _still_capped(job: Job, shown_cap_usd: Decimal) -> None:
+    if job.cap_usd != shown_cap_usd:
+        raise Conflict(f"the cap of {job.spec.name} is {format_usd(job.cap_usd)} by now; nothing was changed")
 
 
 def _caps(text: str, count: int) -> list[Decimal]:
@@ -207,7 +207,7 @@ def _caps(text: str, count: int) -> list[Decimal]:
 
 def _line(job: Job) -> str:
     reason = f" ({job.reason})" if job.reason else ""
-    money = f"{show(job.spent_usd)} of {show(job.cap_usd)}"
+    money = f"{format_usd(job.spent_usd)} of {format_usd(job.cap_usd)}"
     return f"{job.spec.name} {job.id}: {job.state.value.replace('_', ' ')}{reason}, {money}, {job.owner}"
 
 
@@ -219,5 +219,5 @@ def _detail(job: Job, attempts: Sequence[Attempt]) -> Sequence[str]:
         beat = f", step {run.beat.step}/{run.beat.total_steps}" if run.beat and run.beat.total_steps else ""
         why = run.reason.value if run.reason else run.state.value
         took = f", {duration((run.ended_at - run.created_at).total_seconds())}" if run.ended_at else ""
-        lines.append(f"{run.number}. {where}: {why}{beat}{took}, {show(run.charged_usd)}")
+        lines.append(f"{run.number}. {where}: {why}{beat}{took}, {format_usd(run.charged_usd)}")
     return lines

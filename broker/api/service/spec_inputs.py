@@ -35,10 +35,10 @@ class Inputs:
             raise InvalidInput(Problem(field=field, message=message))
         return match[1]
 
-    async def upload(self, store: TenantStore, who: Tenant, spec: JobSpec) -> tuple[JobSpec, Upload]:
+    async def upload(self, store: TenantStore, tenant: Tenant, spec: JobSpec) -> tuple[JobSpec, Upload]:
         """Return (the spec with its data format resolved, its upload). Raises InvalidInput."""
         sha256 = self.reference(spec)
-        own = (who.team, who.owner, sha256)
+        own = (tenant.team, tenant.owner, sha256)
         upload = self._uploads.get(own) or await self._find(store, own)
         field, _ = _reference(spec)
         if upload is None:
@@ -62,11 +62,11 @@ class Inputs:
         """Return a fault for each secret that is not set."""
         if not spec.secrets:
             return []
-        known = await store.secrets(owner, spec.secrets)
+        known_secrets = await store.secrets(owner, spec.secrets)
         return [
             Problem(field=f"secrets.{i}", message=f"{name} is not set; run gpubroker secret set {name}")
             for i, name in enumerate(spec.secrets)
-            if name not in known
+            if name not in known_secrets
         ]
 
     def providers(self, spec: JobSpec, caps: Mapping[str, Caps]) -> list[Problem]:
@@ -85,14 +85,14 @@ class Inputs:
         Without this check, a job with a misspelt accelerator would wait forever.
         """
         names = spec.resources.accelerators
-        unknown = [(i, name) for i, name in enumerate(names) if not any(matches(name, known) for known in TABLE)]
+        unknown = [(i, name) for i, name in enumerate(names) if not any(matches(name, listed) for listed in TABLE)]
         if not unknown:
             return []
-        known = sorted({*TABLE, *(offer.accelerator for offer in offers)})
+        listed = sorted({*TABLE, *(offer.accelerator for offer in offers)})
         return [
-            Problem(field=f"resources.accelerators.{i}", message=unknown_name("accelerator", name, known, "known"))
+            Problem(field=f"resources.accelerators.{i}", message=unknown_name("accelerator", name, listed, "known"))
             for i, name in unknown
-            if not any(matches(name, k) for k in known)
+            if not any(matches(name, k) for k in listed)
         ]
 
 
@@ -105,8 +105,8 @@ def _reference(spec: JobSpec) -> tuple[str, str]:
 
 def unknown_name(kind: str, name: str, choices: list[str], are: str) -> str:
     """Return `unknown provider 'vest'; did you mean vast?`, or the list of choices if none is similar."""
-    near = close_matches(name, choices, n=1)
-    fix = f"did you mean {near[0]}?" if near else f"{are} are {short_list(choices) or 'none'}"
+    nearest = close_matches(name, choices, n=1)
+    fix = f"did you mean {nearest[0]}?" if nearest else f"{are} are {short_list(choices) or 'none'}"
     return f"unknown {kind} {short_list([name])!r}; {fix}"
 
 

@@ -103,9 +103,9 @@ def divided(usd: Decimal, parts: int) -> list[Decimal]:
 def _narrowed(paid: Paid, query: SpendQuery) -> Paid:
     if query.team is None and query.user is None:
         return paid
-    wanted = {
+    groups = {
         job_id
         for job_id, job in paid.jobs.items()
         if query.team in (None, job.team) and query.user in (None, job.owner)
     }
-    return replace(paid, slices=[piece for piece in paid.slices if piece.job_id in wanted])
+    return replace(paid, slices=[piece for piece in paid.slices if piece.job_id in groups])

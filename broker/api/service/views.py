@@ -69,8 +69,8 @@ def _job_fields(row: Job) -> dict[str, Any]:
 
 
 def _forecast(row: Job) -> ForecastView | None:
-    known = row.state is JobState.ACTIVE and row.forecast is not None
-    return ForecastView.model_validate(row.forecast) if known else None
+    has_forecast = row.state is JobState.ACTIVE and row.forecast is not None
+    return ForecastView.model_validate(row.forecast) if has_forecast else None
 
 
 def storage(row: Job, usd_per_gib_month: Decimal) -> StorageView | None:
@@ -85,12 +85,12 @@ def storage(row: Job, usd_per_gib_month: Decimal) -> StorageView | None:
 
 
 def job_detail(row: Job, attempts: Sequence[Attempt], usd_per_gib_month: Decimal = ZERO) -> JobDetail:
-    held = sum((max(ZERO, a.reserved_usd - a.charged_usd) for a in attempts if a.live), ZERO)
+    reserved_usd = sum((max(ZERO, a.reserved_usd - a.charged_usd) for a in attempts if a.live), ZERO)
     return JobDetail.model_construct(
         **_job_fields(row),
         machine=_machine(attempts[-1] if attempts else None),
         spec=row.spec,
-        reserved_usd=held,
+        reserved_usd=reserved_usd,
         storage=storage(row, usd_per_gib_month),
         ran_out_of_memory=row.remedy.failed_plans if row.remedy else (),
         runs=tuple(attempt(a) for a in attempts),
@@ -128,7 +128,7 @@ def attempt(row: Attempt) -> AttemptView:
     )
 
 
-def quote(checked: Checked, ranking: Quote, held: Refusal | None, limit: int) -> QuoteView:
+def quote(checked: Checked, ranking: Quote, refusal: Refusal | None, limit: int) -> QuoteView:
     expected = prospects(ranking)
     return QuoteView(
         check=dict(checked.report),
@@ -141,7 +141,7 @@ def quote(checked: Checked, ranking: Quote, held: Refusal | None, limit: int) ->
         on_demand=None if expected.on_demand is None else ProspectView.model_validate(expected.on_demand),
         latest_on_demand_start=ranking.latest_on_demand_start,
         unsold_regions=ranking.unsold_regions,
-        held=None if held is None else HoldView.model_validate(held),
+        held=None if refusal is None else HoldView.model_validate(refusal),
         made_at=ranking.made_at,
         expires_at=ranking.expires_at,
     )

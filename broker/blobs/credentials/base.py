@@ -36,7 +36,7 @@ class Issuer(Protocol):
         ...
 
 
-async def post(who: str, url: str, *, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
+async def post(service: str, url: str, *, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
     """Send one POST and return (status, body). Raises BlobsUnavailable if there is no answer."""
     timeout = aiohttp.ClientTimeout(total=CALL_S)
     try:
@@ -46,11 +46,11 @@ async def post(who: str, url: str, *, headers: Mapping[str, str], body: bytes) -
         ):
             return answer.status, await answer.read()
     except (TimeoutError, aiohttp.ClientError, OSError) as e:
-        raise refused(who, f"{type(e).__name__} {e}".rstrip()) from None
+        raise refused(service, f"{type(e).__name__} {e}".rstrip()) from None
 
 
-def refused(who: str, why: str, fix: str = "") -> BlobsUnavailable:
-    """Return the error in one line. `who`: name of the service; `why`: its message, which must contain no secret."""
+def refused(service: str, why: str, fix: str = "") -> BlobsUnavailable:
+    """Return the error in one line. `service`: its name; `why`: its message, which must contain no secret."""
     return BlobsUnavailable(
-        f"{who}: no credentials for the attempt: {' '.join(why.split())[:300]}" + (fix and f"; {fix}")
+        f"{service}: no credentials for the attempt: {' '.join(why.split())[:300]}" + (fix and f"; {fix}")
     )

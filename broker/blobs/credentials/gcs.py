@@ -45,17 +45,17 @@ class GcsIssuer:
     async def issue(self, scope: Scope) -> Issued:
         began = self.now()
         own = await self._own_token(began)
-        asked = {
+        parameters = {
             "grant_type": "urn:ietf:params:oauth:grant-type:token-exchange",
             "requested_token_type": ACCESS_TOKEN,
             "subject_token_type": ACCESS_TOKEN,
             "subject_token": own["access_token"],
             "options": json.dumps({"accessBoundary": {"accessBoundaryRules": boundary(scope)}}),
         }
-        got = await _token(self.exchange, asked)
+        token = await _token(self.exchange, parameters)
         # The answer may lack `expires_in`; the token then lives as long as the service account's token.
-        life = timedelta(seconds=float(got.get("expires_in") or own.get("expires_in") or ASSERTION_S))
-        return Issued(options={"google_bearer_token": got["access_token"]}, expires_at=began + life)
+        life = timedelta(seconds=float(token.get("expires_in") or own.get("expires_in") or ASSERTION_S))
+        return Issued(options={"google_bearer_token": token["access_token"]}, expires_at=began + life)
 
     async def _own_token(self, now: datetime) -> dict[str, Any]:
         """Return the service account's access token, in exchange for a signed assertion (RFC 7523)."""
@@ -122,10 +122,10 @@ def service_account(options: Mapping[str, str]) -> dict[str, str] | None:
         document = json.loads(text)
     except ValueError:
         return None
-    wanted = ("client_email", "private_key")
+    required = ("client_email", "private_key")
     if not isinstance(document, dict):
         return None
-    return document if all(isinstance(document.get(name), str) for name in wanted) else None
+    return document if all(isinstance(document.get(name), str) for name in required) else None
 
 
 async def _token(url: str, form: Mapping[str, str]) -> dict[str, Any]:

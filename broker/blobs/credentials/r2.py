@@ -41,12 +41,12 @@ class R2Issuer:
         life_s = min(MAX_S, self.life_s)
         expires_at = self.now() + timedelta(seconds=life_s)
         reader, writer = await asyncio.gather(
-            self._one(scope, "object-read-only", scope.read_prefixes, scope.read_objects, life_s),
-            self._one(scope, "object-read-write", scope.write_prefixes, scope.write_objects, life_s),
+            self._credentials_for(scope, "object-read-only", scope.read_prefixes, scope.read_objects, life_s),
+            self._credentials_for(scope, "object-read-write", scope.write_prefixes, scope.write_objects, life_s),
         )
         return Issued(options=writer | {READER + key: value for key, value in reader.items()}, expires_at=expires_at)
 
-    async def _one(
+    async def _credentials_for(
         self,
         scope: Scope,
         permission: Literal["object-read-only", "object-read-write"],
@@ -55,12 +55,12 @@ class R2Issuer:
         life_s: int,
     ) -> dict[str, str]:
         url = f"{self.api}/accounts/{self.account}/r2/temp-access-credentials"
-        asked = {
+        parameters = {
             "bucket": scope.bucket, "parentAccessKeyId": self.parent, "permission": permission, "ttlSeconds": life_s,
             "prefixes": list(prefixes), "objects": list(objects),
         }  # fmt: skip
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
-        status, answer = await post("Cloudflare", url, headers=headers, body=json.dumps(asked).encode())
+        status, answer = await post("Cloudflare", url, headers=headers, body=json.dumps(parameters).encode())
         try:
             document: Any = json.loads(answer)
             if status != 200 or not document.get("success"):

@@ -60,10 +60,10 @@ class StsIssuer:
         if len(text) > POLICY_LIMIT:
             fix = "use a bucket with a shorter name or prefix"
             raise refused("STS", f"the session policy has {len(text)} of at most {POLICY_LIMIT} characters", fix)
-        asked = {"Version": "2011-06-15", "DurationSeconds": str(min(MAX_S, max(LEAST_S, self.life_s)))}
+        parameters = {"Version": "2011-06-15", "DurationSeconds": str(min(MAX_S, max(LEAST_S, self.life_s)))}
         if self.role_arn is None:
-            return asked | {"Action": "GetFederationToken", "Name": f"gb-{scope.attempt}", "Policy": text}
-        return asked | {
+            return parameters | {"Action": "GetFederationToken", "Name": f"gb-{scope.attempt}", "Policy": text}
+        return parameters | {
             "Action": "AssumeRole", "RoleArn": self.role_arn, "RoleSessionName": f"gb-{scope.attempt}", "Policy": text,
         }  # fmt: skip
 

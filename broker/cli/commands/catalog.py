@@ -22,7 +22,9 @@ Words = Annotated[list[str] | None, typer.Argument(metavar="[WORD]...", help="On
 async def _models(words: Words = None, *, as_json: Json = False) -> None:
     """List the models of the bundled catalogue, which the broker can size offline."""
     out = Output(as_json=as_json)
-    rows = [row for name in catalog.names() if _has(words, str((row := _model(name))["id"]), str(row["family"]))]
+    rows = [
+        row for name in catalog.names() if _contains_words(words, str((row := _model(name))["id"]), str(row["family"]))
+    ]
     _require_match(rows, words, "model", "gpubroker models lists all; for other models use estimate --config")
     out.document(rows)
     table = _table(("model", "family", "parameters", "context", "licence"), right=("parameters", "context"))
@@ -36,8 +38,10 @@ async def _models(words: Words = None, *, as_json: Json = False) -> None:
 async def _gpus(words: Words = None, *, as_json: Json = False) -> None:
     """List the GPUs that estimates cover: memory, arithmetic speed and interconnect."""
     out = Output(as_json=as_json)
-    meant = candidates(" ".join(words or ()))
-    rows = [asdict(gpu) for name, gpu in KNOWN.items() if gpu.gpu and (_has(words, name) or gpu in meant)]
+    gpu_names = candidates(" ".join(words or ()))
+    rows = [
+        asdict(gpu) for name, gpu in KNOWN.items() if gpu.gpu and (_contains_words(words, name) or gpu in gpu_names)
+    ]
     _require_match(rows, words, "GPU", "gpubroker gpus lists all")
     out.document(rows)
     heads = ("GPU", "memory", "bf16", "matrix product", "fp32", "memory bandwidth", "GPU to GPU")
@@ -74,7 +78,7 @@ def _context(config: Mapping[str, Any]) -> int | None:
     return next((tokens for tokens in values if isinstance(tokens, int)), None)
 
 
-def _has(words: Sequence[str] | None, *texts: str) -> bool:
+def _contains_words(words: Sequence[str] | None, *texts: str) -> bool:
     text = " ".join(texts).lower()
     return all(word.lower() in text for word in words or ())
 

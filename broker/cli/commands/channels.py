@@ -141,13 +141,13 @@ async def try_out(
     out = Output(as_json=as_json)
     async with client() as c:
         if channel is not None:
-            chosen = [await _channel(c, channel)]
+            channels = [await _channel(c, channel)]
         else:
-            chosen = [view for view in (await c.channels()).items if view.enabled]
-        if not chosen:
+            channels = [view for view in (await c.channels()).items if view.enabled]
+        if not channels:
             raise BadInput("no channel is enabled; add one: gpubroker channel add webhook NAME")
-        results = [await c.test_channel(view.id) for view in chosen]
-    tests = list(zip(chosen, results, strict=True))
+        results = [await c.test_channel(view.id) for view in channels]
+    tests = list(zip(channels, results, strict=True))
     out.document([{"channel": view.name, **result.model_dump()} for view, result in tests])
     for view, result in tests:
         out.say(f"{view.name}: {_test_message(result)}")

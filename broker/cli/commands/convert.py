@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from broker.api.core.problems import of_validation
+from broker.api.core.problems import invalid_input_of
 from broker.api.schemas.quotes import QuoteSpec
 from broker.cli.convert.conversion import Conversion
 from broker.cli.convert.dstack_task import convert_dstack
@@ -32,9 +32,9 @@ async def convert(
 ) -> None:
     """Convert a SkyPilot or dstack task into a spec, and list on stderr what has no counterpart."""
     conversion = converted(file)
-    lost = conversion.lines(conversion.lost)
-    if strict and lost:
-        raise BadInput("\n".join(lost), problems=tuple(conversion.lost))
+    losses = conversion.lines(conversion.lost)
+    if strict and losses:
+        raise BadInput("\n".join(losses), problems=tuple(conversion.lost))
     if output is not None and output.exists():
         raise BadInput(f"{output} already exists; give another name")
     text = spec_yaml(conversion.spec)
@@ -45,7 +45,7 @@ async def convert(
             raise BadInput(f"{output}: {e.strerror}") from None
     elif not as_json:
         typer.echo(text, nl=False)
-    for line in (*(f"lost: {line}" for line in lost), *(f"hint: {h}" for h in conversion.lines(conversion.hints))):
+    for line in (*(f"lost: {line}" for line in losses), *(f"hint: {h}" for h in conversion.lines(conversion.hints))):
         Output(as_json=True).say(line)
     remarks = {"lost": conversion.lost, "hints": conversion.hints}
     named = {kind: [{"field": f, "message": m} for f, m in pairs] for kind, pairs in remarks.items()}
@@ -68,7 +68,7 @@ def converted(file: Path) -> Conversion:
     try:
         QuoteSpec.model_validate(conversion.spec)
     except ValidationError as e:
-        problems = of_validation(e, QuoteSpec, conversion.spec, root="").problems
+        problems = invalid_input_of(e, QuoteSpec, conversion.spec, root="").problems
         lines = [f"{file}: {p.field} of the converted spec: {p.message}" for p in problems]
         raise BadInput("\n".join(lines), problems=tuple((p.field, p.message) for p in problems)) from None
     return conversion

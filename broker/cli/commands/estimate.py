@@ -21,7 +21,7 @@ from broker.estimator.memory.estimate import (
     EstimateOptions,
 )
 from broker.estimator.memory.recipes import RECIPES
-from broker.sizing.estimate import TASKS, EstimateError, spoken, targets_of
+from broker.sizing.estimate import TASKS, EstimateError, speed_fields, targets_of
 from broker.sizing.estimate import estimate as run_estimate
 from broker.sizing.estimate_result import EstimateResult
 from broker.sizing.hf_aliases import optimizer_of
@@ -130,21 +130,21 @@ PLANNED = (
 """Options that a scaling table chooses for each number of GPUs, or does not use."""
 
 
-async def _estimate(*, as_json: bool, **given: Any) -> None:
+async def _estimate(*, as_json: bool, **options: Any) -> None:
     """Estimate GPU memory and throughput of a fine-tune. Works offline: needs no daemon, GPU or weights."""
     out = Output(as_json=as_json)
-    scaling = {name: given.pop(name) for name in SCALING}
-    given["stack"] = ",".join(given["stack"]) if given["stack"] else None
+    scaling = {name: options.pop(name) for name in SCALING}
+    options["stack"] = ",".join(options["stack"]) if options["stack"] else None
     try:
         if scaling["what_if"] is not None:
             plot = scaling.pop("plot")
-            return what_if_view.show(out, _scaling_table(given, **scaling), plot)
+            return what_if_view.show(out, _scaling_table(options, **scaling), plot)
         what_if_view.check_unused(**scaling)
-        result = run_estimate(**given)
+        result = run_estimate(**options)
     except EstimateError as e:
         raise BadInput(str(e)) from None
     if is_too_large := result["fits"] is False:
-        result.update(spoken(DOES_NOT_FIT))
+        result.update(speed_fields(DOES_NOT_FIT))
     out.document(result)
     _show(out, result)
     if is_too_large:

@@ -67,7 +67,7 @@ async def offers(
     _check_unused({"provider": provider}, "takes no part in --history; use --cloud")
     async with client() as c:
         page = await _history(
-            c, names, days=days_of("--history", history, most=MAX_DAYS), limit=min(limit or 50, MAX_GROUPS), **where
+            c, names, days=days_of("--history", history, max_days=MAX_DAYS), limit=min(limit or 50, MAX_GROUPS), **where
         )
     out.document(page)
     if as_csv and not as_json:
@@ -89,7 +89,7 @@ async def export(
     """Export the recorded history of spot offers as traces, one CSV file for each GPU, count and region."""
     out = Output(as_json=as_json)
     where: dict[str, Any] = {"cloud": cloud or [], "region": region or [], "gpus": gpus}
-    count = days_of("--days", days, most=MAX_DAYS)
+    count = days_of("--days", days, max_days=MAX_DAYS)
     async with client() as c:
         page = await _history(c, names_of(gpu or []), days=count, points=1, limit=MAX_GROUPS, **where)
         if page.total > MAX_GROUPS:

@@ -9,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 from rich.table import Table
 
-from broker.api.core.problems import of_validation
+from broker.api.core.problems import invalid_input_of
 from broker.api.schemas import policies
 from broker.cli.core import formatting
 from broker.cli.core.command import JobArgument, Json, client, command
@@ -33,7 +33,7 @@ Team = Annotated[str | None, typer.Option(help="Team of the policy. Default: you
 @command
 async def apply(file: File, as_json: Json = False) -> None:
     """Create a policy or a new version of it. It applies to every later launch."""
-    out, document, policy = Output(as_json=as_json), parsed(file), _read(file)
+    out, document, policy = Output(as_json=as_json), parsed(file), _policy_document(file)
     async with client() as c:
         try:
             stored = await c.apply_policy(policy)
@@ -50,8 +50,8 @@ async def dry_run(
     as_json: Json = False,
 ) -> None:
     """Show how a policy would have affected past launches. Nothing is changed."""
-    out, document, policy = Output(as_json=as_json), parsed(file), _read(file)
-    count = days_of("--days", days, most=90)
+    out, document, policy = Output(as_json=as_json), parsed(file), _policy_document(file)
+    count = days_of("--days", days, max_days=90)
     async with client() as c:
         try:
             result = await c.dry_run_policy(policy, days=count)
@@ -61,13 +61,13 @@ async def dry_run(
     _show_dry_run(out, result)
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _policy_document(file: Path) -> dict[str, Any]:
     """Return the validated policy as JSON. Raises BadInput with file, line and field."""
     document = parsed(file)
     try:
         policy = Policy.model_validate(document.data)
     except ValidationError as e:
-        problems = of_validation(e, Policy, document.data, root="").problems
+        problems = invalid_input_of(e, Policy, document.data, root="").problems
         raise _bad(document, tuple((p.field, p.message) for p in problems)) from None
     return policy.model_dump(mode="json", exclude_defaults=True)
 
@@ -169,11 +169,11 @@ async def budget(as_json: Json = False) -> None:
 def _rows(standing: policies.StandingView) -> list[tuple[str, ...]]:
     parts = (standing.user and f"user {standing.user}", standing.team and f"team {standing.team}")
     scope = " of ".join(filter(None, parts)) or "installation"
-    rows = [(*_money(standing, line), _ends(line)) for line in standing.budgets]
+    rows = [(*_money(standing, line), _end_text(line)) for line in standing.budgets]
     counts = (("GPUs", standing.gpus, standing.max_gpus), ("jobs", standing.jobs, standing.max_jobs))
-    for unit, held, limit in counts:
+    for unit, reserved, limit in counts:
         if limit is not None:
-            rows.append((unit, _bar(Decimal(0), Decimal(held), Decimal(limit)), "", str(held), str(limit), ""))
+            rows.append((unit, _bar(Decimal(0), Decimal(reserved), Decimal(limit)), "", str(reserved), str(limit), ""))
     if standing.approval_above_usd is not None:
         rows.append(("approval above", "", "", "", formatting.money(standing.approval_above_usd), ""))
     return [(standing.name if not n else "", scope if not n else "", *row) for n, row in enumerate(rows)]
@@ -185,11 +185,11 @@ def _money(standing: policies.StandingView, line: policies.BudgetView) -> tuple[
     reached = [t for t in line.thresholds if t.reached]
     action = f" {max(reached, key=lambda t: t.at).action.value}" if reached else ""
     amounts = (line.charged_usd, standing.outstanding_usd, line.limit_usd)
-    spent, held, limit = (formatting.money(usd) for usd in amounts)
-    return f"{rolling}{line.per}", f"{bar} {line.committed_usd / line.limit_usd:.0%}{action}", spent, held, limit
+    spent, reserved, limit = (formatting.money(usd) for usd in amounts)
+    return f"{rolling}{line.per}", f"{bar} {line.committed_usd / line.limit_usd:.0%}{action}", spent, reserved, limit
 
 
-def _ends(line: policies.BudgetView) -> str:
+def _end_text(line: policies.BudgetView) -> str:
     return f"{line.until:%Y-%m-%d %H:%M} UTC" if line.until else "rolls"
 
 
@@ -248,9 +248,9 @@ def _show_dry_run(out: Output, run: policies.DryRunView) -> None:
     )
     for crossed in run.crossed[:SHOWN]:
         out.say(f"{crossed.at:%Y-%m-%d %H:%M}  {crossed.budget} reaches {crossed.share:.0%}: {crossed.action.value}")
-    for held in run.held[:SHOWN]:
-        until = f"until {held.until:%Y-%m-%d %H:%M}" if held.until else "to the end"
-        out.say(f"{held.at:%Y-%m-%d %H:%M}  {held.job_id} attempt {held.attempt} waits {until}: {held.reason}")
+    for hold in run.held[:SHOWN]:
+        until = f"until {hold.until:%Y-%m-%d %H:%M}" if hold.until else "to the end"
+        out.say(f"{hold.at:%Y-%m-%d %H:%M}  {hold.job_id} attempt {hold.attempt} waits {until}: {hold.reason}")
     more = max(0, len(run.held) - SHOWN) + max(0, len(run.crossed) - SHOWN)
     if more:
         out.say(f"… and {more} more; --json has all")

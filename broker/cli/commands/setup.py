@@ -35,22 +35,22 @@ async def login(
         out.document({"url": None})
         out.say("stored login deleted")
         return
-    chosen = connection.find() if url is None else _given(out, url, token, plain_http=plain_http)
-    if chosen is None:
+    stored = connection.find() if url is None else _connection_to(out, url, token, plain_http=plain_http)
+    if stored is None:
         raise UnreachableExit("no daemon is configured; start one with `gpubroker serve`, or give a URL")
-    async with AsyncClient(chosen.url, chosen.token, certificate=chosen.certificate) as c:
+    async with AsyncClient(stored.url, stored.token, certificate=stored.certificate) as c:
         me = await c.me()
     if url is not None:
-        _store(chosen)
+        _store(stored)
     out.document(
-        {"url": chosen.url, "team": me.team, "owner": me.owner, "scopes": list(me.scopes), "source": chosen.source}
+        {"url": stored.url, "team": me.team, "owner": me.owner, "scopes": list(me.scopes), "source": stored.source}
     )
-    out.say(f"{chosen.url} as {me.owner} of {me.team} ({', '.join(me.scopes)}), from {chosen.source}")
+    out.say(f"{stored.url} as {me.owner} of {me.team} ({', '.join(me.scopes)}), from {stored.source}")
 
 
-def _store(chosen: connection.Connection) -> None:
+def _store(stored: connection.Connection) -> None:
     try:
-        connection.write(connection.login_file(), chosen)
+        connection.write(connection.login_file(), stored)
     except OSError as e:
         fix = "make it writable, or set GPUBROKER_URL and GPUBROKER_TOKEN"
         raise BadInput(f"{connection.login_file()} cannot be written ({e.strerror}); {fix}") from None
@@ -65,7 +65,7 @@ def is_this_host(url: str) -> bool:
         return host == "localhost"
 
 
-def _given(out: Output, url: str, token: str | None, *, plain_http: bool) -> connection.Connection:
+def _connection_to(out: Output, url: str, token: str | None, *, plain_http: bool) -> connection.Connection:
     url = connection.address(url, "URL")
     if urlsplit(url).scheme == "http" and not plain_http and not is_this_host(url):
         raise BadInput(

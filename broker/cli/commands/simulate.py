@@ -90,11 +90,11 @@ def _markets(
 
 
 def _synthetic(job: SimulatedWork, gpus: Sequence[str], regions: Sequence[str], seed: int) -> list[Trace]:
-    found = [f"{region}_{gpu}_1" for gpu in gpus or ["gpu"] for region in regions or ["region-a"]]
+    file_names = [f"{region}_{gpu}_1" for gpu in gpus or ["gpu"] for region in regions or ["region-a"]]
     draw = Random(seed).random
-    return synthetic_traces(found, SPACE * job.deadline_s, draw)
+    return synthetic_traces(file_names, SPACE * job.deadline_s, draw)
 
 
-def _short(found: Sequence[Sequence[Trace]], results: Sequence[WindowResult]) -> list[str]:
+def _short(traces: Sequence[Sequence[Trace]], results: Sequence[WindowResult]) -> list[str]:
     """Return the markets whose traces are shorter than the deadline."""
-    return sorted({zones[0].market for zones in found} - {result.market for result in results})
+    return sorted({zones[0].market for zones in traces} - {result.market for result in results})

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from broker.api.schemas.spending import SpendRowView, SpendView
-from broker.billing.invoice_formats import Format, read
+from broker.billing.invoice_formats import Format, read_invoice
 from broker.billing.reconcile import Charged, Invoice, InvoiceVerdict, Reconciliation, reconcile
 from broker.cli.core import formatting
 from broker.cli.core.command import Json, client, command
@@ -140,9 +140,9 @@ async def reconcile_file(
     as_json: Json = False,
 ) -> None:
     """Compare a cloud's invoice with the ledger, machine by machine. Exit code 1 if they differ."""
-    chosen = _format(file, cloud)
+    invoice_format = _format(file, cloud)
     try:
-        invoice = read(file.read_bytes(), chosen)
+        invoice = read_invoice(file.read_bytes(), invoice_format)
     except OSError as error:
         raise BadInput(f"{file}: {error.strerror}") from None
     except InvalidInput as error:

@@ -55,9 +55,9 @@ class Conversion:
     def refuse(self, field: str, message: str) -> BadInput:
         return BadInput("\n".join(self.lines([(field, message)])), problems=((field, message),))
 
-    def name(self, written: Any, default: str) -> None:
+    def name(self, value: Any, default: str) -> None:
         """Set the job's name in the broker's characters."""
-        name = re.sub(r"[^a-z0-9]+", "-", str(written or default).lower()).strip("-")[:NAME_CHARACTERS].strip("-")
+        name = re.sub(r"[^a-z0-9]+", "-", str(value or default).lower()).strip("-")[:NAME_CHARACTERS].strip("-")
         self.spec["name"] = name or "job"
 
     def providers(self, names: Iterable[Any], *path: str) -> None:
@@ -83,15 +83,15 @@ class Conversion:
         if nodes > 1:
             self.hint(*path, text=f"limits one machine; max_usd_per_hour {usd:g} limits all {nodes}")
 
-    def least(self, setting: str, written: Any, *path: str) -> None:
+    def least(self, setting: str, value: Any, *path: str) -> None:
         """Set a least number of `resources`; a multiple such as `4x` is of the `cpus`, which are set before."""
-        match = QUANTITY.fullmatch(str(written))
+        match = QUANTITY.fullmatch(str(value))
         unit = (match[2] or "")[:1].upper() if match else ""
-        each = self.group("resources").get("cpus") if unit == "X" else GB_OF_UNIT.get(unit)
-        if match is None or each is None:
-            self.lose(*path, why=f"{written} has no least number, which the broker needs")
+        factor = self.group("resources").get("cpus") if unit == "X" else GB_OF_UNIT.get(unit)
+        if match is None or factor is None:
+            self.lose(*path, why=f"{value} has no least number, which the broker needs")
         else:
-            self.group("resources")[setting] = ceil(float(match[1]) * each)
+            self.group("resources")[setting] = ceil(float(match[1]) * factor)
 
     def environment(self, values: dict[str, Any], *path: str) -> None:
         """Set variables as text. Those without a value must be given."""

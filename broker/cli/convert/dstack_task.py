@@ -102,7 +102,7 @@ def _resources(conversion: Conversion, resources: dict[str, Any]) -> None:
         conversion.add("accelerators", str(name))
     count = parts.pop("count", None)
     if gpu is not None:
-        conversion.group("resources")["gpus"] = _least(conversion, 1 if count is None else count)
+        conversion.group("resources")["gpus"] = _min_gpus(conversion, 1 if count is None else count)
     if str(parts.get("vendor", "")).lower() == "nvidia":
         del parts["vendor"]
     conversion.lose_rest(parts, "resources", "gpu")
@@ -123,15 +123,15 @@ def _size(conversion: Conversion, size: Any, key: str, inner: str) -> Any:
     return str(size).rpartition(":")[2]
 
 
-def _least(conversion: Conversion, count: Any) -> int:
+def _min_gpus(conversion: Conversion, count: Any) -> int:
     """Return the least number of GPUs of a count: a number, `2..4`, or `{min: 2, max: 4}`."""
     if isinstance(count, dict):
-        least, most = (str("" if count.get(end) is None else count[end]) for end in ("min", "max"))
+        minimum, maximum = (str("" if count.get(end) is None else count[end]) for end in ("min", "max"))
     else:
-        least, dots, most = str(count).replace(" ", "").partition("..")
-        most = most if dots else least
-    number = int(least) if least.isdecimal() else 1
-    if str(number) != most:
+        minimum, dots, maximum = str(count).replace(" ", "").partition("..")
+        maximum = maximum if dots else minimum
+    number = int(minimum) if minimum.isdecimal() else 1
+    if str(number) != maximum:
         conversion.lose(
             *("resources", "gpu", "count"), why=f"{count} is a range, and the broker needs a number; {number} is used"
         )

@@ -51,7 +51,7 @@ def _resources(conversion: Conversion, resources: dict[str, Any]) -> None:
     counts: set[int] = set()
     uses_spot: set[bool] = set()
     for choice, path in _alternatives(conversion, resources):
-        _place(conversion, choice, *path)
+        _set_location(conversion, choice, *path)
         counts |= _accelerators(conversion, choice.get("accelerators"), *path)
         uses_spot.add(_uses_spot(conversion, choice.get("use_spot"), *path))
     conversion.group("resources")["spot"] = (
@@ -82,15 +82,15 @@ def _alternatives(conversion: Conversion, resources: dict[str, Any]) -> list[tup
     common = {key: value for key, value in resources.items() if key not in ("any_of", "ordered")}
     alternatives: list[tuple[dict[str, Any], tuple[str, ...]]] = []
     for key in ("any_of", "ordered"):
-        written = resources.get(key) or []
-        for number, choice in enumerate(written):
+        clouds = resources.get(key) or []
+        for number, choice in enumerate(clouds):
             path = ("resources", key, str(number))
             conversion.lose_rest({k: v for k, v in choice.items() if k not in NEEDLESS}, *path)
             replaced = {"cloud", "region"} if "infra" in choice else {"infra"} if "cloud" in choice else set()
             alternatives.append(({k: v for k, v in common.items() if k not in replaced} | choice, path))
-        if key == "ordered" and written:
+        if key == "ordered" and clouds:
             conversion.lose("resources", key, why="the order is lost; the broker takes the cheapest that fits")
-        if written:
+        if clouds:
             _lose_combinations(conversion, [choice for choice, _ in alternatives], key)
     return alternatives or [(common, ("resources",))]
 
@@ -107,13 +107,13 @@ def _lose_combinations(conversion: Conversion, choices: list[dict[str, Any]], ke
             conversion.lose("resources", key, why=f"an alternative with any {kind} is lost; name it")
 
 
-def _uses_spot(conversion: Conversion, written: Any, *path: str) -> bool:
-    if written not in (None, True, False):
-        conversion.lose(*path, "use_spot", why=f"{written} is neither true nor false; on-demand is used")
-    return written is True
+def _uses_spot(conversion: Conversion, value: Any, *path: str) -> bool:
+    if value not in (None, True, False):
+        conversion.lose(*path, "use_spot", why=f"{value} is neither true nor false; on-demand is used")
+    return value is True
 
 
-def _place(conversion: Conversion, choice: dict[str, Any], *path: str) -> None:
+def _set_location(conversion: Conversion, choice: dict[str, Any], *path: str) -> None:
     cloud, region, *zone = [*str(choice.get("infra") or "").split("/"), ""][:3]
     if any(zone):
         conversion.lose(*path, "infra", why=f"a zone ({zone[0]}) has no counterpart")
@@ -145,11 +145,11 @@ def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple | set) else [value]
 
 
-def _recovery(conversion: Conversion, written: Any) -> None:
+def _recovery(conversion: Conversion, value: Any) -> None:
     """Convert the restarts on errors. Preempted jobs resume anyway, in the cheapest place."""
-    if isinstance(written, dict) and isinstance(most := written.get("max_restarts_on_errors"), int):
-        conversion.spec["retry"] = {"max": most}
+    if isinstance(value, dict) and isinstance(max_restarts := value.get("max_restarts_on_errors"), int):
+        conversion.spec["retry"] = {"max": max_restarts}
         conversion.lose(
             *("resources", "job_recovery", "max_restarts_on_errors"),
-            why=f"becomes retry.max: {most}, which excludes errors of the program itself",
+            why=f"becomes retry.max: {max_restarts}, which excludes errors of the program itself",
         )

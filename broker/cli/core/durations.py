@@ -20,12 +20,12 @@ def seconds(option: str, text: str, *, max_s: float = float("inf")) -> float:
     return value
 
 
-def days(option: str, text: str, *, most: int) -> int:
+def days(option: str, text: str, *, max_days: int) -> int:
     """Return `7` or `7d` as a number of days, rounded up. Raises BadInput."""
     span = seconds(option, f"{text.strip()}d" if text.strip().isdecimal() else text)
     count = int(-(-span // UNITS_S["d"]))
-    if not 1 <= count <= most:
-        raise BadInput(f"{option} {text}: write 1 to {most} days, as 7d")
+    if not 1 <= count <= max_days:
+        raise BadInput(f"{option} {text}: write 1 to {max_days} days, as 7d")
     return count
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from broker.domain.formatting import duration as duration
 from broker.domain.gpu_names import marketed_gb
-from broker.domain.money import show
+from broker.domain.money import format_usd
 
 if TYPE_CHECKING:
     from broker.api.schemas.jobs import AttemptView
@@ -16,7 +16,7 @@ GIB = 1024**3
 
 
 def money(value: Decimal | None) -> str:
-    return "–" if value is None else show(value)
+    return "–" if value is None else format_usd(value)
 
 
 def hours(p50: float | None, p90: float | None) -> str:
@@ -74,21 +74,21 @@ def machine(attempt: "AttemptView") -> str:
 
 def short_duration(seconds: float) -> str:
     """Return `45s`, `12m`, `3h05m` or `2d4h`, for narrow columns."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m"
-    if whole < 86_400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86_400}d{whole % 86_400 // 3600}h" if whole < 864_000 else f"{whole // 86_400}d"
+    total = max(0, round(seconds))
+    if total < 60:
+        return f"{total}s"
+    if total < 3600:
+        return f"{total // 60}m"
+    if total < 86_400:
+        return f"{total // 3600}h{total % 3600 // 60:02d}m"
+    return f"{total // 86_400}d{total % 86_400 // 3600}h" if total < 864_000 else f"{total // 86_400}d"
 
 
 def short_age(then: datetime) -> str:
     """Return the age of a time in one unit: `45s`, `12m`, `30h` or `3d`."""
-    whole = max(0, round((datetime.now(UTC) - then).total_seconds()))
+    total = max(0, round((datetime.now(UTC) - then).total_seconds()))
     units = ((172_800, 86_400, "d"), (5400, 3600, "h"), (90, 60, "m"), (0, 1, "s"))
-    return next(f"{whole // unit_s}{name}" for least_s, unit_s, name in units if whole >= least_s)
+    return next(f"{total // unit_s}{name}" for least_s, unit_s, name in units if total >= least_s)
 
 
 def ago(then: datetime | None) -> str:

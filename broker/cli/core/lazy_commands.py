@@ -83,8 +83,8 @@ class LazyGroup(PlainGroup):
     """Command lines to use in place of an unknown command, by its name."""
     arguments: Sequence[str] = ()
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
         for area, names in self.areas.items():
             for name in names:
                 summary = self.entries[name].summary

@@ -101,8 +101,8 @@ def terminal_log(text: str) -> str:
     """
     lines = text.replace("\r\n", "\n").replace("\r", "\n")
     parts = _COLOUR.split(lines)  # every second part is a colour
-    shown = (part if i % 2 else visible(part, keep="\n\t") for i, part in enumerate(parts))
-    return "".join(shown) + (_RESET if len(parts) > 1 else "")
+    visible_parts = (part if i % 2 else visible(part, keep="\n\t") for i, part in enumerate(parts))
+    return "".join(visible_parts) + (_RESET if len(parts) > 1 else "")
 
 
 def write(document: Document) -> None:

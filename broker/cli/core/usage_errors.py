@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from broker.api.core.problems import of_validation
+from broker.api.core.problems import invalid_input_of
 from broker.cli.core.exit_codes import BadInput
 
 Request = TypeVar("Request", bound=BaseModel)
@@ -19,12 +19,12 @@ def checked(model: type[Request], values: Mapping[str, Any], options: Mapping[st
     try:
         return model.model_validate(values)
     except ValidationError as e:
-        faults = of_validation(e, model, values).problems
-    problems = tuple((_place(fault.field, options), fault.message) for fault in faults)
+        faults = invalid_input_of(e, model, values).problems
+    problems = tuple((_option_of(fault.field, options), fault.message) for fault in faults)
     raise BadInput("\n".join(f"{place}: {message}" for place, message in problems), problems=problems)
 
 
-def _place(field: str, options: Mapping[str, str]) -> str:
+def _option_of(field: str, options: Mapping[str, str]) -> str:
     """Return the option or argument that fills the field, or the field if none does."""
     first = field.partition(".")[0]
     return options.get(first, field)

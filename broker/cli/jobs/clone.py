@@ -40,8 +40,8 @@ async def clone(
 def _write(path: Path, text: str) -> None:
     """Write a new file. Raises BadInput if the file exists or cannot be written."""
     try:
-        with path.open("x", encoding="utf-8") as new:
-            new.write(text)
+        with path.open("x", encoding="utf-8") as spec_file:
+            spec_file.write(text)
     except FileExistsError:
         raise BadInput(f"{path} exists; name a new file") from None
     except OSError as e:

@@ -22,7 +22,7 @@ from broker.cli.views.offers import show_decision
 from broker.cli.views.progress import event_line
 from broker.cli.views.summary_data import PICTURE, Summary, summarise
 from broker.client.async_client import AsyncClient
-from broker.client.files import chosen
+from broker.client.files import select_results
 from broker.domain.job import RESTING_JOB_STATES
 from broker.domain.money import usd
 from broker.reporting.loss_curve import losses as read_losses
@@ -192,7 +192,7 @@ async def artifacts(
     async with client() as c:
         full_id = await job_id(c, job)
         page = await c.artifacts(full_id)
-        files = chosen(page, every=every)
+        files = select_results(page, every=every)
         if to is None:
             if not files:
                 raise NotFoundExit(f"job {full_id} has no files yet; they come with its first checkpoint")
@@ -200,25 +200,25 @@ async def artifacts(
             for file in files:
                 out.say(f"{formatting.size(file.bytes):>12}  {file.path}")
             return
-        written = [str(path) for path in await fetch(c, await c.job(full_id), to, out, every=every)]
-    document: dict[str, Any] = {"job": full_id, "step": page.step, "complete": page.complete, "files": written}
+        paths = [str(path) for path in await fetch(c, await c.job(full_id), to, out, every=every)]
+    document: dict[str, Any] = {"job": full_id, "step": page.step, "complete": page.complete, "files": paths}
     out.document(document)
-    out.say(f"{len(written)} files of step {page.step} in {to}" + ("" if page.complete else " (the job is not done)"))
+    out.say(f"{len(paths)} files of step {page.step} in {to}" + ("" if page.complete else " (the job is not done)"))
 
 
 async def fetch(c: AsyncClient, detail: JobDetail, folder: Path, out: Output, *, every: bool = False) -> list[Path]:
     """Download a job's results into `folder`, and draw the loss curve there. Return the written files."""
     page = await c.artifacts(detail.id)
-    written = await results.download(c, detail.id, chosen(page, every=every), folder, out)
+    paths = await results.download(c, detail.id, select_results(page, every=every), folder, out)
     metrics = folder / "metrics.jsonl"
-    losses = read_losses(metrics.read_bytes()) if metrics in written else ()
+    losses = read_losses(metrics.read_bytes()) if metrics in paths else ()
     final = detail.runs[-1].final if detail.runs else None
     heldout = (final.heldout_loss_before, final.heldout_loss_after) if final else (None, None)
     resumed = tuple(r.beat.resumed_from for r in detail.runs[1:] if r.beat and r.beat.resumed_from)
     picture = folder / PICTURE
     if len(losses) > 1 and plots.to_png(losses, heldout, resumed, picture):
-        written.append(picture)
-    return written
+        paths.append(picture)
+    return paths
 
 
 def _usd(text: str) -> Decimal:

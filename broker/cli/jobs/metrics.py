@@ -35,14 +35,12 @@ async def metrics(
         out.say(Text.from_ansi(plots.in_terminal(losses, colour=out.live)))
     else:
         for step, loss, lr, speed in zip(series.step, series.loss, series.lr, series.tokens_per_s, strict=True):
-            out.say(
-                f"step {step}  loss {_shown(loss, '.4f')}  lr {_shown(lr, '.2e')}  {_shown(speed, ',.0f')} tokens/s"
-            )
+            out.say(f"step {step}  loss {_cell(loss, '.4f')}  lr {_cell(lr, '.2e')}  {_cell(speed, ',.0f')} tokens/s")
     if series.skipped_bytes:
         out.say(f"only the journal's end was read; `gpubroker artifacts {full_id}` downloads all of metrics.jsonl")
     for end in series.interruptions:
         out.say(f"attempt {end.attempt} ended at step {end.step}: {end.reason}")
 
 
-def _shown(value: float | None, form: str) -> str:
+def _cell(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)

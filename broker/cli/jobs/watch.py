@@ -20,18 +20,18 @@ async def watch(client: AsyncClient, job: str, out: Output) -> JobDetail:
 
     Raises DaemonUnreachable when the daemon does not answer within the client's `retry_for_s`.
     """
-    with display(out) as shown:
-        polling = asyncio.create_task(_poll(client, job, shown))
+    with display(out) as screen:
+        polling = asyncio.create_task(_poll(client, job, screen))
         try:
             async for event in client.events(job):
-                shown.event(event)
+                screen.event(event)
         finally:
             polling.cancel()
             await asyncio.gather(polling, return_exceptions=True)
     return await client.job(job)
 
 
-async def _poll(client: AsyncClient, job: str, shown: Display) -> None:
+async def _poll(client: AsyncClient, job: str, screen: Display) -> None:
     """Show the job's progress, or that no daemon answers, until cancelled.
 
     Any other error ends the polling without a message, because the event stream raises it too.
@@ -39,9 +39,9 @@ async def _poll(client: AsyncClient, job: str, shown: Display) -> None:
     while True:
         try:
             async with asyncio.timeout(POLL_S * 5):
-                shown.show(view(await client.job(job)))
+                screen.show(view(await client.job(job)))
         except (TimeoutError, DaemonUnreachable):
-            shown.note("no daemon answers; the job keeps running, waiting for `gpubroker serve`")
+            screen.note("no daemon answers; the job keeps running, waiting for `gpubroker serve`")
         await asyncio.sleep(POLL_S)
 
 

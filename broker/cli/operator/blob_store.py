@@ -23,17 +23,17 @@ async def adopt(
     from broker.daemon.installation import mark_of
 
     out = Output(as_json=as_json)
-    async with opened(home, config, installation) as it:
-        url = it.settings.blobs_url
-        blobs = ObstoreBlobs.open(url, it.installation, options=it.settings.blob_options)
+    async with opened(home, config, installation) as stores:
+        url = stores.settings.blobs_url
+        blobs = ObstoreBlobs.open(url, stores.installation, options=stores.settings.blob_options)
         mark = await mark_of(blobs)
-        adopted = await it.store.blob_store(mark) != mark
+        adopted = await stores.store.blob_store(mark) != mark
         if adopted:
-            if it.lives:
-                raise BadInput(f"a daemon runs on {it.settings.home}, with another blob store; stop it first")
+            if stores.lives:
+                raise BadInput(f"a daemon runs on {stores.settings.home}, with another blob store; stop it first")
             question = "Is the old blob store lost, and is every daemon stopped?"
             confirm(out, question, yes=yes, to="adopt it", else_="nothing was changed")
-            await it.store.adopt_blob_store(mark)
+            await stores.store.adopt_blob_store(mark)
     out.document({"url": url, "adopted": adopted})
     state = "now" if adopted else "already"
     out.say(f"{url} is {state} the blob store of this database")

@@ -50,8 +50,8 @@ def _ready_message(at: "Addresses", home: Path) -> str:
 def note_missing_trainer(settings: DaemonConfig) -> None:
     """Print a note if jobs may run on this machine but the trainer is not installed. Rented machines have their own."""
     providers = settings.providers
-    here = providers.local is not None or (providers.simulated is not None and providers.simulated.body == "real")
-    if here and importlib.util.find_spec("torch") is None:
+    on_host = providers.local is not None or (providers.simulated is not None and providers.simulated.body == "real")
+    if on_host and importlib.util.find_spec("torch") is None:
         typer.echo("note: fine-tunes on this machine need `pip install 'gpubroker[trainer]'`", err=True)
 
 
@@ -72,8 +72,8 @@ async def blobs_init(
         report = await check_bucket(url, options=_options(option or []))
     except InvalidInput as e:
         raise BadInput("\n".join(p.message for p in e.problems)) from None
-    shown = [{"name": c.name, "ok": c.ok, "detail": c.detail} for c in report.checks]
-    out.document({"url": report.url, "ok": report.ok, "checks": shown, "policy": report.policy})
+    rows = [{"name": c.name, "ok": c.ok, "detail": c.detail} for c in report.checks]
+    out.document({"url": report.url, "ok": report.ok, "checks": rows, "policy": report.policy})
     for check in report.checks:
         out.say(f"{'ok' if check.ok else 'PROBLEM':<8} {check.name}" + (f": {check.detail}" if check.detail else ""))
     out.say("", "Minimal permissions of the broker:", report.policy)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 async def ls(installation: Named = None, home: Home = None, config: Config = None, as_json: Json = False) -> None:
     """List ending attempts whose launcher is not known to have finished. Needs no daemon."""
     out = Output(as_json=as_json)
-    async with opened(home, config, installation) as it:
-        attempts, now = await it.store.unproven_launches(), await it.store.ping()
+    async with opened(home, config, installation) as stores:
+        attempts, now = await stores.store.unproven_launches(), await stores.store.ping()
     out.document({"attempts": [_document(attempt) for attempt in attempts]})
     out.say(_table(attempts, now) if attempts else "no attempt waits for its launcher")
 
@@ -50,20 +50,20 @@ async def lost(
 
     out = Output(as_json=as_json)
     async with AsyncExitStack() as stack:
-        it = await stack.enter_async_context(opened(home, config, installation))
-        unproven = await it.store.unproven_launches()
+        stores = await stack.enter_async_context(opened(home, config, installation))
+        unproven = await stores.store.unproven_launches()
         lost_attempt = next((candidate for candidate in unproven if candidate.id == attempt), None)
         if lost_attempt is None:
             raise NotFoundExit(f"no attempt {attempt} waits for its launcher; see `gpubroker launcher ls`")
         machine = f"{lost_attempt.name} at {lost_attempt.line.offer.provider}"
         question = f"Is {lost_attempt.launched_by!r}, the launcher of {machine}, gone for good?"
         confirm(out, question, yes=yes, to="confirm", else_="nothing was changed")
-        provider = await _provider(it.settings, it.installation, lost_attempt, stack)
+        provider = await _provider(stores.settings, stores.installation, lost_attempt, stack)
         try:
-            done = await confirm_lost(it.store, lost_attempt, provider)
+            confirmed = await confirm_lost(stores.store, lost_attempt, provider)
         except StillLives as e:
             raise BadInput(str(e)) from None
-    if not done:
+    if not confirmed:
         raise NotFoundExit(f"attempt {attempt} has changed meanwhile; nothing was changed")
     out.document(_document(lost_attempt) | {"lost": True})
     out.say(f"{machine} will not be created; its attempt ends once the cloud lists no machine")

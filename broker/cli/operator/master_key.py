@@ -26,17 +26,17 @@ async def adopt(
     from broker.runtime.secret_box import MASTER_KEY_FILE, MASTER_KEY_VARIABLE, SecretBox, master_key
 
     out = Output(as_json=as_json)
-    async with opened(home, config, installation) as it:
-        known = await it.store.master_key(None)
-        if known and it.lives:
-            raise BadInput(f"a daemon runs on {it.settings.home}; stop it first")
-        path = it.settings.home / MASTER_KEY_FILE
+    async with opened(home, config, installation) as stores:
+        stored_key = await stores.store.master_key(None)
+        if stored_key and stores.lives:
+            raise BadInput(f"a daemon runs on {stores.settings.home}; stop it first")
+        path = stores.settings.home / MASTER_KEY_FILE
         exists = bool(os.environ.get(MASTER_KEY_VARIABLE)) or path.exists()  # create no key before the answer
-        adopted = not exists or SecretBox(master_key(path, os.environ)).mark != known
+        adopted = not exists or SecretBox(master_key(path, os.environ)).mark != stored_key
         if adopted:
             question = "Is the old master key lost, and is every daemon stopped? Its secrets can no longer be decrypted"
             confirm(out, question, yes=yes, to="adopt it", else_="nothing was changed")
-            await it.store.adopt_master_key(SecretBox(master_key(path, os.environ)).mark)
+            await stores.store.adopt_master_key(SecretBox(master_key(path, os.environ)).mark)
     out.document({"adopted": adopted})
     state = "now uses this master key; set secrets, channels and Slack apps again" if adopted else "already uses it"
     out.say(f"this database {state}")

@@ -10,7 +10,7 @@ from broker.cli.operator.sweep import SweepContext, surveying
 from broker.daemon.config import DaemonConfig
 from broker.domain.errors import GpubrokerError, InvalidInput
 from broker.domain.formatting import duration
-from broker.domain.money import show
+from broker.domain.money import format_usd
 
 if TYPE_CHECKING:
     from broker.controllers.termination.offline_sweep import FoundMachine
@@ -90,7 +90,7 @@ def _table(orphans: "list[FoundMachine]", actions: dict[int, str], now: datetime
     rows = []
     for machine in orphans:
         handle, price = machine.observed.handle, machine.observed.usd_per_hour
-        rate, action = "unknown" if price is None else show(price), actions[id(machine)]
+        rate, action = "unknown" if price is None else format_usd(price), actions[id(machine)]
         rows.append((machine.provider, handle.id, handle.name, _age(machine, now), rate, machine.orphan, action))
     return TerminalTable(COLUMNS, rows, title="Orphaned machines")
 

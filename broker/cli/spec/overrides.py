@@ -22,7 +22,7 @@ def apply(
     Raises BadInput for a path that the spec does not have.
     """
     changed: dict[str, Any] = copy.deepcopy(data)
-    given: dict[schema.Path, str] = {}
+    sources: dict[schema.Path, str] = {}
     for setting in settings:
         path, equals, text = setting.partition("=")
         if not equals or not path.strip():
@@ -31,8 +31,8 @@ def apply(
         _check(keys)
         _set(changed, keys, _value(keys, text))
         texts = {path: written for path, written in texts.items() if path[: len(keys)] != keys}
-        texts[keys], given[keys] = text.strip(), f"--set {'.'.join(keys)}"
-    return full_form(changed, texts), given
+        texts[keys], sources[keys] = text.strip(), f"--set {'.'.join(keys)}"
+    return full_form(changed, texts), sources
 
 
 def _value(keys: tuple[str, ...], text: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from broker.api.core.problems import of_validation
+from broker.api.core.problems import invalid_input_of
 from broker.api.schemas.quotes import QuoteSpec, QuoteView
 from broker.cli.core.durations import future, is_relative
 from broker.cli.core.exit_codes import BadInput
@@ -39,15 +39,15 @@ class SpecFile:
 
     def place(self, field: str) -> str:
         """Return `file:line: field` of a dotted field name of the API, or the option that set the field."""
-        return _place(self.document, self.given, field)
+        return _location(self.document, self.given, field)
 
     def problem(self, pairs: tuple[tuple[str, str], ...]) -> BadInput:
         """Return the API's errors about this spec, one line each, with file and line."""
         return _bad_input(self.document, self.given, pairs)
 
-    def file(self, written: str) -> Path:
+    def file(self, path_text: str) -> Path:
         """Return a path of the spec, resolved against the folder of the spec."""
-        return self.path.parent / os.path.expanduser(written)
+        return self.path.parent / os.path.expanduser(path_text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,17 +68,17 @@ def load(path: Path, settings: tuple[str, ...] = (), **options: Any) -> SpecFile
     Raises BadInput naming file, line and field, or the option.
     """
     document = parsed(path, hint=f"; `gpubroker init {path}` writes a spec to start from")
-    data, given = overrides.apply(document.data, settings, document.texts)
+    data, sources = overrides.apply(document.data, settings, document.texts)
     for name, value in options.items():
         if value is not None:
-            data[name], given[(name,)] = value, f"--{name.replace('_', '-')}"
+            data[name], sources[(name,)] = value, f"--{name.replace('_', '-')}"
     relative = _resolve_deadline(data)
     try:
         spec = QuoteSpec.model_validate(data)
     except ValidationError as e:
-        problems = of_validation(e, QuoteSpec, data, root="").problems
-        raise _bad_input(document, given, tuple((p.field, p.message) for p in problems)) from None
-    return SpecFile(path=path, document=document, given=given, data=data, spec=spec, has_relative_deadline=relative)
+        problems = invalid_input_of(e, QuoteSpec, data, root="").problems
+        raise _bad_input(document, sources, tuple((p.field, p.message) for p in problems)) from None
+    return SpecFile(path=path, document=document, given=sources, data=data, spec=spec, has_relative_deadline=relative)
 
 
 def _resolve_deadline(data: dict[str, Any]) -> bool:
@@ -99,12 +99,12 @@ def _resolve_deadline(data: dict[str, Any]) -> bool:
 def parsed(path: Path, *, hint: str = "") -> YamlDocument:
     """Parse a short YAML file. Raises BadInput with file and line, or with `hint` if the file is missing."""
     try:
-        return parse(_read(path, hint), str(path))
+        return parse(_spec_text(path, hint), str(path))
     except BadYaml as e:
         raise BadInput(str(e)) from None
 
 
-def _read(path: Path, hint: str) -> str:
+def _spec_text(path: Path, hint: str) -> str:
     try:
         raw = path.read_bytes()
     except IsADirectoryError:
@@ -119,15 +119,15 @@ def _read(path: Path, hint: str) -> str:
         raise BadInput(f"{path}: byte {e.start} is not UTF-8; save the file as UTF-8") from None
 
 
-def _bad_input(document: YamlDocument, given: Given, pairs: tuple[tuple[str, str], ...]) -> BadInput:
-    lines = [f"{_place(document, given, field)}: {message}" for field, message in pairs]
+def _bad_input(document: YamlDocument, sources: Given, pairs: tuple[tuple[str, str], ...]) -> BadInput:
+    lines = [f"{_location(document, sources, field)}: {message}" for field, message in pairs]
     return BadInput("\n".join(lines), problems=pairs)
 
 
-def _place(document: YamlDocument, given: Given, field: str) -> str:
+def _location(document: YamlDocument, sources: Given, field: str) -> str:
     path = tuple(field.split(".")) if field else ()
     for depth in range(len(path), 0, -1):
-        if (option := given.get(path[:depth])) is not None:
+        if (option := sources.get(path[:depth])) is not None:
             is_named = depth == len(path) or (depth == len(path) - 1 and path[-1].isdecimal())
             return option if is_named else f"{option}: {field}"
     return f"{document.place(path)}: {field}" if field else document.place(path)

@@ -33,7 +33,7 @@ CAP = 10
 WIDTH = 110
 
 
-SHORT: dict[Kind, str] = {
+SHORT_TEMPLATES: dict[Kind, str] = {
     "train": """\
 name: my-job
 # cap_usd: 10  # dollars that the job never exceeds; without it `gpubroker submit` proposes a cap
@@ -69,7 +69,7 @@ resources:
 def short_spec(kind: Kind, schema_file: FilePath | None = None) -> str:
     """Return a YAML text of at most 15 lines. `schema_file`: JSON Schema by which an editor checks the text."""
     head = "# A gpubroker job; `gpubroker init --full` writes every setting.\n"
-    return _editor_line(schema_file) + head + SHORT[kind]
+    return _editor_line(schema_file) + head + SHORT_TEMPLATES[kind]
 
 
 def full_spec(kind: Kind, schema_file: FilePath | None = None) -> str:
@@ -86,7 +86,7 @@ def _editor_line(schema_file: FilePath | None) -> str:
     return f"# yaml-language-server: $schema={schema_file.as_uri()}\n" if schema_file else ""
 
 
-def _group(above: Path, skip: Path, *, off: bool = False) -> list[str]:
+def _group(above: Path, skip: Path, *, commented: bool = False) -> list[str]:
     lines: list[str] = []
     indent = "  " * len(above)
     for name, field in _fields(above).items():
@@ -98,11 +98,11 @@ def _group(above: Path, skip: Path, *, off: bool = False) -> list[str]:
         lines += _comment(path, indent)
         if schema.models(path):
             inside = any(key[: len(path)] == path for key in VALUES)
-            mark = "" if inside and not off else "# "
+            mark = "" if inside and not commented else "# "
             lines.append(f"{indent}{mark}{name}:")
-            lines += _group(path, skip, off=off or not inside)
+            lines += _group(path, skip, commented=commented or not inside)
         else:
-            lines.append(_setting(path, field, indent, off=off))
+            lines.append(_setting(path, field, indent, commented=commented))
     return lines
 
 
@@ -120,9 +120,9 @@ def _comment(path: Path, indent: str) -> list[str]:
     return [f"{indent}# {line}" for line in textwrap.wrap(text, WIDTH - len(indent))]
 
 
-def _setting(path: Path, field: FieldInfo, indent: str, *, off: bool) -> str:
+def _setting(path: Path, field: FieldInfo, indent: str, *, commented: bool) -> str:
     name = path[-1]
-    if path in VALUES and not off:
+    if path in VALUES and not commented:
         return f"{indent}{name}: {_yaml(VALUES[path])}"
     default = field.get_default(call_default_factory=True, validated_data={})
     if default is PydanticUndefined:

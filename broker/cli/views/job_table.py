@@ -42,8 +42,8 @@ def table(jobs: Iterable[JobView]) -> TerminalTable:
     """Return the jobs in the given order; the owner column appears only if owners differ."""
     jobs = list(jobs)
     several = len({(job.team, job.owner) for job in jobs}) > 1
-    shown = [n for n, column in enumerate(COLUMNS) if several or column.name != "team, owner"]
-    return TerminalTable([COLUMNS[n] for n in shown], ([_row(job)[n] for n in shown] for job in jobs), plain=True)
+    visible = [n for n, column in enumerate(COLUMNS) if several or column.name != "team, owner"]
+    return TerminalTable([COLUMNS[n] for n in visible], ([_row(job)[n] for n in visible] for job in jobs), plain=True)
 
 
 def _row(job: JobView) -> tuple[str | Text, ...]:

@@ -21,9 +21,9 @@ def forecast_message(job: JobView) -> str:
 def detail(job: JobDetail) -> Table:
     """Return the facts and attempts of one job, one per line."""
     now, spent = view(job), formatting.money(job.spent_usd)
-    shown = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    shown.add_column(style="bold", no_wrap=True)
-    shown.add_column(overflow="fold")
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
     facts = [
         ("job", f"{job.name} ({job.id})"),
         ("state", now.state + (f": {job.reason}" if job.reason else "")),
@@ -41,12 +41,12 @@ def detail(job: JobDetail) -> Table:
     ]
     for name, text in facts:
         if text:
-            shown.add_row(name, Text(text))
+            table.add_row(name, Text(text))
     for run in job.runs:
         why = f" ({run.reason.value})" if run.reason else ""
         what = f"{run.state.value}{why}, {formatting.machine(run)}, {formatting.money(run.charged_usd)}"
-        shown.add_row(f"attempt {run.number}", Text(what + (f": {run.detail}" if run.detail else "")))
-    return shown
+        table.add_row(f"attempt {run.number}", Text(what + (f": {run.detail}" if run.detail else "")))
+    return table
 
 
 def storage_message(storage: StorageView | None) -> str:

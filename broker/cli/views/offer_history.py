@@ -41,9 +41,9 @@ def show(out: Output, page: OfferHistoryView) -> None:
     if page.total > len(page.items):
         out.say(f"{len(page.items)} of {page.total} series; name --cloud, --region or --market to see others")
     lines = [(label(item), _days_ago(page, item)) for item in page.items[: PLOTTED if out.live else 1]]
-    shown = [(name, line) for name, line in lines if len(line) > 1]
-    if shown:
-        out.say(Text.from_ansi(prices_in_terminal(shown, colour=out.live)))
+    lines_shown = [(name, line) for name, line in lines if len(line) > 1]
+    if lines_shown:
+        out.say(Text.from_ansi(prices_in_terminal(lines_shown, colour=out.live)))
 
 
 def label(item: OfferSeriesView) -> str:

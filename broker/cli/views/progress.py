@@ -70,7 +70,7 @@ def view(job: JobDetail) -> View:
         tokens_per_s=beat.tokens_per_s if beat else None,
         spent=job.spent_usd,
         cap=job.cap_usd,
-        left_s=_left(job, beat),
+        left_s=_seconds_left(job, beat),
         warnings=_warnings(job),
     )
 
@@ -85,7 +85,7 @@ def _warnings(job: JobDetail) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-def _left(job: JobDetail, beat: Heartbeat | None) -> float | None:
+def _seconds_left(job: JobDetail, beat: Heartbeat | None) -> float | None:
     if beat is None or beat.phase != "training" or not beat.rows_per_s or job.spec.train is None:
         return None
     return (beat.total_steps - beat.step) * job.spec.train.global_batch_rows / beat.rows_per_s

@@ -30,16 +30,16 @@ LONGEST_TEXT = 400
 def show(out: Output, quote: QuoteView, *, every: bool = False) -> None:
     """Print the kept offers ranked, and the dropped offers grouped by reason. `every`: print all kept offers."""
     kept_lines = [line for line in quote.lines if line.verdict is OfferVerdict.KEPT]
-    shown = kept_lines if every else kept_lines[:SHOWN]
-    if shown:
-        reasons = {line.reason for line in shown}
-        out.say(offers(shown, why=len(reasons) > 1))
+    lines_shown = kept_lines if every else kept_lines[:SHOWN]
+    if lines_shown:
+        reasons = {line.reason for line in lines_shown}
+        out.say(offers(lines_shown, why=len(reasons) > 1))
         if len(reasons) == 1:
             out.say(f"kept: {reasons.pop()}")
-    for text in speeds(shown):
+    for text in speeds(lines_shown):
         out.say(text)
-    if quote.kept > len(shown):
-        out.say(f"and {quote.kept - len(shown)} more that fit; `gpubroker quote --all` shows all")
+    if quote.kept > len(lines_shown):
+        out.say(f"and {quote.kept - len(lines_shown)} more that fit; `gpubroker quote --all` shows all")
     for line in dropped(quote):
         out.say(line)
     for region in quote.unsold_regions:
@@ -51,7 +51,7 @@ def show(out: Output, quote: QuoteView, *, every: bool = False) -> None:
         out.say(text)
     if quote.held is not None:
         out.say(hold_message(quote.held))
-    if any(line.offer.simulated for line in shown):
+    if any(line.offer.simulated for line in lines_shown):
         out.say("simulated offers cost no money: their machines are processes on the daemon's host")
 
 
@@ -227,16 +227,16 @@ def _data(data: dict[str, Any], columns: tuple[str, ...]) -> list[tuple[str, str
     ]
 
 
-def _example(found: DataReport) -> list[tuple[str, str]]:
+def _example(report: DataReport) -> list[tuple[str, str]]:
     """Return one row as it is trained on, and the length of rows of text."""
-    if not found.tokens_total:
-        return [("example", f"{found.example_prompt} → {found.example_completion}")]
-    cut = f"; {found.truncated_share:.1%} of the rows are truncated" if found.truncated_share else ""
-    mean, p99, total = (f"{count:,.0f}" for count in (found.tokens_mean, found.tokens_p99, found.tokens_total))
+    if not report.tokens_total:
+        return [("example", f"{report.example_prompt} → {report.example_completion}")]
+    cut = f"; {report.truncated_share:.1%} of the rows are truncated" if report.truncated_share else ""
+    mean, p99, total = (f"{count:,.0f}" for count in (report.tokens_mean, report.tokens_p99, report.tokens_total))
     return [
         ("tokens", f"about {mean} per row, P99 {p99}, {total} in total{cut}"),
-        ("prompt", found.example_prompt),
-        ("completion", found.example_completion),
+        ("prompt", report.example_prompt),
+        ("completion", report.example_completion),
     ]
 
 
@@ -244,7 +244,7 @@ def _model(model: dict[str, Any]) -> list[tuple[str, str]]:
     if not model:
         return []
     shape = TypeAdapter(ModelShape).validate_python(model)
-    known = "" if shape.known else ", an architecture for which estimates were not validated"
+    remark = "" if shape.known else ", an architecture for which estimates were not validated"
     bundled = ", from the bundled catalogue" if shape.bundled else ""
     size = f"{shape.parameters / 1e6:,.{0 if shape.parameters >= 1e7 else 2}f} M parameters"
-    return [("model", f"{shape.name}: {shape.family}, {size}{known}{bundled}")]
+    return [("model", f"{shape.name}: {shape.family}, {size}{remark}{bundled}")]

@@ -154,9 +154,9 @@ def _compressed(cells: Sequence[str], ticks: int, width: int) -> str:
 def _draw(policy: str, result: WindowResult, plot: Path) -> None:
     tick_h = result.zones[0].tick_s / 3600
     zones = {zone.zone: _times(zone.available, tick_h) for zone in result.zones}
-    drawn = spans(result)
+    bars = spans(result)
     machines = {
-        kind: [(span.from_s / 3600, span.to_s / 3600) for span in drawn if span.machine == kind]
+        kind: [(span.from_s / 3600, span.to_s / 3600) for span in bars if span.machine == kind]
         for kind in ("spot", "on-demand", "none")
     }
     title = f"{policy} in {result.market}: cost / optimum {result.ratio:.3f}; blue: spot on sale"

@@ -76,13 +76,13 @@ def _stretches(points: Sequence[PricePoint]) -> Iterator[Sequence[PricePoint]]:
 
 def _rows(points: Sequence[PricePoint], on_demand: Decimal) -> tuple[Row, ...]:
     """Return the rows of points and a last one that ends the trace; empty if no price is known."""
-    known = next((point.lowest_usd for point in points if point.lowest_usd is not None), None)
-    if known is None:
+    last_usd = next((point.lowest_usd for point in points if point.lowest_usd is not None), None)
+    if last_usd is None:
         return ()
     start, rows = points[0].at, list[Row]()
     for point in points:
-        known = known if point.lowest_usd is None else point.lowest_usd
-        rows.append((int((point.at - start).total_seconds()), _is_available(point), known, on_demand))
+        last_usd = last_usd if point.lowest_usd is None else point.lowest_usd
+        rows.append((int((point.at - start).total_seconds()), _is_available(point), last_usd, on_demand))
     last = rows[-1]
     return (*rows, (last[0] + BUCKET_S, *last[1:]))
 
@@ -97,12 +97,12 @@ def window_ends(until: datetime, days: int, window_days: int) -> list[datetime]:
     return [until - timedelta(days=day) for day in range(0, days, window_days)]
 
 
-def write(folder: Path, made: Iterable[SpotTrace]) -> list[str]:
+def write(folder: Path, traces: Iterable[SpotTrace]) -> list[str]:
     """Write one file for each trace and return the names. Raises BadInput."""
     names = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for trace in made:
+        for trace in traces:
             path = folder / f"{trace.name}.csv"
             with path.open("w", newline="") as file:
                 writer = csv.writer(file, lineterminator="\n")

@@ -45,8 +45,8 @@ def _money(summary: Summary) -> str:
     text = f"{formatting.money(summary.usd)} spent of {formatting.money(summary.cap_usd)}"
     if summary.usd_on_demand:
         saved = 1 - summary.usd_compared / summary.usd_on_demand
-        lost = f", {formatting.money(summary.usd_lost)} for lost work included" if summary.usd_lost else ""
-        text += f"; the useful time on demand: {formatting.money(summary.usd_on_demand)} ({saved:.0%} saved{lost})"
+        lost_cost = f", {formatting.money(summary.usd_lost)} for lost work included" if summary.usd_lost else ""
+        text += f"; the useful time on demand: {formatting.money(summary.usd_on_demand)} ({saved:.0%} saved{lost_cost})"
     return text
 
 

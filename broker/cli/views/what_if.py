@@ -48,9 +48,9 @@ def show(out: Output, scaling: dict[str, Any], plot: Path | None) -> None:
         out.say(f"plot: {plot}")
 
 
-def check_unused(**given: object) -> None:
+def check_unused(**options: object) -> None:
     """Raise BadInput for the first given option, because all of them require --what-if."""
-    for name, value in given.items():
+    for name, value in options.items():
         if value is not None:
             raise BadInput(f"--{name.replace('_', '-')} requires --what-if, for example --what-if 1,2,4,8")
 
@@ -76,8 +76,8 @@ def show_what_if_of_quote(out: Output, prepared: "Prepared", what_if: str, gpu: 
             f"{prepared.file.path}: --what-if needs a training job with a known model and data set; remove the option"
         )
     shape, report = TypeAdapter(ModelShape).validate_python(model), DataReport.model_validate(data)
-    sold = (line.offer.accelerator for line in quote.lines)
-    gpu = next((name for name in sold if name in TABLE and TABLE[name].gpu), None) if gpu is None else gpu
+    accelerators = (line.offer.accelerator for line in quote.lines)
+    gpu = next((name for name in accelerators if name in TABLE and TABLE[name].gpu), None) if gpu is None else gpu
     try:
         hardware = hardware_of(gpu)
         if hardware is None:
@@ -88,8 +88,8 @@ def show_what_if_of_quote(out: Output, prepared: "Prepared", what_if: str, gpu: 
             if line.offer.accelerator == hardware.name and line.offer.gpus and line.drop is not DropReason.PRICE
         ]
         scaled = what_if_of_spec(
-            what_if, train, shape, hardware, mean=report.tokens_mean - report.tokens_written,
-            written=report.tokens_written, steps=steps_of(prepared.file.spec, report.train_rows),
+            what_if, train, shape, hardware, mean_tokens=report.tokens_mean - report.tokens_written,
+            generated_tokens=report.tokens_written, steps=steps_of(prepared.file.spec, report.train_rows),
             usd_per_gpu_hour=min(prices, default=None),
         )  # fmt: skip
     except EstimateError as e:

@@ -52,6 +52,6 @@ class TenancyCalls(Calls):
         limit: int | None = None,
     ) -> tenancy.AuditPage:
         """List writes with their actors, newest first; times in ISO 8601."""
-        asked = {"team": team, "actor": actor, "action": action, "target": target, "since": since, "until": until}
-        params = plain({**asked, "cursor": cursor, "limit": limit})
+        parameters = {"team": team, "actor": actor, "action": action, "target": target, "since": since, "until": until}
+        params = plain({**parameters, "cursor": cursor, "limit": limit})
         return await self._call("GET", "/v1/audit", tenancy.AuditPage, params=params)

@@ -40,9 +40,9 @@ def find() -> Connection | None:
     url, token = os.environ.get("GPUBROKER_URL"), bearer(os.environ.get("GPUBROKER_TOKEN", ""), "GPUBROKER_TOKEN")
     if url:
         return Connection(url=address(url, "GPUBROKER_URL"), token=token, source="GPUBROKER_URL")
-    chosen = "GPUBROKER_HOME" in os.environ
-    places = (local_file(), login_file()) if chosen else (login_file(), local_file())
-    stored = next((c for c in map(_read, places) if c is not None), None)
+    has_home = "GPUBROKER_HOME" in os.environ
+    places = (local_file(), login_file()) if has_home else (login_file(), local_file())
+    stored = next((c for c in map(_stored_connection, places) if c is not None), None)
     return replace(stored, token=token) if stored and token else stored
 
 
@@ -76,7 +76,7 @@ def write(path: Path, connection: Connection) -> None:
     beside.replace(path)
 
 
-def _read(path: Path) -> Connection | None:
+def _stored_connection(path: Path) -> Connection | None:
     """Return the stored connection, or None if the file does not exist. Raises Misconfigured if it is unreadable.
 
     An unreadable file is an error, because using another daemon instead would be wrong.

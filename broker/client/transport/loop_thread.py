@@ -55,14 +55,14 @@ class LoopThread:
         """
         with self._lock:
             if not self._stopping:
-                self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._end(last)))
+                self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._stop(last)))
                 self._stopping = True
             elif last is not None:
                 last.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(wait_s)
 
-    async def _end(self, last: Coroutine[Any, Any, None] | None) -> None:
+    async def _stop(self, last: Coroutine[Any, Any, None] | None) -> None:
         try:
             if last is not None:
                 await last

@@ -13,8 +13,8 @@ from broker.ports.policies import JobOwner
 
 def host_offers(offers: Sequence[Offer], caps: Mapping[str, Caps]) -> tuple[str, ...]:
     """Return the ids of the offers whose jobs are processes of the daemon's host."""
-    here = {name for name, known in caps.items() if known.runs_on_host}
-    return tuple(offer.id for offer in offers if offer.provider in here) if here else ()
+    on_host = {name for name, cloud_caps in caps.items() if cloud_caps.runs_on_host}
+    return tuple(offer.id for offer in offers if offer.provider in on_host) if on_host else ()
 
 
 async def refused_offers(access: HostAccess, owner: JobOwner, on_host: Sequence[str]) -> Mapping[str, str]:

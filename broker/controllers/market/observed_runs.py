@@ -56,14 +56,14 @@ class ObservedRuns:
             await self._read_spots()
             await self._read_records()
         self._steps += 1
-        observed = await self._context.store.observations(each=EACH)
+        observed = await self._context.store.observations(max_per_pair=EACH)
         if {run.attempt_id for run in observed} == self._assessed.keys():
             return False
         assessed: dict[AttemptId, ComparedRun | None] = {}
         for run in observed:
-            known = run.attempt_id in self._assessed
-            assessed[run.attempt_id] = self._assessed[run.attempt_id] if known else assess(run)
-            if not known:
+            is_assessed = run.attempt_id in self._assessed
+            assessed[run.attempt_id] = self._assessed[run.attempt_id] if is_assessed else assess(run)
+            if not is_assessed:
                 await asyncio.sleep(0)  # yield to other tasks: the first assessment of many runs takes a while
         experience = learn([run for run in assessed.values() if run is not None])
         for hardware in experience.speeds:
@@ -86,9 +86,9 @@ class ObservedRuns:
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
         markets = bounded(lines)
-        known = self._corrections
-        if spots != known.spots or markets != known.markets:
-            self._corrections = replace(known, spots=spots, markets=markets)
+        corrections = self._corrections
+        if spots != corrections.spots or markets != corrections.markets:
+            self._corrections = replace(corrections, spots=spots, markets=markets)
 
     async def _read_records(self) -> None:
         """Read how the forecasts of all teams' finished jobs held, by tier of evidence."""

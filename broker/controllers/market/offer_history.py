@@ -50,9 +50,9 @@ class OfferHistory:
         self.every_s = context.intervals.market_s
 
     async def step(self) -> bool:
-        answered = {s.name: s.seen_at for s in self._market.status() if s.seen_at and self._is_new(s.name, s.seen_at)}
-        offers = await offers_by_provider(self._market) if answered else {}
-        for name, at in answered.items():
+        listed_at = {s.name: s.seen_at for s in self._market.status() if s.seen_at and self._is_new(s.name, s.seen_at)}
+        offers = await offers_by_provider(self._market) if listed_at else {}
+        for name, at in listed_at.items():
             await self._add(name, at, offers.get(name, []))
         await self._write_ended()
         return False

@@ -32,5 +32,5 @@ class OffersById:
             return
         self._read, self._by_id, self._seen_at = latest, {offer.id: offer for offer in latest}, {}
         for offer in latest:
-            if (known := self._seen_at.get(offer.provider)) is None or offer.seen_at > known:
+            if (seen_at := self._seen_at.get(offer.provider)) is None or offer.seen_at > seen_at:
                 self._seen_at[offer.provider] = offer.seen_at

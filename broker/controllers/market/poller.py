@@ -51,7 +51,7 @@ class MarketPoller:
     async def _poll(self, name: str) -> None:
         provider, status = self._providers[name], self._status[name]
         try:
-            offers = tuple(await self._ask(provider))
+            offers = tuple(await self._list_offers(provider))
         except ProviderError as e:
             if status.error != str(e):
                 log.warning("offers of %s: %s: %s", name, type(e).__name__, e)
@@ -61,7 +61,7 @@ class MarketPoller:
         self._status[name] = ProviderStatus(name=name, dropped=dict(provider.dropped), seen_at=self._clock.now())
         self._publish()  # offers of a fast cloud do not wait for a slow one
 
-    async def _ask(self, provider: Provider) -> Sequence[Offer]:
+    async def _list_offers(self, provider: Provider) -> Sequence[Offer]:
         try:
             async with asyncio.timeout(self._intervals.limit_s):
                 return await provider.offers(GpuAsk())

@@ -84,14 +84,14 @@ class AttemptReview:
         if self._market.is_news():
             self._news_at = began
         rows, rest = (await self._claim() if self._market.has_spot else []), DUE_REST
-        due = len(rows)
-        if due < CLAIM and self._news_at is not None:
-            rest, known = REST, {row.attempt.id for row in rows}
+        due_count = len(rows)
+        if due_count < CLAIM and self._news_at is not None:
+            rest, reviewed = REST, {row.attempt.id for row in rows}
             news_s = self._context.clock.monotonic() - self._news_at
-            newer = await self._claim(news_s, CLAIM - due) if self._market.has_spot else []
-            rows += [row for row in newer if row.attempt.id not in known]
-            due += len(newer)
-        if due < CLAIM:
+            newer = await self._claim(news_s, CLAIM - due_count) if self._market.has_spot else []
+            rows += [row for row in newer if row.attempt.id not in reviewed]
+            due_count += len(newer)
+        if due_count < CLAIM:
             self._news_at = None
         else:
             pause_s = 0.0

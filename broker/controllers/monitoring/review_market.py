@@ -64,7 +64,7 @@ class ReviewMarket:
 
     def lists(self, learned: Corrections, excluded: Mapping[str, str]) -> ReviewShortlists:
         """Return the short lists; those of the previous round while nothing that they depend on has changed."""
-        known = self._lists
-        if known.offers is not self.offers or known.learned is not learned or known.excluded != excluded:
+        offers = self._lists
+        if offers.offers is not self.offers or offers.learned is not learned or offers.excluded != excluded:
             self._lists = ReviewShortlists(offers=self.offers, learned=learned, excluded=excluded)
         return self._lists

@@ -38,7 +38,7 @@ class Guard:
             for row in await store.live_attempts()
             if row.attempt.state is AttemptState.TRAINING and row.attempt.line.offer.provider in providers
         ]
-        self._keep({row.attempt.id for row in training})
+        self._retain({row.attempt.id for row in training})
         if not training:
             return False
         _, applied = await store.applied(sorted({(row.job.team, row.job.owner) for row in training}))
@@ -88,7 +88,7 @@ class Guard:
             idle_watch=self._idle_watches.get(attempt.id),
         )
 
-    def _keep(self, training: set[AttemptId]) -> None:
+    def _retain(self, training: set[AttemptId]) -> None:
         """Forget attempts that do not train."""
         self._step_rates = {attempt: rate for attempt, rate in self._step_rates.items() if attempt in training}
         self._idle_watches = {attempt: watch for attempt, watch in self._idle_watches.items() if attempt in training}

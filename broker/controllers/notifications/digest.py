@@ -21,10 +21,10 @@ class Digest:
         self._posted: set[DigestPeriod] = set()
 
     async def step(self) -> bool:
-        due = set(periods(self._plan, self._context.clock.now()))
-        for period in sorted(due - self._posted, key=lambda period: period.every):
+        due_periods = set(periods(self._plan, self._context.clock.now()))
+        for period in sorted(due_periods - self._posted, key=lambda period: period.every):
             await self._post(period)
-        self._posted = due
+        self._posted = due_periods
         return False
 
     async def _post(self, period: DigestPeriod) -> None:

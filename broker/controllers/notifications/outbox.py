@@ -75,9 +75,9 @@ class Outbox:
             self._rounds[channel] = asyncio.create_task(
                 self._round(channel_streams), name=f"outbox {channel_streams[0].channel.name}"
             )
-        return await self._ended()
+        return await self._round_ended()
 
-    async def _ended(self) -> bool:
+    async def _round_ended(self) -> bool:
         """Wait until a round ends, for at most `every_s`. Return True if a round has ended."""
         if not self._rounds:
             return False

@@ -66,8 +66,8 @@ class AttemptObserver:
             list_s = max(self._context.intervals.list_s, self._steady_s * LISTING_SHARE)
             ages = {row.attempt.line.offer.provider: list_s for row in leased}
         for attempt in (row.attempt for row in leased if row.attempt.id in self._poll_s):
-            known = ages.get(attempt.line.offer.provider, self._context.intervals.list_s)
-            ages[attempt.line.offer.provider] = min(known, self._poll_s[attempt.id])
+            age_s = ages.get(attempt.line.offer.provider, self._context.intervals.list_s)
+            ages[attempt.line.offer.provider] = min(age_s, self._poll_s[attempt.id])
         failed = await self._inventory.refresh_all({row.attempt.line.offer.provider for row in leased}, ages)
         try:
             await self.beats.refresh()

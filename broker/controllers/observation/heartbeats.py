@@ -69,11 +69,11 @@ class HeartbeatReader:
             if blob.bytes > MAX_BEAT or node is None or node >= MAX_NODES:
                 continue
             key = AttemptId(object_keys.attempt_of_heartbeat(blob.key)), node
-            known = self._watched.get(key)
-            if known is None:
+            watched = self._watched.get(key)
+            if watched is None:
                 self._watched[key] = HeartbeatRecord(etag=blob.etag, changed=now, progressed=now)
-            elif known.etag != blob.etag:
-                known.etag, known.changed, known.beat = blob.etag, now, None
+            elif watched.etag != blob.etag:
+                watched.etag, watched.changed, watched.beat = blob.etag, now, None
 
     async def refresh_if_overdue(self) -> None:
         """List the heartbeats although no row is due. Rows of a cloud that is cut off are rarely due."""
@@ -109,7 +109,7 @@ class HeartbeatReader:
         if watch is None or watch.beat is not None:
             return watch
         try:
-            data = await self._context.blobs.get(object_keys.heartbeat(attempt, node), most=MAX_BEAT)
+            data = await self._context.blobs.get(object_keys.heartbeat(attempt, node), max_bytes=MAX_BEAT)
             if data is None:
                 return None
             watch.beat = Heartbeat.model_validate_json(data)
@@ -130,7 +130,7 @@ async def read_final(context: ControllerContext, attempt: AttemptId) -> Final | 
     A report that is too large is a fault of the host. The returned report says so, and the job moves to another host.
     """
     try:
-        data = await context.blobs.get(object_keys.final(attempt), most=MAX_FINAL)
+        data = await context.blobs.get(object_keys.final(attempt), max_bytes=MAX_FINAL)
     except BlobTooLarge as e:
         message = f"the machine wrote a report that is not the trainer's: {e}; another machine is tried"
         return Final(attempt=attempt, outcome=Outcome.INFRASTRUCTURE, message=message, bad_host=True)

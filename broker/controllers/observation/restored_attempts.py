@@ -87,13 +87,13 @@ class RestoredAttempts:
     async def _gather_more(self, facts: RestoredFacts, needed: RestoredFactsNeeded) -> RestoredFacts:
         match needed.missing:
             case MissingRestoredFacts.SPECS:
-                written = await self._written(needed.attempts)
-                specs = {attempt: attempt in written for attempt in needed.attempts}
+                with_spec = await self._having_specs(needed.attempts)
+                specs = {attempt: attempt in with_spec for attempt in needed.attempts}
                 return replace(facts, specs={**facts.specs, **specs})
             case MissingRestoredFacts.MACHINES:
                 return replace(facts, machines=await self._machines(needed.attempts))
             case MissingRestoredFacts.END:
-                return replace(facts, end=await self._end(next(iter(needed.attempts))))
+                return replace(facts, end=await self._end_record(next(iter(needed.attempts))))
             case _:
                 assert_never(needed.missing)
 
@@ -114,7 +114,7 @@ class RestoredAttempts:
             )
         return RestoredMachines(machines=machines, silent=silent)
 
-    async def _end(self, attempt: AttemptId) -> DrainRecord:
+    async def _end_record(self, attempt: AttemptId) -> DrainRecord:
         final = await read_final(self._context, attempt)
         return DrainRecord(reason=None if final is None else await drain_reason_sent(self._context, attempt, final))
 
@@ -128,9 +128,9 @@ class RestoredAttempts:
         """Return True if a later attempt was bought, although `attempt` is the last of the job in the database."""
         if not self._may_be_older(attempt.created_at):
             return False
-        return bool(await self._written(possible_attempts(job)))
+        return bool(await self._having_specs(possible_attempts(job)))
 
-    async def _written(self, candidates: Iterable[AttemptId]) -> set[AttemptId]:
+    async def _having_specs(self, candidates: Iterable[AttemptId]) -> set[AttemptId]:
         """Return the candidates whose spec exists.
 
         The first candidate is read. The others are read only if they had an object when this process began, because
@@ -141,8 +141,8 @@ class RestoredAttempts:
             return {first} if await self._is_written(first) else set()
         folders = await self._folders.listed() if self._began is not None else None
         likely = [first, *(attempt for attempt in others if folders is None or attempt in folders)]
-        written = await asyncio.gather(*map(self._is_written, likely))
-        return {attempt for attempt, has_spec in zip(likely, written, strict=True) if has_spec}
+        are_written = await asyncio.gather(*map(self._is_written, likely))
+        return {attempt for attempt, has_spec in zip(likely, are_written, strict=True) if has_spec}
 
     def _may_be_older(self, created_at: datetime) -> bool:
         return self._began is None or created_at < self._began

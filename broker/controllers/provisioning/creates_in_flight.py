@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 ASK_LIMIT_S = 5.0
 """Timeout of a request to cancel a launch, in seconds."""
-ASK_AGAIN_S = 10.0
+CANCEL_REPEAT_S = 10.0
 """Seconds between two such requests for one attempt."""
 
 
@@ -59,9 +59,9 @@ class CreatesInFlight:
         await self.ask(attempt)
 
     async def ask(self, attempt: Attempt) -> None:
-        """Ask the launcher to cancel a launch, at most every `ASK_AGAIN_S` seconds. Never raises."""
+        """Ask the launcher to cancel a launch, at most every `CANCEL_REPEAT_S` seconds. Never raises."""
         now = self._context.clock.monotonic()
-        if now - self._asked.get(attempt.id, float("-inf")) < ASK_AGAIN_S:
+        if now - self._asked.get(attempt.id, float("-inf")) < CANCEL_REPEAT_S:
             return
         self._asked[attempt.id] = now
         provider = self._context.provider_of(attempt)
@@ -77,9 +77,9 @@ class CreatesInFlight:
             return None
         # An empty `launched_by` means: while launching, no create was sent; in later states, a create has answered.
         key = (attempt.id, attempt.launched_by, attempt.state is AttemptState.LAUNCHING)
-        known = self._dead_since.get(key)
-        if known is not None:
-            return known
+        dead_since = self._dead_since.get(key)
+        if dead_since is not None:
+            return dead_since
         provider = self._context.provider_of(attempt)
         is_finished = not attempt.launched_by
         if not is_finished and await provider.launcher(attempt.launched_by, attempt.name) is not Liveness.DEAD:

@@ -77,8 +77,8 @@ class Launch:
         postponed = [row for row in planned if is_full and self._intents.may_be_sent(row)]
         if postponed:
             await context.store.release([], [row.attempt for row in postponed], due_in_s=self.every_s)
-        if due := [row for row in planned if row not in postponed]:
-            await self._send(due)
+        if ready := [row for row in planned if row not in postponed]:
+            await self._send(ready)
         launching = [row for row in leased if row.attempt.state is AttemptState.LAUNCHING]
         is_readable = await self._facts.read_heartbeats(launching)
         await decide_batch(context, self.name, launching, lambda row: self._advance(row, is_readable))
@@ -132,7 +132,7 @@ class Launch:
                 case LaunchStep.CREATE:
                     await self._create_again(observed, decision)
                 case LaunchStep.WRITE:
-                    await self._end(observed, decision)
+                    await self._end_launch(observed, decision)
                 case _:
                     assert_never(decision.step)
 
@@ -158,7 +158,7 @@ class Launch:
         else:
             self._launchers.release(attempt.name)
 
-    async def _end(self, leased: Leased, decision: LaunchDecision) -> None:
+    async def _end_launch(self, leased: Leased, decision: LaunchDecision) -> None:
         if not await self._writer.write(leased.job, decision):  # charged meanwhile, or its lease was lost
             await self._context.store.release([], [leased.attempt], due_in_s=0.0)
         elif decision.cancels_launcher:

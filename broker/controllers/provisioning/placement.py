@@ -1,8 +1,8 @@
 """Placement: buys an offer for each queued job, or records why it waits or ends.
 
-Steps: claim jobs, gather `PlacementFacts`, call `broker.quote.job_placement.place`, apply the decisions in one write.
-Facts: the job, policies and their spending, blocked offers, the market, checkpoints, and attempts that a restored
-backup lacks. The last three cost requests, so they are gathered only when `place` asks for them.
+Steps: claim jobs, gather `PlacementFacts`, call `broker.quote.job_placement.decide_placement`, apply the decisions in
+one write. Facts: the job, policies and their spending, blocked offers, the market, checkpoints, and attempts that a
+restored backup lacks. The last three cost requests, so they are gathered only if the decision needs them.
 Decisions: see `PlacementOutcome`.
 """
 
@@ -25,7 +25,7 @@ from broker.lifecycle.recovery import furthest_first, lasting_manifests
 from broker.policy.budgets import Applied
 from broker.ports import Change
 from broker.ports.policies import JobOwner
-from broker.quote.job_placement import place, placement_events
+from broker.quote.job_placement import decide_placement, placement_events
 from broker.quote.placement_facts import (
     FactsNeeded,
     MarketFacts,
@@ -104,9 +104,9 @@ class Placement:
     async def _apply(self, decisions: Sequence[tuple[Job, PlacementDecision]]) -> None:
         """Write all decisions. A job whose write was refused is released, to be decided again at once."""
         store = self._context.store
-        written = await store.apply([_change(decision) for _, decision in decisions])
+        are_written = await store.apply([_change(decision) for _, decision in decisions])
         # Another job used up the budget meanwhile, in this round or at another broker.
-        refused = [job for (job, _), is_written in zip(decisions, written, strict=True) if not is_written]
+        refused = [job for (job, _), is_written in zip(decisions, are_written, strict=True) if not is_written]
         if refused:
             await store.release(refused, [], due_in_s=0.0)
 
@@ -178,7 +178,7 @@ class Placement:
 
 
 async def _placed(facts: PlacementFacts) -> PlacementDecision | FactsNeeded:
-    return place(facts)
+    return decide_placement(facts)
 
 
 def _change(decision: PlacementDecision) -> Change:

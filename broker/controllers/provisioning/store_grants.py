@@ -100,8 +100,8 @@ class Grants:
         self._due = {i: at for i, at in self._due.items() if i in ids}
         self._failures = {i: n for i, n in self._failures.items() if i in ids}
         now = context.clock.now()
-        due = [row for row in live if row.attempt.id not in self._due or self._due[row.attempt.id] <= now]
-        await decide_batch(context, self.name, due, self._renew_if_due)
+        due_rows = [row for row in live if row.attempt.id not in self._due or self._due[row.attempt.id] <= now]
+        await decide_batch(context, self.name, due_rows, self._renew_if_due)
         return False
 
     async def _renew_if_due(self, leased: Leased) -> None:

@@ -69,11 +69,11 @@ class Destroys:
 
     def keep(self, live: Set[AttemptId]) -> None:
         """Forget unread answers about attempts that are not live."""
-        ours = self._context.installation
+        installation = self._context.installation
         self._calls = {
             key: call
             for key, call in self._calls.items()
-            if attempt_of(ours, call.name) in live or call.task is None or not call.task.done()
+            if attempt_of(installation, call.name) in live or call.task is None or not call.task.done()
         }
 
     async def close(self) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
 
-from broker.controllers.termination.orphan_facts import bought
+from broker.controllers.termination.orphan_facts import was_bought
 from broker.domain.errors import BlobsUnavailable, Gone, ProviderError
 from broker.domain.ids import Installation, attempt_of
 from broker.domain.instance import InstanceState, Observed
@@ -20,7 +20,7 @@ from broker.ports import Blobs, Clock, Provider, Store
 from broker.runtime.peers import lease_is_renewed
 from trainer.contract import object_keys
 
-LOOK_S = 5.0
+POLL_S = 5.0
 ABSENT_S = 180.0
 
 
@@ -115,7 +115,7 @@ def _judged(provider: str, machine: Observed, facts: SurveyFacts) -> FoundMachin
     for orphan, is_bought in facts.orphans:
         if orphan.observed.handle == machine.handle:
             sent = orphan.attempt.create_sent_at if orphan.attempt else None
-            spared = spared_message(orphan, report_only=False, bought=is_bought) or ""
+            spared = spared_message(orphan, report_only=False, was_bought=is_bought) or ""
             return replace(unjudged, orphan=orphan.why, spared=spared, since=machine.created_at or sent)
     return unjudged
 
@@ -133,8 +133,8 @@ async def _listed(
         elif isinstance(answer, BaseException):
             raise answer
         else:
-            ours = (o for o in answer if attempt_of(installation, o.handle.name) is not None)
-            listed += [(name, o) for o in ours if o.state is not InstanceState.GONE]
+            own_machines = (o for o in answer if attempt_of(installation, o.handle.name) is not None)
+            listed += [(name, o) for o in own_machines if o.state is not InstanceState.GONE]
     return tuple(listed), silent
 
 
@@ -146,7 +146,7 @@ async def _orphans(
     machines, attempts = [o for _, o in listed], await store.attempts_by_id(ids)
     return tuple(
         [
-            (orphan, None if orphan.attempt else await bought(blobs, orphan))
+            (orphan, None if orphan.attempt else await was_bought(blobs, orphan))
             for orphan in orphans(installation, machines, attempts)
         ]
     )
@@ -171,7 +171,7 @@ async def destroy(machine: FoundMachine, provider: Provider, clock: Clock) -> st
     while clock.monotonic() < until:
         try:
             if absent_at is None:
-                await _ask(provider, machine)
+                await _request_destroy(provider, machine)
             is_listed = any(
                 o.handle.id == machine.observed.handle.id and o.state is not InstanceState.GONE
                 for o in await provider.list()
@@ -182,11 +182,11 @@ async def destroy(machine: FoundMachine, provider: Provider, clock: Clock) -> st
         absent_at = None if is_listed else (now if absent_at is None else absent_at)
         if absent_at is not None and now - absent_at >= provider.caps.list_lag_s:
             return None
-        await clock.sleep(min(LOOK_S, max(0.1, provider.caps.list_lag_s)))
+        await clock.sleep(min(POLL_S, max(0.1, provider.caps.list_lag_s)))
     return error
 
 
-async def _ask(provider: Provider, machine: FoundMachine) -> None:
+async def _request_destroy(provider: Provider, machine: FoundMachine) -> None:
     try:
         await provider.destroy(machine.observed.handle)
     except Gone:

@@ -33,7 +33,7 @@ class OrphanCharges:
             if attempt.live:
                 charge = surplus(self._context, self._inventory, attempt)
             else:
-                charge = self._late(row, attempt, first_listed)
+                charge = self._late_charge(row, attempt, first_listed)
             if charge is not None:
                 await store.charge([charge])
         except StoreUnavailable as e:
@@ -42,7 +42,7 @@ class OrphanCharges:
         listing = self._inventory.latest(row.provider)
         return listing is not None and not listing.shows_machine(handle)
 
-    def _late(self, row: ListedOrphan, attempt: Attempt, first_listed: float) -> Charge | None:
+    def _late_charge(self, row: ListedOrphan, attempt: Attempt, first_listed: float) -> Charge | None:
         """Return the charge for the time after the attempt's end; None: nothing is owed."""
         clock, listing = self._context.clock, self._inventory.latest(row.provider)
         now = clock.now()

@@ -20,7 +20,7 @@ OLD_S = 120.0
 """Age in seconds after which a listing is no reason to destroy or charge anything."""
 
 
-async def bought(blobs: Blobs, orphan: Orphan) -> bool | None:
+async def was_bought(blobs: Blobs, orphan: Orphan) -> bool | None:
     """Return whether the blob store has the orphan's spec, which is written before every create; None: unknown."""
     try:
         return await blobs.get_range(object_keys.spec(orphan.id), 0, 1) is not None
@@ -81,7 +81,7 @@ class OrphanFactsReader:
         listed_s = self._context.clock.monotonic() - first_listed
         lag_s = self._context.providers[row.provider].caps.list_lag_s
         is_needed = row.orphan.attempt is None and listed_s >= lag_s
-        is_bought = await bought(self._context.blobs, row.orphan) if is_needed else None
+        is_bought = await was_bought(self._context.blobs, row.orphan) if is_needed else None
         return OrphanFacts(
             orphan=row.orphan, listed_s=listed_s, lag_s=lag_s, report_only=report_only, is_bought=is_bought
         )

@@ -28,7 +28,7 @@ from broker.runtime.background_tasks import gather_all
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 5.0
+RECHECK_S = 5.0
 """Seconds until a cloud that did not answer, or that lists an orphan, is listed again."""
 
 
@@ -57,13 +57,13 @@ class Sweep:
 
     @property
     def _again_s(self) -> float:
-        return min(AGAIN_S, self._context.intervals.sweep_s)
+        return min(RECHECK_S, self._context.intervals.sweep_s)
 
     async def step(self) -> bool:
         now = self._context.clock.monotonic()
-        due = [name for name, at in self._due.items() if at <= now + self._again_s / 2]
+        due_clouds = [name for name, at in self._due.items() if at <= now + self._again_s / 2]
         # Clouds are listed concurrently, so that a cloud that hangs delays no other.
-        rows = [row for listed in await gather_all(map(self._rows, due)) for row in listed]
+        rows = [row for listed in await gather_all(map(self._rows, due_clouds)) for row in listed]
         await decide_batch(self._context, self.name, rows, self._deal_with)
         return False
 
@@ -84,8 +84,8 @@ class Sweep:
             self._due[provider] = self._context.clock.monotonic() + self._context.intervals.sweep_s
             if watch.missing_once:
                 self._sooner(provider, self._again_s)
-            known = {row.key for row in rows} | {f"{provider}/{machine}" for machine in watch.first_listed}
-            self._news.keep(f"{provider}/", known)
+            known_keys = {row.key for row in rows} | {f"{provider}/{machine}" for machine in watch.first_listed}
+            self._news.keep(f"{provider}/", known_keys)
         self._listed[provider] = tuple(rows)
         return tuple(rows)
 
@@ -113,20 +113,20 @@ class Sweep:
 
     async def _destroy(self, row: ListedOrphan) -> None:
         """Charge an orphan, destroy it, and charge it again. This process may end before the second charge."""
-        provider, handle, asked = row.provider, row.orphan.observed.handle, self._watches[row.provider].asked
+        provider, handle, destroy_requests = row.provider, row.orphan.observed.handle, self._watches[row.provider].asked
         self._sooner(provider, self._again_s)
         await self._charge(row)
-        asked[row.machine] = row.orphan
+        destroy_requests[row.machine] = row.orphan
         try:
             if not await self._destroys.ask(provider, handle):
                 return
         except Gone:
-            del asked[row.machine]
+            del destroy_requests[row.machine]
             return
         except ProviderError as e:
             log.warning("orphan %s at %s cannot be destroyed, it stays on the bill: %s", handle.name, provider, e)
             await self._post(self._news.refused(row.key, handle, str(e)))
-        del asked[row.machine]
+        del destroy_requests[row.machine]
         await self._charge(row)
 
     async def _charge(self, row: ListedOrphan) -> None:

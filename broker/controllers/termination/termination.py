@@ -55,15 +55,15 @@ class Termination:
         # Attempts at a cloud that did not answer do not end in this round.
         unlisted = await self._inventory.refresh_all({row.attempt.line.offer.provider for row in leased})
         try:
-            ends = await decide_batch(context, self.name, leased, lambda row: self._end(row, unlisted))
+            ends = await decide_batch(context, self.name, leased, lambda row: self._end_attempt(row, unlisted))
         except (GpubrokerError, TimeoutError):
             await context.store.release([], [row.attempt for row in leased], due_in_s=context.intervals.look_s)
             raise
         decided = {row.attempt.id for row, _ in ends}
         if undecided := [row.attempt for row in leased if row.attempt.id not in decided]:
             await context.store.release([], undecided, due_in_s=context.intervals.look_s)
-        written = await context.store.apply([change for _, change in ends])
-        for (row, change), is_written in zip(ends, written, strict=True):
+        are_written = await context.store.apply([change for _, change in ends])
+        for (row, change), is_written in zip(ends, are_written, strict=True):
             if not is_written:
                 # Billing charged the attempt meanwhile: it is decided again at once, not when its lease expires.
                 await context.store.release([], [row.attempt], due_in_s=0.0)
@@ -71,7 +71,7 @@ class Termination:
                 await self._clean_up(row.attempt)
         return len(leased) == context.intervals.claim and not unlisted
 
-    async def _end(self, row: Leased, unlisted: set[str]) -> Change:
+    async def _end_attempt(self, row: Leased, unlisted: set[str]) -> Change:
         """Gather, decide and act for one attempt; return what must be written."""
         facts = await self._facts.gather(row, unlisted)
         while isinstance(decision := terminate(facts), EndFactsNeeded):
@@ -85,12 +85,12 @@ class Termination:
     async def _destroy(self, facts: TerminationFacts, decision: TerminationDecision) -> TerminationDecision:
         """Send the destroys, and ask the launcher to stop if it may be alive."""
         provider = facts.attempt.line.offer.provider
-        errors = await gather_all(self._ask(provider, handle) for handle in decision.destroys)
+        errors = await gather_all(self._request_destroy(provider, handle) for handle in decision.destroys)
         if decision.stops_launcher:
             await self._launchers.stop(decision.attempt)
         return after_destroy(facts, decision, errors, self._context.clock.now())
 
-    async def _ask(self, provider: str, handle: Handle) -> str:
+    async def _request_destroy(self, provider: str, handle: Handle) -> str:
         """Send a destroy. Return why the cloud has not accepted it, in one line; empty: no error so far."""
         try:
             await self._destroys.ask(provider, handle)

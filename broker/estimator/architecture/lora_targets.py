@@ -101,12 +101,12 @@ def _in_layers(shape: ModelShape, roles: Mapping[str, str]) -> Iterator[tuple[st
     """Yield (role, name before the layer's number, name after it, number of layers)."""
     if shape.decoder_layers:
         depths = shape.layers, shape.decoder_layers
-        for (layers, attention, cross, mlp), many in zip(_PAIRS[shape.family], depths, strict=True):
+        for (layers, attention, cross, mlp), depth in zip(_PAIRS[shape.family], depths, strict=True):
             for role, name in roles.items():
                 other = role.startswith(CROSS)
                 if not other or cross:
                     parent = cross if other else attention if role in ATTENTION_ROLES else mlp
-                    yield role, f"{layers}.", _behind(parent, name), many
+                    yield role, f"{layers}.", _behind(parent, name), depth
         return
     tree = _TREES.get(shape.family, _LLAMA)
     for role, name in roles.items():
@@ -135,9 +135,9 @@ def _modules(shape: ModelShape, roles: Mapping[str, str]) -> Iterator[tuple[str,
 
 def _refused(shape: ModelShape, roles: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield (whole name, reason) of modules that a target must not choose."""
-    parents = {(before, behind.rpartition(".")[0], many) for _, before, behind, many in _in_layers(shape, roles)}
-    for before, parent, many in sorted(parents):
-        for number in range(many):
+    parents = {(before, behind.rpartition(".")[0], count) for _, before, behind, count in _in_layers(shape, roles)}
+    for before, parent, count in sorted(parents):
+        for number in range(count):
             yield f"{before}{number}{parent}", "which is not a linear module: peft refuses it"
     for name in _UNESTIMATED.get(shape.family, ()):
         yield name, "whose adapter is not estimated"
@@ -150,8 +150,8 @@ def known_names(shape: ModelShape, roles: Mapping[str, str]) -> tuple[str, ...]:
 
 def nearest(target: str, names: tuple[str, ...]) -> str:
     """Return `, the nearest is q_proj`, or an empty string without a close match."""
-    near = close_matches(target.rpartition(".")[2], names, n=1)
-    return f", the nearest is {near[0]}" if near else ""
+    nearest = close_matches(target.rpartition(".")[2], names, n=1)
+    return f", the nearest is {nearest[0]}" if nearest else ""
 
 
 def _named(target: str) -> Callable[[str], bool]:
@@ -159,12 +159,12 @@ def _named(target: str) -> Callable[[str], bool]:
     return lambda name: name == target or name.endswith(end)
 
 
-def _pattern(written: str) -> Callable[[str], bool]:
+def _pattern(target: str) -> Callable[[str], bool]:
     """Return a test for the pattern. Raise ValueError if the engine does not support the pattern."""
     try:
-        if len(written) > LONGEST:
+        if len(target) > LONGEST:
             raise ValueError(f"is longer than {LONGEST} characters")
-        schema = core_schema.str_schema(pattern=f"^(?:{written})$", regex_engine="rust-regex")
+        schema = core_schema.str_schema(pattern=f"^(?:{target})$", regex_engine="rust-regex")
         return SchemaValidator(schema).isinstance_python
     except SchemaError:
         raise ValueError(
@@ -194,9 +194,9 @@ def choose(shape: ModelShape, targets: tuple[str, ...] | str, roles: tuple[tuple
         used_targets.update(matching)
         total[role] += 1
         matched[role] += bool(matching)
-    chosen = frozenset(role for role, count in matched.items() if count)
+    roles_found = frozenset(role for role, count in matched.items() if count)
     return SelectedModules(
-        roles=chosen,
+        roles=roles_found,
         missing=tuple(target for target in tests if target not in used_targets),
-        partly=frozenset(role for role in chosen - {HEAD} if matched[role] < total[role]),
+        partly=frozenset(role for role in roles_found - {HEAD} if matched[role] < total[role]),
     )

@@ -35,7 +35,7 @@ def adapter_parameters(shape: ModelShape, rank: int, adapted: frozenset[str]) ->
 def base_bytes(shape: ModelShape, n: Numerics) -> int:
     """Return the bytes of the base model's weights in the types they are held in."""
     build, parts = family_spec(shape), stacks(shape)
-    matrices = sum(s.layers * (layer_matrices(s) - (_kept(s) if n.bits else 0)) for s in parts)
+    matrices = sum(s.layers * (layer_matrices(s) - (_unquantised_weights(s) if n.bits else 0)) for s in parts)
     norms = sum(s.layers * (build.norms + (s.decoder_layers > 0)) + 1 for s in parts) * shape.hidden
     head = shape.vocabulary * shape.hidden if n.head_bits else 0
     matrices += head + (shape.tower.matrices if shape.tower else 0)
@@ -46,12 +46,14 @@ def base_bytes(shape: ModelShape, n: Numerics) -> int:
     if n.bits == 4 and n.single_scales:  # the tables and the scale of a block, which are not quantised
         return rest + matrices // 2 + matrices // 64 * 4
     if n.bits == 4:  # NF4 in blocks of 64, whose scales are quantised in blocks of 256 (QLoRA, arXiv 2305.14314)
-        many = sum(s.layers * copies(s, role) for s in parts for role in linears(s).keys() - family_spec(s).unquantised)
-        return rest + matrices // 2 + matrices // 64 + matrices // 64 // 256 * 4 + CODES * many
+        unquantised = sum(
+            s.layers * copies(s, role) for s in parts for role in linears(s).keys() - family_spec(s).unquantised
+        )
+        return rest + matrices // 2 + matrices // 64 + matrices // 64 // 256 * 4 + CODES * unquantised
     return rest + matrices * (1 if n.bits == 8 else n.weight)
 
 
-def _kept(stack: ModelShape) -> int:
+def _unquantised_weights(stack: ModelShape) -> int:
     """Return the number of weights of a layer's matrices that are never quantised."""
     return sum(i * o for role, (i, o) in linears(stack).items() if role in family_spec(stack).unquantised)
 
@@ -112,15 +114,15 @@ def exchanged(shape: ModelShape, n: Numerics, segment: str, *, ahead: bool = Tru
     return root + layers * layer
 
 
-def divided(shape: ModelShape, ways: int) -> ModelShape:
+def divided(shape: ModelShape, parts: int) -> ModelShape:
     """Return the shape of one tensor-parallel device's part: some heads and MLP columns of every layer.
 
     Raise ValueError if they cannot be divided equally.
     """
     for what, size in (("heads", shape.heads), ("heads of keys", shape.kv_heads), ("columns", shape.intermediate)):
-        if size % ways:
-            raise ValueError(f"{ways} devices do not divide {size} {what}")
+        if size % parts:
+            raise ValueError(f"{parts} devices do not divide {size} {what}")
     part = replace(
-        shape, heads=shape.heads // ways, kv_heads=shape.kv_heads // ways, intermediate=shape.intermediate // ways
+        shape, heads=shape.heads // parts, kv_heads=shape.kv_heads // parts, intermediate=shape.intermediate // parts
     )
     return replace(part, parameters=shape.parameters - shape.layers * (layer_matrices(shape) - layer_matrices(part)))

@@ -98,24 +98,24 @@ def adapted_modules(
     # From transformers 5 on all experts are one tensor, which is not a linear module.
     if shape.experts and not (version or "").startswith("4."):
         names = {role: name for role, name in names.items() if role in ATTENTION_ROLES}
-    written = targets if isinstance(targets, str) else ",".join(targets)
+    targets_text = targets if isinstance(targets, str) else ",".join(targets)
     try:
-        chosen = choose(shape, targets, tuple(names.items()))
+        chosen_targets = choose(shape, targets, tuple(names.items()))
     except ValueError as e:
-        raise InvalidEstimate(f"--lora-targets {written[:100]}: {e}") from None
+        raise InvalidEstimate(f"--lora-targets {targets_text[:100]}: {e}") from None
     known_endings = known_names(shape, names)
-    if not chosen.roles:
-        near = nearest(chosen.missing[0], known_endings) if chosen.missing else ""
-        architecture = f"{shape.family}{near}; it has {', '.join(known_endings)}"
-        raise InvalidEstimate(f"--lora-targets {written[:200] or '(none)'} matches no module of {architecture}")
+    if not chosen_targets.roles:
+        suggestion = nearest(chosen_targets.missing[0], known_endings) if chosen_targets.missing else ""
+        architecture = f"{shape.family}{suggestion}; it has {', '.join(known_endings)}"
+        raise InvalidEstimate(f"--lora-targets {targets_text[:200] or '(none)'} matches no module of {architecture}")
     notes = [
         f"LoRA target {name} matches no module of {shape.family}, and is ignored{nearest(name, known_endings)}"
-        for name in chosen.missing
+        for name in chosen_targets.missing
     ]
-    if chosen.partly:
-        words = ", ".join(sorted(names.get(role, role) for role in chosen.partly))
+    if chosen_targets.partly:
+        words = ", ".join(sorted(names.get(role, role) for role in chosen_targets.partly))
         notes.append(f"the LoRA targets are in some layers only, and are estimated as if in all: {words}")
-    return chosen.roles, tuple(notes)
+    return chosen_targets.roles, tuple(notes)
 
 
 def check_numbers(ask: EstimateOptions) -> None:
@@ -128,11 +128,11 @@ def check_numbers(ask: EstimateOptions) -> None:
         ("--nodes", ask.nodes, 10**6),
         ("--lora-r", ask.rank, 10**6),
     )
-    for name, value, most in sizes:
+    for name, value, maximum in sizes:
         if value < 1:
             raise InvalidEstimate(f"{name} {value}: must be at least 1")
-        if value > most:
-            raise InvalidEstimate(f"{name} {value}: must be at most {most}")
+        if value > maximum:
+            raise InvalidEstimate(f"{name} {value}: must be at most {maximum}")
     if not 0 <= ask.dropout < 1:
         raise InvalidEstimate(f"--lora-dropout {ask.dropout:g}: must be from 0 up to below 1")
 
@@ -149,9 +149,9 @@ def check(shape: ModelShape, ask: EstimateOptions) -> None:
         ("--precision", ask.precision, PRECISIONS), ("--sharding", ask.sharding, SHARDINGS),
         ("--attention", ask.attention, ATTENTIONS), ("--norms", ask.norms, NORMS), ("--recipe", ask.recipe, RECIPES),
     )  # fmt: skip
-    for name, chosen, known in choices:
-        if chosen not in known:
-            raise InvalidEstimate(f"{name} {chosen}: not one of {', '.join(known)}")
+    for name, value, allowed in choices:
+        if value not in allowed:
+            raise InvalidEstimate(f"{name} {value}: not one of {', '.join(allowed)}")
     _check_devices(shape, ask)
     _check_recipe(shape, ask)
     if (ask.method == "adapter") != (ask.trainable is not None):
@@ -235,9 +235,9 @@ def _release(ask: EstimateOptions) -> tuple[int, int] | None:
 def _too_large(shape: ModelShape, ask: EstimateOptions, adapted: Collection[str]) -> Iterator[str]:
     """Yield a note if the rank exceeds the highest useful rank of the adapted matrices."""
     sides = {role: min(size) for role, size in linears(shape).items() if role in adapted}
-    if sides and ask.method != "adapter" and ask.rank > (most := max(sides.values())):
+    if sides and ask.method != "adapter" and ask.rank > (max_rank := max(sides.values())):
         wide = family_spec(shape).names[max(sides, key=sides.__getitem__)]
-        limit = f"the widest adapted matrix, {wide}, has a rank of at most {most}; a higher rank has no effect"
+        limit = f"the widest adapted matrix, {wide}, has a rank of at most {max_rank}; a higher rank has no effect"
         yield f"--lora-r {ask.rank}: {limit}"
 
 
@@ -249,8 +249,8 @@ def numerics(shape: ModelShape, ask: EstimateOptions) -> tuple[Numerics, tuple[s
     # FSDP's own mixed precision gathers half-precision weights
     sharded = ask.sharding in ("fsdp", "hybrid") and ask.gpus > 1
     trained = 4 if not full or autocast or single else 2
-    asked: Literal[0, 4, 8] = 4 if ask.method == "qlora" else 8 if ask.method == "lora8" else 0
-    bits = asked if is_quantised(shape.family, release) else 0
+    weight_bits: Literal[0, 4, 8] = 4 if ask.method == "qlora" else 8 if ask.method == "lora8" else 0
+    bits = weight_bits if is_quantised(shape.family, release) else 0
     attention = attention_of(shape.family, release, ask.attention)
     usual = Numerics(
         weight=4 if single or (full and autocast and not sharded) else 2,
@@ -260,7 +260,7 @@ def numerics(shape: ModelShape, ask: EstimateOptions) -> tuple[Numerics, tuple[s
         full=full,
         autocast=autocast,
         bits=bits,
-        norms_float32=asked > 0 and autocast and not sharded and ask.norms == "float32",
+        norms_float32=weight_bits > 0 and autocast and not sharded and ask.norms == "float32",
         attention=attention,
         rank=1 if ask.method == "adapter" else ask.rank,
         dropout=ask.dropout > 0,

@@ -37,9 +37,9 @@ def exact_margin(family: str, margin: float) -> float:
     return min(margin, EXACT if family in TRACED else FORMULA)
 
 
-SHORT = 1.1
+OOM_EXCESS = 1.1
 """A run that ran out of memory needed at least a tenth more than the device had [assumed]."""
-MOST = 2.5
+MAX_FACTOR = 2.5
 """Largest correction factor, so that one machine's report has a limited effect. The worst known estimate was 2.3 times
 too low.
 """
@@ -48,7 +48,7 @@ too low.
 def shortfall(device_bytes: int, need: MemoryNeed) -> float:
     """Return the factor that makes an estimate exceed `device_bytes`, after the run ran out of memory there.
 
-    The factor is between 1 and `MOST`.
+    The factor is between 1 and `MAX_FACTOR`.
     """
-    wanted = SHORT * device_bytes / (1 + need.margin) - need.context
-    return min(MOST, max(1.0, wanted / need.peak))
+    peak_bytes = OOM_EXCESS * device_bytes / (1 + need.margin) - need.context
+    return min(MAX_FACTOR, max(1.0, peak_bytes / need.peak))

@@ -25,13 +25,13 @@ def host_bytes(work: Workload, plan: Plan, *, states: int, nodes: int = 1) -> in
     and merging needs another copy of the base.
     """
     assert work.shape is not None
-    each, divided = -(-plan.devices // nodes), plan.parallelism in DIVIDED
+    gpus_per_node, divided = -(-plan.devices // nodes), plan.parallelism in DIVIDED
     parameters = work.shape.parameters
-    whole = MASTER_BYTES * parameters if work.method == "full" else 0
-    cast = whole or CAST.get(work.precision, 0) * parameters
-    read = cast if divided else cast * each
+    master_bytes = MASTER_BYTES * parameters if work.method == "full" else 0
+    cast = master_bytes or CAST.get(work.precision, 0) * parameters
+    read = cast if divided else cast * gpus_per_node
     shared = nodes if plan.parallelism == "fsdp" else 1
     saved = states // shared
-    best = 2 * (whole // shared or saved // 3) if work.keeps_best else 0
-    result = (whole if divided else 0) + (PUBLISHED_BYTES * parameters if work.merges else 0)
-    return each * PROCESS + AGENT + max(read, saved + best, result + best)
+    best = 2 * (master_bytes // shared or saved // 3) if work.keeps_best else 0
+    result = (master_bytes if divided else 0) + (PUBLISHED_BYTES * parameters if work.merges else 0)
+    return gpus_per_node * PROCESS + AGENT + max(read, saved + best, result + best)

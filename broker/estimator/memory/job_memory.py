@@ -29,11 +29,11 @@ def adapted(workload: Workload, shape: ModelShape) -> frozenset[str]:
         return every
     if workload.lora_targets != "attention":
         linear = tuple((role, name) for role, name in names.items() if role in every)
-        wanted = tuple(workload.lora_targets.split(","))
+        targets = tuple(workload.lora_targets.split(","))
         try:
-            return choose(shape, wanted, linear).roles
+            return choose(shape, targets, linear).roles
         except ValueError:  # a target without an estimated adapter, such as the head of a T5
-            return choose(shape, tuple(name for name in wanted if name in names.values()), linear).roles
+            return choose(shape, tuple(name for name in targets if name in names.values()), linear).roles
     others = {name for role, name in names.items() if role not in ATTENTION_ROLES}
     return frozenset(role for role in ATTENTION_ROLES & names.keys() if names[role] not in others)
 

@@ -13,7 +13,7 @@ from statistics import median
 
 from broker.domain.job import Attempt, Job, Reason
 from broker.domain.workload import MemoryNeed, RunObservation, SpeedTier, Workload
-from broker.estimator.memory.evidence import MOST, shortfall
+from broker.estimator.memory.evidence import MAX_FACTOR, shortfall
 from broker.estimator.planning.plan_search import Planner, shards_of
 from broker.estimator.preemption_rate import History
 from broker.estimator.speed.calibration import CPU_PRIOR, GPU_PRIOR, NO_RUNS, Belief, Evidence, Path, Prior, weigh
@@ -24,10 +24,10 @@ from broker.estimator.spot_hazards import Market, Timeline
 
 ENOUGH_STEPS = 10
 """Minimum steps of a usable speed observation. The first steps of an attempt compile, warm up and fill caches."""
-LEAST = 0.8
+MIN_CORRECTION = 0.8
 """Lowest correction factor of memory [assumed]: the estimate is for the longest row, and observed rows may be shorter.
 """
-LEAST_MARGIN = 0.01
+MIN_MARGIN = 0.01
 Z95 = 1.645
 """Standard deviations that a margin represents."""
 
@@ -90,8 +90,8 @@ class Corrections:
 
     def _evidence(self, runs: Sequence[tuple[Path, float]], first: str, prior: Prior) -> Evidence | None:
         if (first, prior) not in self._weighed:
-            near = [(where, y) for where, y in runs if where[0] == first]
-            self._weighed[first, prior] = weigh(near, prior) if near else None
+            close_runs = [(where, y) for where, y in runs if where[0] == first]
+            self._weighed[first, prior] = weigh(close_runs, prior) if close_runs else None
         return self._weighed[first, prior]
 
     def need(self, workload: Workload, need: MemoryNeed, gpu: bool, sharded: bool) -> MemoryNeed:
@@ -105,7 +105,7 @@ class Corrections:
         path = _path("gpu" if gpu else "cpu", workload)
         belief = self._believed(self.peaks, path, _memory_prior(need.margin))
         failed = max(workload.memory_factor, self.shortfalls.get(model_key(workload), 1.0))
-        factor, source = min(MOST, max(LEAST, exp(belief.shift))), need.source
+        factor, source = min(MAX_FACTOR, max(MIN_CORRECTION, exp(belief.shift))), need.source
         margin = expm1(log1p(need.margin) * min(1.0, belief.scale))
         if belief.runs:
             source += f"; {100 * expm1(belief.shift):+.0f} % by {observed_runs(belief.runs)}"
@@ -133,7 +133,7 @@ def _path(where: str, workload: Workload) -> Path:
 
 def _memory_prior(margin: float) -> Prior:
     """Convert a margin to the deviations that it represents; the method and the family have the largest share."""
-    deviation = log1p(max(margin, LEAST_MARGIN)) / Z95
+    deviation = log1p(max(margin, MIN_MARGIN)) / Z95
     return Prior(levels=(0.3 * deviation, 0.6 * deviation, 0.6 * deviation), run=0.43 * deviation)
 
 
@@ -257,5 +257,5 @@ def _speed(observation: RunObservation, planner: Planner, hardware: Hardware) ->
         return None
     run = planner.run(observation.plan, hardware, observation.nodes)
     observed_s = observation.workload.global_batch * observation.workload.counted_per_row / observation.tokens_per_s
-    least = ideal(run, hardware).matmul * hardware.matmul_flops / hardware.bf16_flops if hardware.gpu else 0.0
-    return None if observed_s < least else log(step_seconds(run, hardware, cores=observation.cores) / observed_s)
+    fastest_s = ideal(run, hardware).matmul * hardware.matmul_flops / hardware.bf16_flops if hardware.gpu else 0.0
+    return None if observed_s < fastest_s else log(step_seconds(run, hardware, cores=observation.cores) / observed_s)

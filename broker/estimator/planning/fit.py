@@ -111,8 +111,8 @@ def _too_large(best: Planned, available: int, *, gpu: bool) -> Fit:
 
 
 def _ran_out(workload: Workload, offer: Offer) -> Fit:
-    had, has = workload.oom_device_bytes / GIB, offer.gpu_memory_bytes / GIB
-    return Fit(drop=DropReason.MEMORY, reason=f"ran out of {had:.1f} GiB before; this has {has:.1f}")
+    had_gib, has_gib = workload.oom_device_bytes / GIB, offer.gpu_memory_bytes / GIB
+    return Fit(drop=DropReason.MEMORY, reason=f"ran out of {had_gib:.1f} GiB before; this has {has_gib:.1f}")
 
 
 def _fits_message(planned: Planned, available: int, devices: int) -> str:

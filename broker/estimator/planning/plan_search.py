@@ -51,13 +51,13 @@ def _as_estimated(_work: Workload, need: MemoryNeed, _gpu: bool, _sharded: bool)
     return need
 
 
-def dividers(rows: int, most: int) -> list[int]:
-    """Return the micro-batches to try, ascending: divisors of `rows` up to `most`.
+def dividers(rows: int, maximum: int) -> list[int]:
+    """Return the micro-batches to try, ascending: divisors of `rows` up to `maximum`.
 
     `rows`: number of rows that one device trains in one step.
     """
     sizes = [1]
-    for size in range(2, min(rows, most) + 1):
+    for size in range(2, min(rows, maximum) + 1):
         if rows % size == 0 and size >= MICRO_BATCH_RATIO * sizes[-1]:
             sizes.append(size)
     return sizes
@@ -116,8 +116,8 @@ class Planner:
 
     def _at_once(self, plan: Plan) -> Workload:
         """Return the planned workload as the simulator needs it, where every sequence counts as a row."""
-        work, each = self.as_planned(plan), self._workload.sequences
-        return replace(work, micro_batch=work.micro_batch * each, global_batch=work.global_batch * each)
+        work, per_row = self.as_planned(plan), self._workload.sequences
+        return replace(work, micro_batch=work.micro_batch * per_row, global_batch=work.global_batch * per_row)
 
     def run(self, plan: Plan, hardware: Hardware, nodes: int = 1) -> RooflineStep:
         """Return one step under the plan for the time model."""
@@ -197,11 +197,11 @@ class Planner:
         timed = _Timed(self, computing, nodes)
         fitting: list[Planned] = []
         smallest: Planned | None = None
-        for ways in parallelism_candidates(devices, nodes, divided=self._may_shard):
+        for layouts in parallelism_candidates(devices, nodes, divided=self._may_shard):
             if fitting:
                 break
-            for way, checkpointing in product(ways, self._checkpointings()):
-                plans = [timed.plan(way, devices, rows, checkpointing) for rows in self._rows(devices, computing)]
+            for layout, checkpointing in product(layouts, self._checkpointings()):
+                plans = [timed.plan(layout, devices, rows, checkpointing) for rows in self._rows(devices, computing)]
                 needs = [self.need(plan, hardware, nodes).required for plan in plans]
                 # Check every plan: a micro-batch of all rows accumulates no gradients, so it may need less memory than
                 # a smaller one.
@@ -224,8 +224,8 @@ class Planner:
         `oom_micro_batch`.
         """
         work = self._workload
-        most = work.oom_micro_batch or plan.micro_batch
-        more = shards_of(plan, nodes) > work.oom_shards and plan.micro_batch <= most
+        max_rows = work.oom_micro_batch or plan.micro_batch
+        more = shards_of(plan, nodes) > work.oom_shards and plan.micro_batch <= max_rows
         return device_bytes <= work.oom_device_bytes and not more
 
     def _checkpointings(self) -> tuple[bool, ...]:
@@ -236,8 +236,8 @@ class Planner:
         if not work.free_micro_batch:
             return [work.micro_batch]
         # A CPU, even if it emulates a GPU, is no faster with more rows than the trainer chooses by itself.
-        most = MAX_ROWS if computing.gpu else work.micro_batch
-        return dividers(work.global_batch // devices, min(most, work.max_micro_batch or most))
+        max_rows = MAX_ROWS if computing.gpu else work.micro_batch
+        return dividers(work.global_batch // devices, min(max_rows, work.max_micro_batch or max_rows))
 
 
 def _by_memory(planned: Planned) -> tuple[int, float]:
@@ -250,13 +250,13 @@ class _Timed:
     def __init__(self, planner: Planner, computing: Hardware, nodes: int) -> None:
         self._planner, self._computing, self._nodes = planner, computing, nodes
 
-    def plan(self, way: Parallelism, devices: int, rows: int, checkpointing: bool) -> Plan:
-        each = self._planner._workload.global_batch / devices
+    def plan(self, layout: Parallelism, devices: int, rows: int, checkpointing: bool) -> Plan:
+        rows_per_device = self._planner._workload.global_batch / devices
         return Plan(
-            parallelism=way,
+            parallelism=layout,
             devices=devices,
             micro_batch=rows,
-            accumulation=max(1, round(each / rows)),
+            accumulation=max(1, round(rows_per_device / rows)),
             gradient_checkpointing=checkpointing,
         )
 
@@ -291,8 +291,8 @@ def world(plan: Plan | None, *, nodes: int, gpus: int) -> World:
     """
     if plan is not None:
         gpus = min(gpus, -(-plan.devices // nodes))
-    ways = {"fsdp": 0, "hybrid": max(1, gpus)}
-    if plan is None or plan.parallelism not in ways:
+    shard_sizes = {"fsdp": 0, "hybrid": max(1, gpus)}
+    if plan is None or plan.parallelism not in shard_sizes:
         return World(nodes=nodes, gpus_per_node=gpus)
-    shared = ProcessParallelism(kind="fsdp", shard=ways[plan.parallelism])
+    shared = ProcessParallelism(kind="fsdp", shard=shard_sizes[plan.parallelism])
     return World(nodes=nodes, gpus_per_node=gpus, parallelism=shared)

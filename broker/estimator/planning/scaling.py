@@ -85,18 +85,18 @@ def run_of(
     tokens_per_row: float,
     nodes: int = 1,
     *,
-    written: float = 0.0,
+    generated_tokens: float = 0.0,
 ) -> RooflineStep:
-    """Return one step under the plan. `written`: tokens of a row that an encoder-decoder generates."""
-    asked = replace(ask, gpus=plan.devices, sharding="fsdp" if plan.parallelism in DIVIDED else "none")
-    numerics = estimate.numerics(shape, asked)[0]
+    """Return one step under the plan. `generated_tokens`: tokens of a row that an encoder-decoder generates."""
+    variant = replace(ask, gpus=plan.devices, sharding="fsdp" if plan.parallelism in DIVIDED else "none")
+    numerics = estimate.numerics(shape, variant)[0]
     return RooflineStep(
         shape=shape,
         numerics=numerics,
         tokens=plan.micro_batch * tokens_per_row,
         length=tokens_per_row,
-        target_tokens=plan.micro_batch * written,
-        target_length=written,
+        target_tokens=plan.micro_batch * generated_tokens,
+        target_length=generated_tokens,
         trained=trained_parameters(shape, numerics),
         micro_batches=plan.accumulation,
         recompute=estimate.recompute(ask) if plan.gradient_checkpointing else "none",
@@ -153,36 +153,40 @@ class _Scale:
         divided = can_shard(self._shape, self._ask.method, self._ask.optimizer, self._ask.precision)
         candidates: list[tuple[Plan, bool]] = []
         for together in parallelism_candidates(devices, nodes, divided=divided):
-            candidates += [self._most_rows(way, devices, nodes, again) for way in together for again in (False, True)]
+            candidates += [
+                self._most_rows(layout, devices, nodes, recomputed)
+                for layout in together
+                for recomputed in (False, True)
+            ]
             if any(fits for _, fits in candidates):
                 break
         else:
-            least = min((plan for plan, _ in candidates), key=lambda plan: self._of(plan, nodes))
-            memory = self._memory(least, nodes)
+            quickest_plan = min((plan for plan, _ in candidates), key=lambda plan: self._of(plan, nodes))
+            memory = self._memory(quickest_plan, nodes)
             return Point(gpus=gpus, nodes=nodes, need_bytes=sum(memory.values()), memory=memory)
         fitting = [plan for plan, fits in candidates if fits]
         times = {plan: self._step_s(plan, nodes) for plan in fitting}
         quickest = min(times.values())
-        near = [plan for plan in fitting if times[plan] <= SPEED_TIE_RATIO * quickest]
-        return self._made(gpus, nodes, min(near, key=lambda plan: (self._of(plan, nodes), times[plan])))
+        tied = [plan for plan in fitting if times[plan] <= SPEED_TIE_RATIO * quickest]
+        return self._point(gpus, nodes, min(tied, key=lambda plan: (self._of(plan, nodes), times[plan])))
 
-    def _most_rows(self, way: Parallelism, devices: int, nodes: int, checkpointing: bool) -> tuple[Plan, bool]:
+    def _most_rows(self, layout: Parallelism, devices: int, nodes: int, checkpointing: bool) -> tuple[Plan, bool]:
         """Return (plan, fits): the plan with the most rows that fits, otherwise the plan with one row."""
         rows_per_device = self._load.global_batch // devices
         plans = [
             Plan(
-                parallelism=way, devices=devices, micro_batch=rows, accumulation=rows_per_device // rows,
+                parallelism=layout, devices=devices, micro_batch=rows, accumulation=rows_per_device // rows,
                 gradient_checkpointing=checkpointing,
             )
             for rows in dividers(rows_per_device, MAX_ROWS)
         ]  # fmt: skip
         # A GPU among more has at least the memory left, so the rows that fitted before are where the search starts.
-        known = [plan for plan in plans if plan.micro_batch <= self._fitting.get((way, checkpointing), 0)]
+        known = [plan for plan in plans if plan.micro_batch <= self._fitting.get((layout, checkpointing), 0)]
         known = [plan for plan in known if self._fits(known[-1], nodes)]
         fitting = [*known, *takewhile(lambda plan: self._fits(plan, nodes), plans[len(known) :])]
         if not fitting:
             return plans[0], False
-        self._fitting[way, checkpointing] = fitting[-1].micro_batch
+        self._fitting[layout, checkpointing] = fitting[-1].micro_batch
         return fitting[-1], True
 
     def _fits(self, plan: Plan, nodes: int) -> bool:
@@ -212,9 +216,11 @@ class _Scale:
 
     def _run(self, plan: Plan, nodes: int) -> RooflineStep:
         load = self._load
-        return run_of(self._shape, self._ask, plan, load.tokens_per_row, nodes, written=load.target_tokens_per_row)
+        return run_of(
+            self._shape, self._ask, plan, load.tokens_per_row, nodes, generated_tokens=load.target_tokens_per_row
+        )
 
-    def _made(self, gpus: int, nodes: int, plan: Plan) -> Point:
+    def _point(self, gpus: int, nodes: int, plan: Plan) -> Point:
         load = self._load
         run = self._run(plan, nodes)
         at = speed(run, self._hardware)

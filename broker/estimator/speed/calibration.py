@@ -106,7 +106,7 @@ CPU_PRIOR = Prior(levels=(0.4, 0.1, 0.1), run=0.15)
 """Deviations of CPUs, nearly as wide as `SPREAD_CPU`, because CPUs differ and other processes share them."""
 FREEDOM = 4.0
 """Degrees of freedom of Student's t, as Lange, Little and Taylor advise for small samples."""
-WORTH = 8.0
+PRIOR_RUNS = 8.0
 """Weight, in runs, of the assumed deviation of a run when that deviation is estimated from runs."""
 ROUNDS, SETTLED = 30, 1e-6
 
@@ -181,29 +181,29 @@ class Evidence:
         return Belief(shift=mean, scale=scale, runs=self.runs, alike=path in self.messages.get(path, {}))
 
 
-def weigh(near: Sequence[tuple[Path, float]], prior: Prior) -> Evidence:
+def weigh(weighted_runs: Sequence[tuple[Path, float]], prior: Prior) -> Evidence:
     """Weigh runs that share the first level, each (group, logarithm of observed over estimated)."""
-    cells = {where for where, _ in near}
+    cells = {where for where, _ in weighted_runs}
     noise, squares = prior.run**2, 0.0
     messages: dict[Path, dict[Path, Gauss]] = {}
     # start from the estimate itself, so that a lone outlier is not the starting point
-    means = dict.fromkeys(cells, 0.0)
+    cell_means = dict.fromkeys(cells, 0.0)
     for _ in range(ROUNDS):
-        off = [(y - means[where]) ** 2 / noise for where, y in near]
-        weights = [(FREEDOM + 1) / (FREEDOM + square) for square in off]
-        squares = sum(w * square for w, square in zip(weights, off, strict=True)) * noise
+        deviations = [(y - cell_means[where]) ** 2 / noise for where, y in weighted_runs]
+        weights = [(FREEDOM + 1) / (FREEDOM + square) for square in deviations]
+        squares = sum(w * square for w, square in zip(weights, deviations, strict=True)) * noise
         by_cell: dict[Path, list[Gauss]] = defaultdict(list)
-        for (where, y), weight in zip(near, weights, strict=True):
+        for (where, y), weight in zip(weighted_runs, weights, strict=True):
             by_cell[where].append((y, weight / noise))
         messages = _upward({where: _joined(values) for where, values in by_cell.items()}, prior)
-        before, means = means, {where: _posterior(where, messages, prior)[0] for where in cells}
-        if all(abs(means[where] - before[where]) < SETTLED for where in cells):
+        before, cell_means = cell_means, {where: _posterior(where, messages, prior)[0] for where in cells}
+        if all(abs(cell_means[where] - before[where]) < SETTLED for where in cells):
             break
-    variance = max(noise, (WORTH * noise + squares) / (WORTH + len(near)))
-    return Evidence(prior=prior, messages=messages, variance=variance, runs=len(near))
+    variance = max(noise, (PRIOR_RUNS * noise + squares) / (PRIOR_RUNS + len(weighted_runs)))
+    return Evidence(prior=prior, messages=messages, variance=variance, runs=len(weighted_runs))
 
 
 def believe(runs: Sequence[tuple[Path, float]], path: Path, prior: Prior) -> Belief:
     """Return the belief about `path` after `runs`, each (group, logarithm of observed over estimated)."""
-    near = [(where, y) for where, y in runs if where[0] == path[0]]
-    return weigh(near, prior).of(path) if near else NO_RUNS
+    close_runs = [(where, y) for where, y in runs if where[0] == path[0]]
+    return weigh(close_runs, prior).of(path) if close_runs else NO_RUNS

@@ -68,7 +68,7 @@ _NOISE = frozenset({
     "sxm3", "sxm6", "ac", "accelerator",
 })  # fmt: skip
 """Words that do not distinguish these products."""
-_SHORT = {"3090": "rtx3090", "5090": "rtx5090", "6000ada": "rtx6000ada", "pro6000": "rtxpro6000"}
+_SHORT_NAMES = {"3090": "rtx3090", "5090": "rtx5090", "6000ada": "rtx6000ada", "pro6000": "rtxpro6000"}
 _HOST_GB = {"gh200": 480}
 """Memory in GB of the processor next to the GPU, which nvidia-smi has in the name: `NVIDIA GH200 480GB`."""
 
@@ -81,8 +81,10 @@ def _product(name: str) -> str:
 @lru_cache(maxsize=4096)
 def candidates(name: str) -> tuple[Hardware, ...]:
     """Return all GPUs that a name may mean, the usual one first; none if a word of it is not understood."""
-    asked = gpu_name(name)
-    listed = [TABLE[asked]] if asked in TABLE else [h for known, h in TABLE.items() if matches(asked, known)]
+    canonical = gpu_name(name)
+    listed = (
+        [TABLE[canonical]] if canonical in TABLE else [h for known, h in TABLE.items() if matches(canonical, known)]
+    )
     return tuple(listed) or _cards(re.sub(r"\b(\d+) ?-?gi?b\b", r"\1gb", name.lower().replace("_", " ")))
 
 
@@ -90,11 +92,11 @@ def _cards(name: str) -> tuple[Hardware, ...]:
     words = [word for word in re.findall(r"[a-z0-9]+", name) if word not in _NOISE]
     sizes = [int(word[:-2]) for word in words if re.fullmatch(r"\d+gb", word)]
     rest = "".join(word for word in words if not re.fullmatch(r"\d+gb", word))
-    product = _SHORT.get(rest, rest)
-    sold = [h for known, h in CARDS.items() if _product(known) == product]
+    product = _SHORT_NAMES.get(rest, rest)
+    variants = [h for known, h in CARDS.items() if _product(known) == product]
     if len(sizes) > 1 or not sizes or sizes == [_HOST_GB.get(product)]:
-        return () if len(sizes) > 1 else tuple(sold)
-    return tuple(h for h in sold if marketed_gb(h.name, h.memory_bytes) == sizes[0])
+        return () if len(sizes) > 1 else tuple(variants)
+    return tuple(h for h in variants if marketed_gb(h.name, h.memory_bytes) == sizes[0])
 
 
 def no_speed(hardware: Hardware, precision: str) -> str | None:

@@ -127,7 +127,7 @@ _IMPLIED = {"a100-40gb": "sxm", "h100-sxm": "80gb", "h100-pcie": "80gb", "h100-n
 
 
 @lru_cache(maxsize=4096)
-def matches(asked: str, accelerator: str) -> bool:
+def matches(pattern: str, accelerator: str) -> bool:
     """Return whether `accelerator` matches the request; `a100`, `a100-80gb` and `a100-sxm` match all their variants."""
-    wanted, parts = asked.split("-"), accelerator.split("-")
-    return wanted[0] == parts[0] and set(wanted) <= {*parts, _IMPLIED.get(accelerator, parts[0])}
+    wanted_parts, parts = pattern.split("-"), accelerator.split("-")
+    return wanted_parts[0] == parts[0] and set(wanted_parts) <= {*parts, _IMPLIED.get(accelerator, parts[0])}

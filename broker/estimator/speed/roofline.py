@@ -121,7 +121,7 @@ class Terms:
         return compute + self.optimizer + self.exposed + self.data + self.fixed
 
 
-def _parts(run: RooflineStep) -> list[RooflineStep]:
+def _stack_runs(run: RooflineStep) -> list[RooflineStep]:
     """Return one part for each stack of layers; the encoder of an encoder-decoder has no head."""
     if not run.shape.decoder_layers:
         return [run]
@@ -139,7 +139,7 @@ def _share(run: RooflineStep, role: str) -> float:
     return run.target_tokens / run.tokens if cross and run.tokens else through(run.shape, role)
 
 
-def _passes(run: RooflineStep) -> int:
+def _pass_count(run: RooflineStep) -> int:
     """Return the number of passes of a layer; a backward pass counts as two."""
     return 3 + (run.recompute != "none") + run.reference
 
@@ -162,8 +162,8 @@ def _products(run: RooflineStep) -> tuple[float, float]:
     trains = 3 if run.numerics.full else 2
     flop = elements = 0.0
     for role, (inputs, outputs) in linears(run.shape).items():
-        again = run.recompute == "whole" or (run.recompute == "early" and role not in LAST)
-        products = (trains + again + run.reference) * _share(run, role)
+        is_recomputed = run.recompute == "whole" or (run.recompute == "early" and role not in LAST)
+        products = (trains + is_recomputed + run.reference) * _share(run, role)
         flop += 2 * inputs * outputs * products
         elements += (inputs + outputs) * products
     return flop * run.shape.layers, elements * run.shape.layers
@@ -174,9 +174,9 @@ def _adapter_flop(run: RooflineStep) -> float:
 
     Each adapter is trained, so it has three products, and one more if checkpointing recomputes it.
     """
-    each = linears(run.shape).items()
-    widths = (sum(size) * through(run.shape, role) for role, size in each if role in run.numerics.adapted)
-    return 2 * run.numerics.rank * sum(widths) * (_passes(run) - run.reference) * run.shape.layers
+    role_shapes = linears(run.shape).items()
+    widths = (sum(size) * through(run.shape, role) for role, size in role_shapes if role in run.numerics.adapted)
+    return 2 * run.numerics.rank * sum(widths) * (_pass_count(run) - run.reference) * run.shape.layers
 
 
 def _head_flop(run: RooflineStep) -> int:
@@ -202,20 +202,20 @@ def _scores(run: RooflineStep) -> float:
 
 def _attention(run: RooflineStep, hardware: Hardware) -> float:
     # The backward pass of a fused attention costs 2.5 times its forward pass.
-    flop = _scores(run) * (_passes(run) + 0.5)
+    flop = _scores(run) * (_pass_count(run) + 0.5)
     return flop / (hardware.attention_flops if run.numerics.compute == 2 else hardware.fp32_flops)
 
 
 def _modules(run: RooflineStep) -> float:
     """Return the bytes of one micro-batch between the layers' matrix products."""
     bare = layer_bytes(run.shape, run.numerics, run.length, fused=run.fused)
-    adapters = adapter_bytes(run.shape, run.numerics) * (_passes(run) - run.reference)
-    return run.tokens * run.shape.layers * (bare * _passes(run) + adapters)
+    adapters = adapter_bytes(run.shape, run.numerics) * (_pass_count(run) - run.reference)
+    return run.tokens * run.shape.layers * (bare * _pass_count(run) + adapters)
 
 
-def _rest(run: RooflineStep) -> float:
+def _other_bytes(run: RooflineStep) -> float:
     """Return the bytes of one micro-batch into and out of matrix products, of logits and of weights."""
-    products, passes = _products(run)[1] * run.numerics.compute, _passes(run)
+    products, passes = _products(run)[1] * run.numerics.compute, _pass_count(run)
     logits = _head(run.shape)[1] * LOGIT_BYTES * run.numerics.compute / 2 * (1 + run.reference / 3)
     weights = run.shape.layers * layer_matrices(run.shape)
     read = weight_bytes(run.numerics, passes if run.numerics.full else passes - 1)
@@ -224,19 +224,19 @@ def _rest(run: RooflineStep) -> float:
 
 def _messages(run: RooflineStep, hardware: Hardware) -> tuple[float, float]:
     """Return (seconds within a machine, seconds between machines) of one step."""
-    each = -(-run.devices // run.nodes)
-    held = run.numerics.bits / 8 if run.numerics.bits else run.numerics.compute
-    gathered = run.micro_batches * (run.shape.parameters * held * run.gathers + run.trained * run.reduced)
+    gpus_per_node = -(-run.devices // run.nodes)
+    bytes_per_weight = run.numerics.bits / 8 if run.numerics.bits else run.numerics.compute
+    gathered = run.micro_batches * (run.shape.parameters * bytes_per_weight * run.gathers + run.trained * run.reduced)
     reduced = 2.0 * run.trained * run.numerics.trained
     inside = reduced if run.sharding == "ddp" else gathered
     outside = gathered if run.sharding == "fsdp" else reduced
     network = run.network or hardware.network
-    return inside * (each - 1) / each / hardware.link, outside * (run.nodes - 1) / run.nodes / network
+    return inside * (gpus_per_node - 1) / gpus_per_node / hardware.link, outside * (run.nodes - 1) / run.nodes / network
 
 
 def model_flop(run: RooflineStep) -> float:
     """Return the FLOP of a token that is read or generated, without recomputation, as MFU counts it."""
-    parts = _parts(replace(run, recompute="none"))
+    parts = _stack_runs(replace(run, recompute="none"))
     every = sum(part.tokens for part in parts)
     return sum(
         (_products(part)[0] + _adapter_flop(part) + _head_flop(part) + 3 * _scores(part)) * part.tokens / every
@@ -246,8 +246,8 @@ def model_flop(run: RooflineStep) -> float:
 
 def ideal(run: RooflineStep, hardware: Hardware, *, cores: int = 1) -> Ideal:
     """Return the step at the published rates. `cores`: of a CPU; 1 for GPUs."""
-    parts, layers = _parts(run), run.shape.layers + run.shape.decoder_layers
-    launches = run.micro_batches * layers * _passes(run) * (1 + ADAPTER_LAUNCHES * len(run.numerics.adapted))
+    parts, layers = _stack_runs(run), run.shape.layers + run.shape.decoder_layers
+    launches = run.micro_batches * layers * _pass_count(run) * (1 + ADAPTER_LAUNCHES * len(run.numerics.adapted))
     shards = {"fsdp": run.devices, "hybrid": -(-run.devices // run.nodes)}.get(run.sharding, 1)
     states = run.trained * optimizer_bytes(run.optimizer, run.numerics.trained) / shards
     within, between = _messages(run, hardware)
@@ -259,7 +259,7 @@ def ideal(run: RooflineStep, hardware: Hardware, *, cores: int = 1) -> Ideal:
         matmul=sum(_matmul(p, hardware) * p.tokens for p in parts) * run.micro_batches / cores,
         attention=sum(_attention(p, hardware) * p.tokens for p in parts) * run.micro_batches / cores,
         modules=0.0 if run.fused else between_products,
-        elementwise=sum(map(_rest, parts)) * micro_s + (between_products if run.fused else 0.0),
+        elementwise=sum(map(_other_bytes, parts)) * micro_s + (between_products if run.fused else 0.0),
         optimizer=states / hardware.bandwidth / cores,
         launched=launches * LAYER_LAUNCH_S if hardware.gpu and not run.fused else 0.0,
         within=within,

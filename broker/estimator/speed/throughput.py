@@ -169,7 +169,7 @@ def speed(run: RooflineStep, hardware: Hardware, *, cores: int = 1) -> Speed:
     outside the interval, the interval is widened to include that step.
     """
     at_best = ideal(run, hardware, cores=1 if hardware.gpu else max(1, cores))
-    step_terms, slow_host_s = terms(at_best), _late(at_best)
+    step_terms, slow_host_s = terms(at_best), _slow_host_s(at_best)
     step_s, (spread, tier, what, interval_source) = step_terms.total, _spread_of(run, hardware)
     if step_terms.host > 0 or slow_host_s > spread * step_s:
         spread, tier, interval_source = (
@@ -200,7 +200,7 @@ def for_other_code(at: Speed) -> Speed:
     return replace(at, spread=width, evidence=f"{what}; {NEAREST if at.near else FAR}; {OTHER_CODE}")
 
 
-def _late(at_best: Ideal) -> float:
+def _slow_host_s(at_best: Ideal) -> float:
     """Return the seconds of the step on a host that takes twice as long to launch it."""
     slow = replace(at_best, launched=2 * at_best.launched)
     slow_terms = terms(slow)
@@ -288,20 +288,20 @@ def observed_runs(runs: int) -> str:
     return f"{runs} observed run{'' if runs == 1 else 's'}"
 
 
-def corrected(at: Timing, known: Belief) -> Timing:
+def corrected(at: Timing, belief: Belief) -> Timing:
     """Correct the time and its interval by own runs on such hardware."""
-    if not known.runs:
+    if not belief.runs:
         return at
-    slower, spread = exp(-known.shift), at.spread**known.scale
-    moved = f"{100 * expm1(known.shift):+.0f} % tokens/s by {observed_runs(known.runs)} on such hardware"
+    slower, spread = exp(-belief.shift), at.spread**belief.scale
+    moved = f"{100 * expm1(belief.shift):+.0f} % tokens/s by {observed_runs(belief.runs)} on such hardware"
     return replace(
         at,
         step_s=at.step_s * slower,
         evaluated_s=at.evaluated_s * slower,
         spread=spread,
-        tier="measured" if known.alike else at.tier,
+        tier="measured" if belief.alike else at.tier,
         evidence=f"{at.evidence}; {moved}, so within / and x {spread:.2f}",
-        runs=known.runs,
+        runs=belief.runs,
     )
 
 

@@ -12,7 +12,7 @@ from broker.billing.drain import DrainBudget
 from broker.billing.time_limits import out_of_time_message
 from broker.domain.instance import Caps
 from broker.domain.job import Attempt, Event, Job, PriceChange, Signal
-from broker.domain.money import ZERO, show
+from broker.domain.money import ZERO, format_usd
 from broker.lifecycle.signals import due_signal
 
 PROOF_S = 15.0
@@ -68,15 +68,15 @@ def decide_charge(facts: ChargeFacts) -> ChargeDecision | None:
     attempt, job, now = facts.attempt, facts.job, facts.now
     priced = replace(attempt, prices=(*attempt.prices, *facts.prices)) if facts.prices else attempt
     until = charged_until(facts)
-    due, traffic = uncharged_usd(priced, until), traffic_owed(priced, now)
+    due_usd, traffic = uncharged_usd(priced, until), traffic_owed(priced, now)
     signal = due_signal(priced, job, facts.caps, facts.possible_end, facts.drain_budget)
-    if due == traffic == ZERO and signal is None and not facts.prices:
+    if due_usd == traffic == ZERO and signal is None and not facts.prices:
         return None
     return ChargeDecision(
         job=job,
         attempt=attempt,
         to=max(until, attempt.charged_to or until),
-        usd=due,
+        usd=due_usd,
         traffic_usd=traffic,
         prices=facts.prices,
         signal=signal,
@@ -94,7 +94,7 @@ def charged_until(facts: ChargeFacts) -> datetime:
     attempt, now = facts.attempt, facts.now
     if facts.possible_end < now:
         return attempt.charged_to or attempt.create_sent_at or now
-    until = billed_until(attempt, now, facts.caps.list_lag_s + PROOF_S, shown=facts.is_listed)
+    until = billed_until(attempt, now, facts.caps.list_lag_s + PROOF_S, is_listed=facts.is_listed)
     return min(until, facts.missing_at or until)
 
 
@@ -105,7 +105,7 @@ def charge_event(decision: ChargeDecision) -> Event | None:
         return None
     if decision.signal is Signal.CAP:
         spent = job.spent_usd + decision.usd + decision.traffic_usd
-        message = f"{show(spent)} of {show(job.cap_usd)} spent: checkpoint and stop"
+        message = f"{format_usd(spent)} of {format_usd(job.cap_usd)} spent: checkpoint and stop"
         return Event(job_id=job.id, attempt_id=attempt.id, kind="job.cap_near", message=message)
     message = out_of_time_message(job, decision.now)
     return Event(job_id=job.id, attempt_id=attempt.id, kind="job.out_of_time", message=message)

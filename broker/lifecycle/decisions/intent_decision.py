@@ -93,7 +93,7 @@ def decide_intent(facts: IntentFacts) -> IntentDecision:
     if not facts.was_sent:
         end = end_before_create(facts) or (_SUPERSEDED if facts.is_superseded else None)
     if end is not None:
-        return _end(facts, *end)
+        return _end_intent(facts, *end)
     # No row holds the time of the create. Charges begin at the planning time, because no create is sent earlier.
     sent_at = attempt.created_at if facts.was_sent else facts.now
     sent = step(attempt, AttemptEvent.LEASE_TAKEN, sent_at).attempt
@@ -125,7 +125,7 @@ def intent_events(decision: IntentDecision) -> tuple[Event, ...]:
     return (Event(job_id=attempt.job_id, attempt_id=attempt.id, kind="attempt.ended", message=message),)
 
 
-def _end(facts: IntentFacts, event: AttemptEvent, message: str) -> IntentDecision:
+def _end_intent(facts: IntentFacts, event: AttemptEvent, message: str) -> IntentDecision:
     """End an attempt for which nothing was created."""
     attempt, now = facts.attempt, facts.now
     ended = replace(step(attempt, event, now).attempt, detail=message)

@@ -167,7 +167,7 @@ def advance_launch(facts: LaunchFacts) -> LaunchDecision:
     """
     attempt, observation, now = facts.attempt, facts.observation, facts.now
     if (signal := required_end(attempt, facts.job)) is not None:
-        return _end(attempt, signal, LaunchObservation(), now)
+        return _end_launch(attempt, signal, LaunchObservation(), now)
     if not facts.is_listed:
         return LaunchDecision(step=LaunchStep.WAIT, before=attempt, attempt=attempt, due_in_s=CREATE_POLL_S)
     observed = replace(attempt, running_at=facts.running_at)
@@ -186,7 +186,7 @@ def advance_launch(facts: LaunchFacts) -> LaunchDecision:
             charge=LaunchCharge.UP_TO_NOW,  # for the first create; the next one may be refused
             due_in_s=CREATE_POLL_S,
         )
-    return _end(observed, event, observation, now)
+    return _end_launch(observed, event, observation, now)
 
 
 def after_create(
@@ -267,7 +267,7 @@ def _not_sent(
     return _write(attempt, unsent, due_in_s=poll_s)
 
 
-def _end(attempt: Attempt, event: AttemptEvent, observation: LaunchObservation, now: datetime) -> LaunchDecision:
+def _end_launch(attempt: Attempt, event: AttemptEvent, observation: LaunchObservation, now: datetime) -> LaunchDecision:
     """End a launch: its machines are destroyed, and its launcher is asked to stop."""
     reason = setup_reason(observation.listed) if event is AttemptEvent.SETUP_FAILED else None
     if observation.final is not None:

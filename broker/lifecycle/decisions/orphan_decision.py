@@ -58,7 +58,7 @@ def decide_orphan(facts: OrphanFacts) -> OrphanDecision:
     wait_s = facts.lag_s - facts.listed_s
     if wait_s > 0:
         return OrphanDecision(step=OrphanStep.WAIT, wait_s=wait_s)
-    message = spared_message(facts.orphan, report_only=facts.report_only, bought=facts.is_bought)
+    message = spared_message(facts.orphan, report_only=facts.report_only, was_bought=facts.is_bought)
     if message is not None:
         return OrphanDecision(step=OrphanStep.SPARE, message=message)
     return OrphanDecision(step=OrphanStep.DESTROY)
@@ -117,7 +117,7 @@ def late_amounts(facts: LateMachineFacts) -> tuple[Decimal, Decimal] | None:
     listing, because the cloud's clock may be ahead.
     """
     orphan, attempt, now = facts.orphan, facts.attempt, facts.now
-    born = None if orphan.born is None else min(orphan.born, facts.first_listed_at)
-    usd = uncharged_after_end_usd(attempt, orphan.observed.handle, born, now, standing=facts.existing)
+    born_at = None if orphan.born is None else min(orphan.born, facts.first_listed_at)
+    usd = uncharged_after_end_usd(attempt, orphan.observed.handle, born_at, now, standing=facts.existing)
     traffic_usd = traffic_owed(attempt, now)
     return (usd, traffic_usd) if usd or traffic_usd else None

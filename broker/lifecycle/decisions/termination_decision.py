@@ -12,7 +12,7 @@ from typing import Any
 
 from broker.billing.accrual import refused, traffic_owed, uncharged_usd
 from broker.domain.job import Attempt, Event, Job, Reason
-from broker.domain.money import ZERO, LedgerEntry, LedgerKind, show
+from broker.domain.money import ZERO, LedgerEntry, LedgerKind, format_usd
 from broker.estimator.planning.corrections import observed
 from broker.lifecycle.account_refusals import refused_in_a_row
 from broker.lifecycle.decisions.launch_decision import all_handles
@@ -35,7 +35,7 @@ from broker.lifecycle.transitions import after_attempt, due_in_s, end_reason, in
 
 STUCK_S = 120.0
 """Seconds after which an event reports what keeps an attempt from ending."""
-AGAIN_S = 1.0
+RECHECK_S = 1.0
 """Seconds until an attempt that has not ended is due again: less than a round, so that another broker may claim it."""
 
 
@@ -51,7 +51,7 @@ def terminate(facts: TerminationFacts) -> TerminationDecision | EndFactsNeeded:
     The attempt ends only when the absence of its machines is proven. Its charges may end earlier; see `_charges_end`.
     """
     if facts.absence.proven_at is None:
-        return _hold(facts) or _destroy(facts)
+        return _hold_for_inspection(facts) or _destroy(facts)
     absent = replace(facts.attempt, absent_at=_charges_end(facts, facts.absence.proven_at))
     if facts.is_report_unreadable:
         return _decision(facts, TerminationStep.WAIT, absent, due_in_s=facts.settings.look_s)
@@ -60,7 +60,7 @@ def terminate(facts: TerminationFacts) -> TerminationDecision | EndFactsNeeded:
     return _close(facts, absent, facts.report)
 
 
-def _hold(facts: TerminationFacts) -> TerminationDecision | None:
+def _hold_for_inspection(facts: TerminationFacts) -> TerminationDecision | None:
     """Keep a failed job's machine for inspection; None: no inspection, its time is over, or all machines have ended."""
     until = inspection_end(facts.attempt, facts.job)
     machines = recorded_machines(facts.attempt, facts.machines)
@@ -104,7 +104,7 @@ def _destroy(facts: TerminationFacts) -> TerminationDecision:
         attempt,
         destroys=handles,
         stops_launcher=not facts.is_launcher_dead,
-        due_in_s=min(AGAIN_S, facts.settings.look_s) if facts.is_listed else 0.0,
+        due_in_s=min(RECHECK_S, facts.settings.look_s) if facts.is_listed else 0.0,
     )
 
 
@@ -182,8 +182,8 @@ def close_ledger(facts: TerminationFacts, absent: Attempt, *, image_refused: boo
     job, now, until = facts.job, facts.now, absent.absent_at or facts.now
     reason = end_reason(absent, job)
     ended = step(absent, AttemptEvent.ABSENT, now, reason=reason).attempt
-    known = replace(absent, prices=(*absent.prices, *facts.prices))
-    usd, traffic_usd = uncharged_usd(known, until), traffic_owed(absent, until)
+    priced = replace(absent, prices=(*absent.prices, *facts.prices))
+    usd, traffic_usd = uncharged_usd(priced, until), traffic_owed(absent, until)
     spent = absent.charged_usd + usd + traffic_usd
     release = LedgerEntry(
         job_id=job.id,
@@ -227,7 +227,7 @@ def termination_events(decision: TerminationDecision) -> tuple[Event, ...]:
         job_id=job.id,
         attempt_id=attempt.id,
         kind="attempt.ended",
-        message=f"attempt {attempt.number} ended: {reason}, {show(decision.spent_usd)}",
+        message=f"attempt {attempt.number} ended: {reason}, {format_usd(decision.spent_usd)}",
         data={"reason": reason, "usd": str(decision.spent_usd)},
     )
     why = f" ({job_after.reason})" if job_after.reason else ""

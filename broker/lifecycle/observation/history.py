@@ -38,14 +38,14 @@ class ListedMachine:
     neither.
     """
 
-    def record(self, machine: Observed | None, answered: datetime) -> None:
+    def record(self, machine: Observed | None, answered_at: datetime) -> None:
         """Record the latest listing. `machine`: its row of this machine; None: there is none."""
         if machine is not None and machine.state is not InstanceState.GONE:
-            self.without, self.gone, self.last = 0, None, answered
+            self.without, self.gone, self.last = 0, None, answered_at
             return
         self.without += 1
         if self.gone is None and (machine is not None or self.without > 1):
-            self.gone = answered
+            self.gone = answered_at
 
 
 @dataclass(kw_only=True)
@@ -111,19 +111,21 @@ class CloudHistory:
         listings = [*listings]
         listing = listings[-1]
         self.times.append((listing.begun, listing.answered))
-        answered = clock.database_time(listing.answered)
+        answered_at = clock.database_time(listing.answered)
         absent_at = clock.database_time(self.times[-3][0] - lag_s) if len(self.times) > 2 else None
         for name in listing.shown:
             history = self.names.setdefault(name, NameHistory(born_by=None, listable_from=-math.inf))
             for machine in listing.existing(name):
                 if machine.handle.id not in history.machines:
-                    since = born_after(absent_at, machine.created_at, answered)
-                    history.machines[machine.handle.id] = ListedMachine(since=since, shown=answered, last=answered)
+                    since = born_after(absent_at, machine.created_at, answered_at)
+                    history.machines[machine.handle.id] = ListedMachine(
+                        since=since, shown=answered_at, last=answered_at
+                    )
         for name, history in self.names.items():
             history.record(listings, name)
             listed = {machine.handle.id: machine for machine in listing.by_name.get(name, ())}
             for machine_id, listed_machine in history.machines.items():
-                listed_machine.record(listed.get(machine_id), answered)
+                listed_machine.record(listed.get(machine_id), answered_at)
 
     def follow(
         self,
@@ -190,16 +192,16 @@ class CloudHistory:
         self.unowned = unowned
 
 
-def born_after(absent_at: datetime | None, created_at: datetime | None, shown: datetime) -> datetime | None:
+def born_after(absent_at: datetime | None, created_at: datetime | None, shown_at: datetime) -> datetime | None:
     """Return the latest time at which a machine that was just listed for the first time did not exist.
 
     The later of two limits applies: `absent_at`, and the cloud's creation time less a possible error of its clock. The
-    result is at most `shown`. None: neither limit is known. `absent_at`: the start of the listing before the previous
-    one, less the list lag; None: there is no such listing.
+    result is at most `shown_at`. None: neither limit is known. `absent_at`: the start of the listing before the
+    previous listing, less the list lag; None: there is no such listing.
     """
     created_after = None if created_at is None else created_at - CLOUD_CLOCK
     limits = [limit for limit in (absent_at, created_after) if limit is not None]
-    return min(max(limits), shown) if limits else None
+    return min(max(limits), shown_at) if limits else None
 
 
 def _gap_s(listings: Sequence[Listing]) -> float:

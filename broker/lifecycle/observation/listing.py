@@ -68,10 +68,10 @@ def last_begun_before_run(listings: Sequence[Listing], name: InstanceName, nodes
     """
     not_yet, without = -math.inf, -math.inf
     for listing in listings:
-        shown = listing.by_name.get(name, ())
-        if any(machine.state is not InstanceState.STARTING for machine in shown):
+        machines = listing.by_name.get(name, ())
+        if any(machine.state is not InstanceState.STARTING for machine in machines):
             return not_yet
-        if len(shown) >= nodes:
+        if len(machines) >= nodes:
             not_yet, without = listing.begun, -math.inf
         else:
             not_yet, without = (not_yet if without == -math.inf else without), listing.begun

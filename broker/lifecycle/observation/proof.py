@@ -74,20 +74,20 @@ def prove_absence(facts: AbsenceFacts) -> AbsenceProof:
         missing_once=once,
         missing_for_seconds=missing_for_seconds(facts.listings, facts.name, facts.since + facts.lag_s),
         proven_at=_proven_at(facts, facts.since),
-        lost=_lost(facts, facts.since),
+        lost=_proven_absent(facts, facts.since),
     )
 
 
 def _proven_at(facts: AbsenceFacts, since: float) -> datetime | None:
-    born = since if facts.born_by is None else min(since, facts.clock.monotonic_time(facts.born_by))
-    listing = proof_listing(facts.listings, lambda listed: listed.shows(facts.name), since, facts.lag_s, born)
+    born_at = since if facts.born_by is None else min(since, facts.clock.monotonic_time(facts.born_by))
+    listing = proof_listing(facts.listings, lambda listed: listed.shows(facts.name), since, facts.lag_s, born_at)
     if listing is None:
         return None
     proven_at = facts.clock.database_time(listing.answered)
     return proven_at if facts.missing_twice_at is None else min(proven_at, facts.missing_twice_at)
 
 
-def _lost(facts: AbsenceFacts, since: float) -> frozenset[str]:
+def _proven_absent(facts: AbsenceFacts, since: float) -> frozenset[str]:
     """Return the ids of the machines whose absence is proven one by one."""
 
     def is_absent(handle: Handle) -> bool:
@@ -98,21 +98,21 @@ def _lost(facts: AbsenceFacts, since: float) -> frozenset[str]:
 
 
 def proof_listing(
-    listings: Sequence[Listing], shows: Callable[[Listing], bool], since: float, lag_s: float, born: float
+    listings: Sequence[Listing], shows: Callable[[Listing], bool], since: float, lag_s: float, born_at: float
 ) -> Listing | None:
     """Return the listing up to whose answer the machines may have existed; None: their absence is not proven.
 
     Only listings count that began after `since` and follow the last one that shows the machines. Two of them must have
     begun at least `lag_s` after the first; without lag the first is one of the two. Earlier listings may lag, and a
     single one may omit an existing machine.
-    `born`: monotonic time at which all machines existed. Listings within a lag after `born` may omit a young machine.
+    `born_at`: monotonic time at which all machines existed. Listings begun within `lag_s` after it may omit a machine.
     """
     if not listings or shows(listings[-1]):
         return None
     without = _trailing_without(listings, shows, since)
     if len(without) < 2 or without[-2].begun - without[0].begun < lag_s:
         return None
-    conclusive = [listing for listing in without if listing.begun - born >= lag_s]
+    conclusive = [listing for listing in without if listing.begun - born_at >= lag_s]
     return conclusive[1] if len(conclusive) > 1 else None
 
 

@@ -74,14 +74,14 @@ class SlackApp:
     async def say(self, url: str, lines: Sequence[str]) -> None:
         """Send lines that only the requesting user sees."""
         reply = message(lines[0] if lines else "", section(*(line(text, LINE) for text in lines)))
-        await self._answer(url, {"text": reply.text, "blocks": list(reply.blocks)})
+        await self._send_answer(url, {"text": reply.text, "blocks": list(reply.blocks)})
 
     async def show(self, url: str, snapshot: JobSnapshot) -> None:
         """Replace the clicked message with the job's current state."""
         updated = root(snapshot)
-        await self._answer(url, {"text": updated.text, "blocks": list(updated.blocks), "replace_original": True})
+        await self._send_answer(url, {"text": updated.text, "blocks": list(updated.blocks), "replace_original": True})
 
-    async def _answer(self, url: str, body: Mapping[str, Any]) -> None:
+    async def _send_answer(self, url: str, body: Mapping[str, Any]) -> None:
         """Send an answer. A failure is only logged, because the requested action has already been carried out."""
         if not self._is_slacks(url):
             log.warning("an answer was asked for at an address that is not Slack's; none is given")
@@ -98,5 +98,5 @@ class SlackApp:
 
     def _is_slacks(self, url: str) -> bool:
         """Return True for an address of Slack, because the broker must call no other host that a request names."""
-        asked, host = urlsplit(url), self._api_url.hostname or ""
-        return asked.scheme == self._api_url.scheme and (asked.hostname or "") in (host, f"hooks.{host}")
+        target, host = urlsplit(url), self._api_url.hostname or ""
+        return target.scheme == self._api_url.scheme and (target.hostname or "") in (host, f"hooks.{host}")

@@ -9,7 +9,7 @@ from decimal import ROUND_CEILING, Decimal
 
 from broker.domain.formatting import duration
 from broker.domain.job import Attempt, Job, JobState, Reason
-from broker.domain.money import show
+from broker.domain.money import format_usd
 from broker.domain.notifications import JobSnapshot
 from broker.notify.slack.text import (
     CONFIRM_MAX,
@@ -81,7 +81,7 @@ def root(snapshot: JobSnapshot) -> SlackMessage:
     ]
     if actions := buttons(job):
         blocks.append({"type": "actions", "block_id": f"job-{job.id}", "elements": actions})
-    spent = f"{show(job.spent_usd)} of {show(job.cap_usd)}"
+    spent = f"{format_usd(job.spent_usd)} of {format_usd(job.cap_usd)}"
     return message(f"{job.spec.name}: {state}, {spent}", *blocks)
 
 
@@ -108,7 +108,7 @@ def machine(run: Attempt) -> str:
     machines = f"{nodes} nodes of " if nodes > 1 else ""
     memory = f" {offer.gpu_memory_bytes / GIB:.0f} GiB" if offer.gpu_memory_bytes else ""
     market = "spot" if offer.spot else "on-demand"
-    price = f"{show(offer.usd_per_hour * nodes)}/h"
+    price = f"{format_usd(offer.usd_per_hour * nodes)}/h"
     return f"{cloud} {offer.region} · {machines}{count}{offer.accelerator}{memory} · {market} · {price}"
 
 
@@ -140,9 +140,9 @@ def _left_s(job: Job, run: Attempt) -> float | None:
 
 def _money(job: Job, run: Attempt | None) -> list[str]:
     share = float(job.spent_usd / job.cap_usd) if job.cap_usd else 1.0
-    spent = f"*Spent*\n{show(job.spent_usd)} of {show(job.cap_usd)}\n`{bar(share, 10)}` {share:.0%}"
+    spent = f"*Spent*\n{format_usd(job.spent_usd)} of {format_usd(job.cap_usd)}\n`{bar(share, 10)}` {share:.0%}"
     expected = run.line.usd_p50 if run is not None and job.state is JobState.ACTIVE else None
-    return [spent] if expected is None else [spent, f"*Expected for this attempt*\n{show(expected)}"]
+    return [spent] if expected is None else [spent, f"*Expected for this attempt*\n{format_usd(expected)}"]
 
 
 # -------------------------------------------------------------------------------------------------------------- buttons
@@ -156,21 +156,25 @@ def extended(cap: Decimal) -> Decimal:
 def buttons(job: Job) -> list[Json]:
     """Return the buttons for a job's state; each asks for confirmation."""
     if job.state is JobState.AWAITING_APPROVAL:
-        question = f"It may then spend up to {show(job.cap_usd)}."
+        question = f"It may then spend up to {format_usd(job.cap_usd)}."
         return [
             _button("approve", "Approve", job, question, value=f"{job.id}:{job.cap_usd}", style="primary"),
             _button("refuse", "Refuse", job, "It will be cancelled.", style="danger"),
         ]
     elements = []
-    new = extended(job.cap_usd)
-    if job.state in (JobState.QUEUED, JobState.ACTIVE, JobState.RECOVERING, JobState.CAPPED) and new <= CAP_MAX:
-        question = f"Raise the cap from {show(job.cap_usd)} to {show(new)}. That much may be spent then."
-        elements.append(_button("extend", f"Cap to {show(new)}", job, question, value=f"{job.id}:{job.cap_usd}:{new}"))
+    new_cap = extended(job.cap_usd)
+    if job.state in (JobState.QUEUED, JobState.ACTIVE, JobState.RECOVERING, JobState.CAPPED) and new_cap <= CAP_MAX:
+        question = (
+            f"Raise the cap from {format_usd(job.cap_usd)} to {format_usd(new_cap)}. That much may be spent then."
+        )
+        elements.append(
+            _button("extend", f"Cap to {format_usd(new_cap)}", job, question, value=f"{job.id}:{job.cap_usd}:{new_cap}")
+        )
     if job.state in (JobState.QUEUED, JobState.ACTIVE, JobState.RECOVERING) and not job.stop_requested:
         question = "It saves a checkpoint and stops; its machines are destroyed."
         elements.append(_button("cancel", "Cancel", job, question, style="danger"))
     if job.state in (JobState.FAILED, JobState.CANCELLED, JobState.CAPPED):
-        question = f"A new job resumes from the last checkpoint, with a cap of {show(job.cap_usd)} of its own."
+        question = f"A new job resumes from the last checkpoint, with a cap of {format_usd(job.cap_usd)} of its own."
         elements.append(_button("retry", "Retry", job, question))
     return elements
 
@@ -194,7 +198,7 @@ def _button(action: str, label: str, job: Job, question: str, *, value: str = ""
 # -------------------------------------------------------------------------------------------------------------- the end
 
 
-def ended(snapshot: JobSnapshot, curve: Losses) -> SlackMessage:
+def end_message(snapshot: JobSnapshot, curve: Losses) -> SlackMessage:
     """Return the summary of an ended job. `curve` is drawn with characters, for messages without a picture."""
     job, attempts = snapshot.job, snapshot.attempts
     spark = sparkline(curve)
@@ -207,22 +211,22 @@ def ended(snapshot: JobSnapshot, curve: Losses) -> SlackMessage:
         )
     ]
     if attempts:
-        shown = [line(_attempt(a), 220) for a in attempts[-ATTEMPTS_SHOWN:]]
-        hidden = len(attempts) - len(shown)
-        blocks.append(section(*([f"{hidden} earlier attempts"] if hidden else []), *shown))
+        lines_shown = [line(_attempt(a), 220) for a in attempts[-ATTEMPTS_SHOWN:]]
+        hidden = len(attempts) - len(lines_shown)
+        blocks.append(section(*([f"{hidden} earlier attempts"] if hidden else []), *lines_shown))
     if any(a.beat or a.final for a in attempts):
         blocks.append(context(f"files: {code(f'gpubroker artifacts {job.id} --to DIR')}"))
-    spent = f"{show(job.spent_usd)} of {show(job.cap_usd)}"
+    spent = f"{format_usd(job.spent_usd)} of {format_usd(job.cap_usd)}"
     return message(f"{job.spec.name} {job.state.value}, {spent}", *blocks)
 
 
 def _facts(job: Job, attempts: Sequence[Attempt]) -> list[str]:
-    taken = sum(a.reason in (Reason.PREEMPTED, Reason.LOST) for a in attempts)
-    count = f"{len(attempts)} attempt{'' if len(attempts) == 1 else 's'}, {taken} preempted"
+    interruptions = sum(a.reason in (Reason.PREEMPTED, Reason.LOST) for a in attempts)
+    count = f"{len(attempts)} attempt{'' if len(attempts) == 1 else 's'}, {interruptions} preempted"
     reached = max((end for _, end in map(steps, attempts) if end is not None), default=0)
     redone = f"; {reached} steps, {steps_redone(attempts)} of them lost and redone" if reached else ""
     facts = [f"{count}{redone}; {duration(_seconds(job.created_at, job.finished_at))}"]
-    facts.append(f"{show(job.spent_usd)} spent of {show(job.cap_usd)}")
+    facts.append(f"{format_usd(job.spent_usd)} spent of {format_usd(job.cap_usd)}")
     finals = [a.final for a in attempts if a.final is not None]
     before = next((f.heldout_loss_before for f in reversed(finals) if f.heldout_loss_before is not None), None)
     after = finals[-1].heldout_loss_after if finals else None
@@ -235,7 +239,7 @@ def _attempt(run: Attempt) -> str:
     start, end = steps(run)
     did = "" if start is None else f" · steps {start} → {end}"
     why = run.reason.value if run.reason else run.state.value
-    return f"{run.number}. {machine(run)}{did} · {why} · {show(run.charged_usd)}"
+    return f"{run.number}. {machine(run)}{did} · {why} · {format_usd(run.charged_usd)}"
 
 
 def _seconds(start: datetime, end: datetime | None) -> float | None:

@@ -98,7 +98,7 @@ class SlackClient:
 
     async def post(self, content: SlackMessage, *, key: Mapping[str, str], thread: str | None = None) -> str:
         """Post a message and return its `ts`. `key` identifies the message for `find`. Raises Missing, NotifyError."""
-        await self._turn()
+        await self._wait_turn()
         answer = await self._call(
             self._web.chat_postMessage,
             channel=self.conversation,
@@ -166,7 +166,7 @@ class SlackClient:
 
     async def upload(self, name: str, data: bytes, *, title: str, thread: str) -> None:
         """Upload a file as a reply. Raises Missing, NotifyError."""
-        await self._turn()
+        await self._wait_turn()
         await self._call(
             self._web.files_upload_v2,
             filename=name,
@@ -190,7 +190,7 @@ class SlackClient:
         profile = answer["user"].get("profile") or {}
         return str(profile.get("display_name") or profile.get("real_name") or user)
 
-    async def _turn(self) -> None:
+    async def _wait_turn(self) -> None:
         """Wait until a post is allowed. Raises RetryAfter if that takes too long."""
         begun = self._clock.monotonic()
         while wait := self._posts.wait_s(self._clock.monotonic()):

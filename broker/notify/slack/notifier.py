@@ -18,7 +18,7 @@ from broker.domain.job import Event, Job
 from broker.domain.notifications import Channel, Delivery, JobSnapshot
 from broker.notify import plot
 from broker.notify.slack import replies as slack_replies
-from broker.notify.slack.blocks import SlackMessage, ended, root
+from broker.notify.slack.blocks import SlackMessage, end_message, root
 from broker.notify.slack.client import API_URL, Missing, SlackClient, new_session
 from broker.notify.slack.settings import Secrets, check
 from broker.ports import Clock, Settings, State
@@ -65,9 +65,9 @@ class SlackNotifier:
     def client(self, channel: Channel) -> SlackClient:
         """Return the client of a channel's current token and conversation. Raises SecretsError."""
         conversation = str(channel.config["channel"])
-        known = self._clients.get(channel.id)
-        if known is not None and known[:2] == (channel.sealed, conversation):
-            return known[2]
+        cached = self._clients.get(channel.id)
+        if cached is not None and cached[:2] == (channel.sealed, conversation):
+            return cached[2]
         token = Secrets.opened(self._box, channel.sealed).bot_token
         created = SlackClient(token, conversation, clock=self._clock, session=self.session(), api_url=self._api_url)
         self._clients[channel.id] = (channel.sealed, conversation, created)
@@ -132,7 +132,7 @@ class _Thread:
         """Send a notice unless Slack has it. Outbox and channel test share the stream, so always search first."""
         if delivery.notice is not None:
             key = {"channel": self.channel.id, "id": delivery.id}
-            if await self.client.find(key, since=_since(delivery.notice.at)) is None:
+            if await self.client.find(key, since=_search_start(delivery.notice.at)) is None:
                 await self.client.post(slack_replies.notice(delivery.notice), key=key)
 
     async def job(self, delivery: Delivery, snapshot: JobSnapshot) -> None:
@@ -148,21 +148,21 @@ class _Thread:
                     await self._deliver_job(delivery, snapshot)
 
     async def _deliver_job(self, delivery: Delivery, snapshot: JobSnapshot) -> None:
-        shown = root(snapshot)
-        thread = str(self.state.get("ts") or await self._open(snapshot, shown))
+        message = root(snapshot)
+        thread = str(self.state.get("ts") or await self._open(snapshot, message))
         if delivery.event is not None:
             await self._reply(delivery, delivery.event, snapshot, thread)
-        if self.state.get("shown") != shown.digest:
-            await self.client.update(thread, shown)
-            self.state["shown"] = shown.digest
+        if self.state.get("shown") != message.digest:
+            await self.client.update(thread, message)
+            self.state["shown"] = message.digest
 
-    async def _open(self, snapshot: JobSnapshot, shown: SlackMessage) -> str:
+    async def _open(self, snapshot: JobSnapshot, message: SlackMessage) -> str:
         key = {"channel": self.channel.id, "job": snapshot.job.id}
-        since = _since(max(snapshot.job.created_at, self.channel.created_at))
+        since = _search_start(max(snapshot.job.created_at, self.channel.created_at))
         existing = await self.client.find(key, since=since)
         if existing is None:
-            existing = await self.client.post(shown, key=key)
-            self.state["shown"], self.replies = shown.digest, set()
+            existing = await self.client.post(message, key=key)
+            self.state["shown"], self.replies = message.digest, set()
         self.state["ts"] = existing
         return existing
 
@@ -174,7 +174,7 @@ class _Thread:
             return
         losses = await self._losses(snapshot.job)
         picture = plot.png(losses, _heldout(snapshot), _resumed(snapshot)) if len(losses) > 1 else None
-        await self._post(ended(snapshot, () if picture else losses), delivery.id, event, thread)
+        await self._post(end_message(snapshot, () if picture else losses), delivery.id, event, thread)
         if picture is not None:
             await self._upload(picture, snapshot.job, event, thread)
 
@@ -196,7 +196,7 @@ class _Thread:
         The lookup is necessary because the previous sender may have posted more replies than it recorded.
         """
         if self.replies is None:
-            self.replies = await self.client.thread(thread, since=_since(event.at))
+            self.replies = await self.client.thread(thread, since=_search_start(event.at))
         return self.replies
 
     async def _losses(self, job: Job) -> Losses:
@@ -208,7 +208,7 @@ class _Thread:
             return ()
 
 
-def _since(at: datetime | None) -> float:
+def _search_start(at: datetime | None) -> float:
     return 0.0 if at is None else (at - LOOK_BACK).timestamp()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from broker.billing.spending import billed_hours, lost_share
 from broker.domain.formatting import duration
 from broker.domain.job import Attempt, Event
-from broker.domain.money import show, usd
+from broker.domain.money import format_usd, usd
 from broker.domain.notifications import JobSnapshot, Notice
 from broker.notify.slack.blocks import SlackMessage, message
 from broker.notify.slack.text import HEADER_MAX, Json, context, line, mrkdwn, plain, section
@@ -127,15 +127,15 @@ def _resumed(event: Event, snapshot: JobSnapshot) -> list[str]:
     before = [a for a in snapshot.attempts if now is not None and a.number < now.number and a.create_sent_at]
     if event.kind != "attempt.training" or now is None or not before or before[-1].live:
         return []
-    return [lost(before[-1], now)]
+    return [loss_message(before[-1], now)]
 
 
-def lost(gone: Attempt, now: Attempt) -> str:
+def loss_message(previous: Attempt, current: Attempt) -> str:
     """Return `lost with attempt 1: 3 min 20 s, $0.0100; 2 min 05 s without a machine`."""
-    share = lost_share(gone)
-    seconds = float(billed_hours(gone) * share) * 3600
-    text = f"lost with attempt {gone.number}: {duration(seconds)}, {show(usd(gone.charged_usd * share))}"
-    end, start = gone.terminating_since or gone.ended_at, now.first_beat_at
+    share = lost_share(previous)
+    seconds = float(billed_hours(previous) * share) * 3600
+    text = f"lost with attempt {previous.number}: {duration(seconds)}, {format_usd(usd(previous.charged_usd * share))}"
+    end, start = previous.terminating_since or previous.ended_at, current.first_beat_at
     gap = (start - end).total_seconds() if start is not None and end is not None else 0.0
     return f"{text}; {duration(gap)} without a machine" if gap > 0 else text
 
@@ -184,4 +184,4 @@ def _money(value: object) -> str:
         amount = Decimal(str(value))
     except InvalidOperation:
         return str(value)
-    return show(amount) if amount.is_finite() and abs(amount) < MONEY_MAX else str(value)
+    return format_usd(amount) if amount.is_finite() and abs(amount) < MONEY_MAX else str(value)

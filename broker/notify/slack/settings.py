@@ -56,5 +56,5 @@ def check(config: Mapping[str, Any], secrets: Mapping[str, str]) -> Settings:
     return {"channel": conversation}, {name: value for name, value in secrets.items() if value}
 
 
-def _unknown(field: str, known: str) -> Problem:
-    return Problem(field=field, message=f"unknown; remove it, or use {known}")
+def _unknown(field: str, known_names: str) -> Problem:
+    return Problem(field=field, message=f"unknown; remove it, or use {known_names}")

@@ -56,17 +56,17 @@ class SlackSockets:
         self._links: dict[str, _Link] = {}
 
     async def step(self) -> bool:
-        wanted = await self._wanted()
-        for token in [known for known in self._links if known not in wanted]:
+        channels_by_token = await self._channels_by_token()
+        for token in [open_token for open_token in self._links if open_token not in channels_by_token]:
             await self._close(self._links.pop(token))
-        for token in wanted:
+        for token in channels_by_token:
             link = self._links.setdefault(token, _Link())
             up = link.client is not None and await link.client.is_connected()
             if not up and link.not_before <= self._clock.monotonic():
                 await self._open(token, link)
         return False
 
-    async def _wanted(self) -> dict[str, list[Channel]]:
+    async def _channels_by_token(self) -> dict[str, list[Channel]]:
         tokens: dict[str, list[Channel]] = {}
         for channel in await self._channels():
             secrets = self._app.secrets(channel)
@@ -91,8 +91,8 @@ class SlackSockets:
                 await client.connect()
         except (SlackClientError, OSError, TimeoutError, ValueError) as e:
             await client.close()
-            least, most = BACK_OFF_S
-            wait = min(most, least * 2.0 ** min(link.failures, 10))
+            min_s, max_s = BACK_OFF_S
+            wait = min(max_s, min_s * 2.0 ** min(link.failures, 10))
             link.failures, link.not_before = link.failures + 1, self._clock.monotonic() + wait
             log.warning("Slack's Socket Mode did not open (%s); again in %.0f s", _why(e), wait)
             return
@@ -100,7 +100,7 @@ class SlackSockets:
 
     async def _received(self, token: str, client: SocketModeClient, request: SocketModeRequest) -> None:
         """Record a request, then acknowledge it. Slack repeats other requests, perhaps to another broker."""
-        channels = (await self._wanted()).get(token, [])
+        channels = (await self._channels_by_token()).get(token, [])
         await self._take(channels, request.envelope_id, request.payload)
         await client.send_socket_mode_response(SocketModeResponse(envelope_id=request.envelope_id))
 

@@ -53,8 +53,8 @@ def _clean(text: str) -> str:
 def plain(text: str, limit: int) -> Json:
     """Return a plain text object, which Slack does not interpret."""
     cleaned = _clean(text) or "–"
-    shown = cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + CUT
-    return {"type": "plain_text", "text": shown, "emoji": False}
+    shortened = cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + CUT
+    return {"type": "plain_text", "text": shortened, "emoji": False}
 
 
 def mrkdwn(text: str) -> Json:

@@ -71,10 +71,10 @@ class WebhookNotifier:
 
         The URL is a secret, because many receivers put a token in it; only its host is shown.
         """
-        known = {"url"}
+        known_settings = {"url"}
         faults = [
             Problem(field=f"{part}.{name}", message="a webhook has no such setting; leave it out")
-            for part, values, names in (("config", config, ()), ("secrets", secrets, known))
+            for part, values, names in (("config", config, ()), ("secrets", secrets, known_settings))
             for name in values
             if name not in names
         ]

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from math import inf
 
-from broker.domain.money import show
+from broker.domain.money import format_usd
 from broker.domain.offer import DropReason, Quote, QuoteLine, SoldOutSpot
 from broker.quote.offer_index import OfferIndex
 from broker.quote.offer_rules import dollars
@@ -25,7 +25,7 @@ _SOLD_OUT = frozenset({DropReason.UNAVAILABLE, DropReason.EXCLUDED})
 
 
 def sold_out_spot(
-    ask: QuoteRequest, sold: OfferIndex, drops: Sequence[DropReason | None], micros: Sequence[int]
+    ask: QuoteRequest, index: OfferIndex, drops: Sequence[DropReason | None], micros: Sequence[int]
 ) -> SoldOutSpot | None:
     """Return the cheapest spot offer that is sold out; None: there is none, or the job does not wait for it.
 
@@ -35,17 +35,17 @@ def sold_out_spot(
         return None
     numbers = [
         number
-        for group in sold.machines
+        for group in index.machines
         if group.like.spot
         for number in group.numbers
         if drops[number] in _SOLD_OUT
-        and (sold.offers[number].available is False or sold.offers[number].id in ask.excluded)
+        and (index.offers[number].available is False or index.offers[number].id in ask.excluded)
     ]
     if not numbers:
         return None
     number = min(numbers, key=micros.__getitem__)
     return SoldOutSpot(
-        offer_id=sold.offers[number].id,
+        offer_id=index.offers[number].id,
         usd_p50=dollars(micros[number]),
         hour_worth_usd=ask.spec.hour_worth_usd,
         waited_s=ask.waited_s,
@@ -61,10 +61,10 @@ def delay_message(quote: Quote, best: QuoteLine) -> str | None:
     limit_s = _limit_s(spot, best)
     if limit_s < MIN_WAIT_S or spot.waited_s >= limit_s:
         return None
-    costs = f"{show(spot.usd_p50)} expected to finish there, {show(best.usd_p50)} on demand"
+    costs = f"{format_usd(spot.usd_p50)} expected to finish there, {format_usd(best.usd_p50)} on demand"
     if (until := wait_end(quote, best, spot)) is None:
         return f"waits for spot: {spot.offer_id} is sold out; {costs}; hour_worth_usd sets no limit"
-    worth = f"an hour of delay is worth {show(spot.hour_worth_usd)} (hour_worth_usd)"
+    worth = f"an hour of delay is worth {format_usd(spot.hour_worth_usd)} (hour_worth_usd)"
     lead = f"waits for spot until {until:%Y-%m-%d %H:%MZ}, then buys on demand"
     return f"{lead}: {spot.offer_id} is sold out; {costs}; {worth}"
 

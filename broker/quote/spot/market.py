@@ -22,7 +22,7 @@ from broker.quote.spot.policy import SpotOption, SpotSituation, outlook
 
 OPTIONS = 16
 """Number of spot markets that are considered: half of them the cheapest ones for sale, the rest the cheapest others."""
-LEAST_PRICE = 0.01
+MIN_PRICE = 0.01
 """Lowest price of spot divided by that of on-demand, for free machines."""
 _SOLD_OUT = frozenset({DropReason.UNAVAILABLE, DropReason.EXCLUDED})
 _ACTIONS: Mapping[SpotAction, Literal["wait", "on-demand", "spot"]] = {
@@ -106,7 +106,7 @@ def _situation(
             SpotOption(
                 offer_id=offers[number].id,
                 market=market(offers[number], ask.nodes),
-                price=max(LEAST_PRICE, _usd_per_hour(assessed, number, reference.kind) / reference.usd_per_hour),
+                price=max(MIN_PRICE, _usd_per_hour(assessed, number, reference.kind) / reference.usd_per_hour),
                 is_for_sale=assessed.drops[number] is None,
             )
             for number in spots
@@ -150,8 +150,8 @@ def _spot_numbers(assessed: AssessedMarket) -> list[int]:
                 best[key] = entry
     for_sale = nsmallest(OPTIONS // 2, (entry for entry in best.values() if not entry[0]))
     others = set(best.values()).difference(for_sale)
-    chosen = for_sale + nsmallest(OPTIONS - len(for_sale), others, key=lambda entry: entry[1:])
-    return [number for _, _, number in sorted(chosen, key=lambda entry: entry[1:])]
+    selected = for_sale + nsmallest(OPTIONS - len(for_sale), others, key=lambda entry: entry[1:])
+    return [number for _, _, number in sorted(selected, key=lambda entry: entry[1:])]
 
 
 def _may_return(ask: QuoteRequest, offer: Offer) -> bool:

@@ -95,7 +95,7 @@ class SpotPlan:
         self._costs = array("f", packed)
         """Costs by tick, row and unit of slack."""
         if not packed:
-            self._fill()
+            self._fill_tables()
 
     @property
     def cells(self) -> int:
@@ -106,41 +106,46 @@ class SpotPlan:
         """Return the table for another process of this machine."""
         return self._costs.tobytes()
 
-    def _fill(self) -> None:
+    def _fill_tables(self) -> None:
         falls, rises = scaled(PRIOR_FALL, FACTOR_STEP**self.key.fall), scaled(PRIOR_RISE, FACTOR_STEP**self.key.rise)
-        nothing: Columns = [[0.0] * self._size] * CLASSES
-        after = _PlanValues(nothing, nothing, nothing, nothing, nothing)
+        no_costs: Columns = [[0.0] * self._size] * CLASSES
+        after = _PlanValues(no_costs, no_costs, no_costs, no_costs, no_costs)
         for tick in range(1, self._ticks + 1):
-            done = min(self._size, ceil(tick * TICK_MIN / self._unit_min))
-            actions = self._actions(after, tick, done, falls, rises)
+            done_units = min(self._size, ceil(tick * TICK_MIN / self._unit_min))
+            actions = self._actions(after, tick, done_units, falls, rises)
             for columns in actions:
                 for column in columns:
                     self._costs.extend(column)
-            after = self._best(done, *actions)
+            after = self._best(done_units, *actions)
 
     def _actions(
-        self, after: _PlanValues, tick: int, done: int, falls: Sequence[float], rises: Sequence[float]
+        self, after: _PlanValues, tick: int, done_units: int, falls: Sequence[float], rises: Sequence[float]
     ) -> tuple[Columns, Columns, Columns]:
         """Return the costs of a wait for an unavailable market, of on-demand by both states, and of spot.
 
-        `done`: units of slack from which on no work is left.
+        `done_units`: units of slack from which on no work is left.
         """
         time_min, unit_min, alone = tick * TICK_MIN, self._unit_min, self.key.alone
         hours = [min(TICK_MIN, max(0.0, time_min - slack * unit_min)) / 60 for slack in range(self._size)]
-        paid = [self.key.price * each for each in hours]
+        paid = [self.key.price * billed_hours for billed_hours in hours]
         free = [0.0] * self._size
-        wait = self._next(after.idle_down, rises, after.idle_up[0], free)
+        wait = self._next_costs(after.idle_down, rises, after.idle_up[0], free)
         spot_costs = after.spot
         if alone:
-            spot_costs = [_mix(alone, lost, stays) for lost, stays in zip(after.idle_up, after.spot, strict=True)]
+            spot_costs = [
+                _mix(alone, lost_column, stays) for lost_column, stays in zip(after.idle_up, after.spot, strict=True)
+            ]
         return (
-            [self._ended(_later(column, TICK_MIN / unit_min, 0.0), done) for column in wait],
-            self._next(after.demand_up, falls, after.demand_down[0], hours)
-            + self._next(after.demand_down, rises, after.demand_up[0], hours),
-            [self._ended(column, done) for column in self._next(spot_costs, falls, after.idle_down[0], paid)],
+            [self._zero_after_end(_later(column, TICK_MIN / unit_min, 0.0), done_units) for column in wait],
+            self._next_costs(after.demand_up, falls, after.demand_down[0], hours)
+            + self._next_costs(after.demand_down, rises, after.demand_up[0], hours),
+            [
+                self._zero_after_end(column, done_units)
+                for column in self._next_costs(spot_costs, falls, after.idle_down[0], paid)
+            ],
         )
 
-    def _next(self, stays: Columns, rates: Sequence[float], other: Column, paid: Column) -> Columns:
+    def _next_costs(self, stays: Columns, rates: Sequence[float], other: Column, paid: Column) -> Columns:
         """Return the costs by age class if the market changes to `other` at `rates`, and ages otherwise."""
         columns = []
         for number, rate in enumerate(rates):
@@ -149,12 +154,12 @@ class SpotPlan:
                 same = stays[number + (older == 1.0)]
                 columns.append([rate * x + rest * y + z for x, y, z in zip(other, same, paid, strict=True)])
                 continue
-            old, young = rest * older, rest * (1 - older)
+            old_share, young_share = rest * older, rest * (1 - older)
             rows = zip(other, stays[number + 1], stays[number], paid, strict=True)
-            columns.append([rate * x + old * y + young * z + cost for x, y, z, cost in rows])
+            columns.append([rate * x + old_share * y + young_share * z + cost for x, y, z, cost in rows])
         return columns
 
-    def _best(self, done: int, wait: Columns, demand: Columns, spot: Columns) -> _PlanValues:
+    def _best(self, done_units: int, wait: Columns, demand: Columns, spot: Columns) -> _PlanValues:
         """Return the costs of the best action with each machine; a new machine costs a changeover."""
         demand_up, demand_down = demand[:CLASSES], demand[CLASSES:]
         to_demand = [self._started(column, 1.0) for column in (*demand_up, *demand_down)]
@@ -162,8 +167,8 @@ class SpotPlan:
         idle_up = [list(map(min, *columns)) for columns in zip(to_demand[:CLASSES], to_spot, strict=True)]
         idle_down = [list(map(min, *columns)) for columns in zip(to_demand[CLASSES:], wait, strict=True)]
         return _PlanValues(
-            idle_up=[self._ended(column, done) for column in idle_up],
-            idle_down=[self._ended(column, done) for column in idle_down],
+            idle_up=[self._zero_after_end(column, done_units) for column in idle_up],
+            idle_down=[self._zero_after_end(column, done_units) for column in idle_down],
             demand_up=[list(map(min, *columns)) for columns in zip(demand_up, to_spot, strict=True)],
             demand_down=demand_down,
             spot=spot,
@@ -174,9 +179,9 @@ class SpotPlan:
         changeover_min = self.key.changeover_min
         return _later(column, changeover_min / self._unit_min, price * changeover_min / 60)
 
-    def _ended(self, column: Column, done: int) -> Column:
+    def _zero_after_end(self, column: Column, done_units: int) -> Column:
         """Return the column with zero costs where no work is left."""
-        return column if done >= self._size else [*column[:done], *([0.0] * (self._size - done))]
+        return column if done_units >= self._size else [*column[:done_units], *([0.0] * (self._size - done_units))]
 
     def cost(self, action: SpotAction, time_min: float, slack_min: float, state: int) -> float:
         """Return the expected cost of an action that is under way, infinity if it could miss the deadline.
@@ -208,12 +213,12 @@ def _mix(share: float, columns: Column, others: Column) -> Column:
 
 def _later(column: Column, units: float, paid: float) -> Column:
     """Return the costs after `units` of slack are used for `paid`; with less slack the cost is NEVER."""
-    whole = int(units)
-    if whole == units:
-        return [*([NEVER] * whole), *[cost + paid for cost in column[: len(column) - whole]]]
-    part, rest = units - whole, 1 - units + whole
-    pairs = zip(column[1:], column[: len(column) - whole - 1], strict=False)
-    return [*([NEVER] * (whole + 1)), *[rest * more + part * less + paid for more, less in pairs]]
+    whole_units = int(units)
+    if whole_units == units:
+        return [*([NEVER] * whole_units), *[cost + paid for cost in column[: len(column) - whole_units]]]
+    part, rest = units - whole_units, 1 - units + whole_units
+    pairs = zip(column[1:], column[: len(column) - whole_units - 1], strict=False)
+    return [*([NEVER] * (whole_units + 1)), *[rest * more + part * less + paid for more, less in pairs]]
 
 
 class SpotPlanCache:

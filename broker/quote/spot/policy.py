@@ -32,7 +32,7 @@ CHEAPEST_SHARE: Final = 0.9
 """Spot is acceptable up to this share if no offer is below ACCEPTABLE_SHARE; then only the cheapest offer is."""
 HORIZONS_H: Final = (6, 12, 24, 48, 72, 96)
 SLACKS_H: Final = (3, 6, 12, 24, 48)
-LEAST_CHANGEOVER_MIN: Final = 3.0
+MIN_CHANGEOVER_MIN: Final = 3.0
 CHANGEOVER_STEP: Final = 1.1
 DEARER: Final = 1.25
 """The market counts as available only while its best offer costs at most this multiple of the usual price."""
@@ -111,7 +111,7 @@ def outlook(case: SpotSituation) -> Outlook | None:
 
 def _planned(case: SpotSituation, best: SpotOption, life: float, plan: SpotPlan, history: MarketHistory) -> Outlook:
     changeover = plan.key.changeover_min
-    time_min, slack_min, scale = _within(plan, case)
+    time_min, slack_min, scale = _plan_position(plan, case)
     up = age_class(history.age_min) if history.is_up else 0
     is_usual = history.is_up and best.price <= DEARER * plan.key.price
     state = up if is_usual else CLASSES + (0 if history.is_up else age_class(history.age_min))
@@ -123,8 +123,8 @@ def _planned(case: SpotSituation, best: SpotOption, life: float, plan: SpotPlan,
         rest_min = min(life, time_min - slack_min)
         spot = plan.cost(SpotAction.SPOT, time_min, slack_min - changeover, up)
         spot += (changeover * best.price + (best.price - plan.key.price) * rest_min) / 60
-    least = min(wait, demand, spot)
-    more = 0.0 if least == inf else least / scale - least  # what a plan of a shorter job leaves out
+    lowest = min(wait, demand, spot)
+    more = 0.0 if lowest == inf else lowest / scale - lowest  # what a plan of a shorter job leaves out
     return Outlook(wait=wait + more, demand=demand + more, spot=spot + more, offer_id=best.offer_id)
 
 
@@ -153,9 +153,9 @@ def may_try_spot(case: SpotSituation) -> bool:
 
 def _acceptable(options: Sequence[SpotOption]) -> list[SpotOption]:
     """Return the options up to the acceptable price, or the cheapest one if there is none."""
-    chosen = [option for option in options if option.price <= ACCEPTABLE_SHARE]
+    acceptable = [option for option in options if option.price <= ACCEPTABLE_SHARE]
     cheapest = min(options, key=lambda option: option.price, default=None)
-    return chosen or ([cheapest] if cheapest is not None and cheapest.price <= CHEAPEST_SHARE else [])
+    return acceptable or ([cheapest] if cheapest is not None and cheapest.price <= CHEAPEST_SHARE else [])
 
 
 def life_min(timelines: Mapping[Market, Timeline], market: Market, now_min: float) -> float:
@@ -168,10 +168,10 @@ def life_min(timelines: Mapping[Market, Timeline], market: Market, now_min: floa
 def _union_history(case: SpotSituation, options: Sequence[SpotOption]) -> MarketHistory:
     """Return the history of the union of options, in the state that is known now."""
     is_up = any(option.is_for_sale for option in options)
-    known = {option.market: case.timelines[option.market] for option in options if option.market in case.timelines}
-    if not known:
+    timelines = {option.market: case.timelines[option.market] for option in options if option.market in case.timelines}
+    if not timelines:
         return MarketHistory(is_up=is_up, age_min=UNKNOWN_AGE_MIN)
-    history = market_history(union(tuple(known.values())), case.now_min)
+    history = market_history(union(tuple(timelines.values())), case.now_min)
     return history if history.is_up is is_up else history.after(0.0, is_up=is_up)
 
 
@@ -188,13 +188,13 @@ def _key(
         alone = exp(round(2 * log(alone)) / 2)  # in steps, so that jobs share plans
     slack_h = next(hours for hours in SLACKS_H if min(case.slack_min, SLACKS_H[-1] * 60) <= hours * 60)
     slack = min(case.slack_min, slack_h * 60)
-    changeover = max(LEAST_CHANGEOVER_MIN, case.changeover_min)
-    steps = ceil(log(changeover / LEAST_CHANGEOVER_MIN) / log(CHANGEOVER_STEP) - 0.05)
+    changeover = max(MIN_CHANGEOVER_MIN, case.changeover_min)
+    steps = ceil(log(changeover / MIN_CHANGEOVER_MIN) / log(CHANGEOVER_STEP) - 0.05)
     horizon = min(case.time_min - case.slack_min + slack, HORIZONS_H[-1] * 60)
     return SpotPlanKey(
         horizon_min=60.0 * next(hours for hours in HORIZONS_H if horizon <= hours * 60),
         slack_min=60.0 * slack_h,
-        changeover_min=LEAST_CHANGEOVER_MIN * CHANGEOVER_STEP**steps,
+        changeover_min=MIN_CHANGEOVER_MIN * CHANGEOVER_STEP**steps,
         price=min(0.95, PRICE_STEP ** round(log(price) / log(PRICE_STEP))),
         fall=rounded_factor(history.fall_factor),
         rise=rounded_factor(history.rise_factor),
@@ -202,7 +202,7 @@ def _key(
     )
 
 
-def _within(plan: SpotPlan, case: SpotSituation) -> tuple[float, float, float]:
+def _plan_position(plan: SpotPlan, case: SpotSituation) -> tuple[float, float, float]:
     """Return time and slack within the plan, and the scale of the time.
 
     Slack beyond the plan is left out. A longer job is planned as a shorter one with the same share of slack.

@@ -16,7 +16,7 @@ from broker.billing.drain import lead_s
 from broker.billing.prices import ceiling, price_now
 from broker.domain.instance import Caps
 from broker.domain.job import Attempt, AttemptState, Job, Reason
-from broker.domain.money import ZERO, show, usd
+from broker.domain.money import ZERO, format_usd, usd
 from broker.domain.offer import Offer, Quote, QuoteLine, SpotOutlook
 from broker.domain.spec import JobSpec
 from broker.estimator.planning.corrections import Corrections
@@ -104,7 +104,7 @@ def review_active(facts: ActiveReview) -> Move | Stay:
         rest_quote,
         cap_left=_cap_left(facts),
         attempt_number=facts.job.attempts + 1,
-        least=lambda line: _least_usd(facts, line),
+        min_budget=lambda line: _least_usd(facts, line),
     )
     line = choice.line
     if line is None or not line.offer.spot or line.usd_p50 is None or rest_quote.deadline_at_risk:
@@ -128,7 +128,7 @@ def _review_on_spot(facts: ActiveReview) -> Move | Stay:
         rest_quote,
         cap_left=_cap_left(facts),
         attempt_number=facts.job.attempts + 1,
-        least=lambda line: _least_usd(facts, line),
+        min_budget=lambda line: _least_usd(facts, line),
     ).line
     if line is None or not _is_candidate(facts.attempt, line.offer) or rest_quote.deadline_at_risk:
         return Stay(reason="stays on spot: no other spot offer is cheaper or fits its deadline and cap")
@@ -144,7 +144,9 @@ def _review_on_spot(facts: ActiveReview) -> Move | Stay:
     change_usd += _delay_usd(facts, hours.boot + hours.load)
     saved_usd = usd(saved_per_h * Decimal(repr(min(life_h, left_h)))) - change_usd
     if saved_usd < (CHANGEOVERS_SAVED - 1) * change_usd:
-        return Stay(reason=f"stays on spot: a move to {line.offer.id} costs {show(change_usd)} and saves too little")
+        return Stay(
+            reason=f"stays on spot: a move to {line.offer.id} costs {format_usd(change_usd)} and saves too little"
+        )
     return _unless_refused(facts, line, saved_usd)
 
 
@@ -162,8 +164,8 @@ def _planned_costs(
 
 def _dearer_message(offer_id: str, move_usd: Decimal, stay_usd: Decimal) -> str:
     return (
-        f"stays on demand: a move to {offer_id} is expected to cost {show(move_usd)} to the end, "
-        f"staying {show(stay_usd)}"
+        f"stays on demand: a move to {offer_id} is expected to cost {format_usd(move_usd)} to the end, "
+        f"staying {format_usd(stay_usd)}"
     )
 
 
@@ -182,7 +184,7 @@ def _move(line: QuoteLine, saved_usd: Decimal) -> Move:
         offer=offer,
         saved_usd=saved_usd,
         message=f"moves to spot in {offer.region} ({offer.cloud} {offer.instance_type}, "
-        f"{show(offer.usd_per_hour)}/h), saves {show(saved_usd)}",
+        f"{format_usd(offer.usd_per_hour)}/h), saves {format_usd(saved_usd)}",
     )
 
 
@@ -292,7 +294,7 @@ def _left_h(facts: ActiveReview) -> float | None:
     """Return the expected hours to finish on the running machines, which are set up already; None: unknown."""
     job, attempt, settings = facts.job, facts.attempt, facts.settings
     unlimited = job.spec.model_copy(update={"deadline": None, "max_duration": None})
-    here = quote(
+    local_quote = quote(
         unlimited,
         remaining(adjusted_workload(job), attempt.beat.step if attempt.beat else 0),
         [attempt.line.offer],
@@ -305,7 +307,7 @@ def _left_h(facts: ActiveReview) -> float | None:
         caps=settings.caps,
         learned=facts.learned,
     )
-    hours = here.best.hours if here.best else None
+    hours = local_quote.best.hours if local_quote.best else None
     return None if hours is None else hours.training + hours.evaluation + hours.checkpoints
 
 
@@ -359,10 +361,10 @@ def _saved_step(attempt: Attempt) -> int:
     return attempt.beat.checkpoint.step if attempt.beat and attempt.beat.checkpoint else 0
 
 
-def _no_spot_message(made: Quote, line: QuoteLine | None) -> str:
+def _no_spot_message(ranking: Quote, line: QuoteLine | None) -> str:
     """Return why the quote leads to no spot purchase."""
-    if made.deadline_at_risk:
+    if ranking.deadline_at_risk:
         return "the deadline leaves no time for a move"
-    if line is not None and any(made.lines[place].offer.spot for place in range(made.kept_count)):
+    if line is not None and any(ranking.lines[place].offer.spot for place in range(ranking.kept_count)):
         return "on demand costs less than spot"
     return "no spot offer fits its deadline, cap and requirements"

@@ -21,7 +21,7 @@ def shortlist(
     offers: Sequence[Offer], spots: History, resources: Resources, excluded: Mapping[str, str]
 ) -> tuple[Offer, ...]:
     """Return the cheapest offers of each kind that the spec's providers and regions allow and that are on sale."""
-    index, chosen = offer_index(offers, spots), list[Offer]()
+    index, selected = offer_index(offers, spots), list[Offer]()
     regions, providers = frozenset(resources.regions), frozenset(resources.providers)
     for group in index.machines:
         if providers and group.like.provider not in providers:
@@ -31,16 +31,16 @@ def shortlist(
             for price, number in _on_sale(group)
             if (not regions or offers[number].region in regions) and not _is_excluded(offers[number], excluded)
         )
-        chosen += (offers[number] for _, number in nsmallest(OFFERS_OF_A_KIND, on_sale))
-    return tuple(chosen)
+        selected += (offers[number] for _, number in nsmallest(OFFERS_OF_A_KIND, on_sale))
+    return tuple(selected)
 
 
 def _on_sale(group: OfferGroup) -> Iterable[tuple[float, int]]:
     """Yield price and number of each offer that the cloud does not report as sold out."""
     return (
         (price, number)
-        for price, number, gone in zip(group.prices, group.numbers, group.gone, strict=True)
-        if not gone and price >= 0
+        for price, number, is_gone in zip(group.prices, group.numbers, group.gone, strict=True)
+        if not is_gone and price >= 0
     )
 
 

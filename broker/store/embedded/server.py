@@ -330,7 +330,7 @@ class EmbeddedPostgres:
                 self._bindir / "postgres", self._data, self._log, "-D", str(self._data), *arguments
             )
             self._child = child
-            if await self._answers(child, deadline):
+            if await self._wait_until_ready(child, deadline):
                 return
             reason = await child.wait()
             if not _TRANSIENT.search(reason) or asyncio.get_running_loop().time() > deadline:
@@ -338,7 +338,7 @@ class EmbeddedPostgres:
             log.info("PostgreSQL does not start in %s yet: %s", self._data, reason)
             await asyncio.sleep(RESTART_DELAY_S[0])
 
-    async def _answers(self, child: PostgresChild, deadline: float) -> bool:
+    async def _wait_until_ready(self, child: PostgresChild, deadline: float) -> bool:
         """Return True once the database answers, False if the server ends.
 
         Raises EmbeddedPostgresError at the deadline.

@@ -87,9 +87,9 @@ class Applier:
     async def _drain(self) -> None:
         while self._waiting:
             group, self._waiting = self._waiting[:GROUP], self._waiting[GROUP:]
-            wanted = [(change, answer) for change, answer in group if not answer.done()]  # the others' callers gave up
+            waiting = [(change, answer) for change, answer in group if not answer.done()]  # the others' callers gave up
             try:
-                _answer(wanted, await self._apply_all([change for change, _ in wanted]))
+                _resolve(waiting, await self._apply_all([change for change, _ in waiting]))
             finally:
                 for _, answer in group:
                     answer.cancel()  # this task was cancelled; otherwise a caller would wait for ever
@@ -137,15 +137,17 @@ class Applier:
         async with self._pool.transaction("apply") as connection:
             jobs, attempts = await _lock(connection, changes)
             books = self._pool.books
-            held = await _allowed(connection, books, changes, [fences.holds(c, jobs, attempts) for c in changes], jobs)
+            allowed = await _allowed(
+                connection, books, changes, [fences.all_hold(c, jobs, attempts) for c in changes], jobs
+            )
             writes = _Writes(jobs, self._pool.books.now())
-            for change in (change for change, ok in zip(changes, held, strict=True) if ok):
+            for change in (change for change, ok in zip(changes, allowed, strict=True) if ok):
                 writes.add(change)
             await writes.send(connection)
-            return held
+            return allowed
 
 
-def _answer(group: Sequence[tuple[Change, "asyncio.Future[bool]"]], outcomes: Sequence[Outcome]) -> None:
+def _resolve(group: Sequence[tuple[Change, "asyncio.Future[bool]"]], outcomes: Sequence[Outcome]) -> None:
     for (_, answer), outcome in zip(group, outcomes, strict=True):
         if answer.done():  # the caller was cancelled
             continue
@@ -202,25 +204,25 @@ async def _allowed(
     connection: Connection,
     books: BooksTime,
     changes: Sequence[Change],
-    held: list[bool],
+    allowed: list[bool],
     jobs: dict[JobId, _LockedJob],
 ) -> list[bool]:
-    """Return `held` without the admissions that a policy refuses.
+    """Return `allowed` without the admissions that a policy refuses.
 
     Each admission is judged together with those before it, under the policies' locks. So admissions of several
     processes never exceed a limit together.
     """
-    admits = {index: c.admit for index, c in enumerate(changes) if c.admit is not None and held[index]}
+    admits = {index: c.admit for index, c in enumerate(changes) if c.admit is not None and allowed[index]}
     if not admits:
-        return held
+        return allowed
     admission_budget = await AdmissionBudget.locked(
         connection, {(jobs[a.job_id].team, jobs[a.job_id].owner) for a in admits.values()}, books
     )
     for index, attempt in admits.items():
         job = jobs[attempt.job_id]
         ask = admission(attempt, job.cap_usd, job.approved_usd)
-        held[index] = admission_budget.admit(ask, (job.team, job.owner)) is None
-    return held
+        allowed[index] = admission_budget.admit(ask, (job.team, job.owner)) is None
+    return allowed
 
 
 @dataclass

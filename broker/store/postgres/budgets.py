@@ -31,12 +31,12 @@ async def with_usage(
     """
     now = books.now() or records[0]["now"]
     policies = {row["id"]: policy_of(row["document"]) for row in records}
-    asked = [
+    parameters = [
         (key, policy.team, policy.user, start)
         for key, policy in policies.items()
         for start in [window_start(budget, policy.zone, now) for budget in policy.budgets] or NEVER
     ]
-    ids, teams, people, starts = (list(column) for column in zip(*asked, strict=True))
+    ids, teams, people, starts = (list(column) for column in zip(*parameters, strict=True))
     applied: dict[int, Applied] = {}
     for row in await connection.fetch(QUERIES["standings"], ids, teams, people, starts):
         key = row["policy"]

@@ -52,9 +52,9 @@ class PostgresTenantChannels(PostgresPart):
     async def delete_channel(self, channel_id: str) -> bool:
         async def once() -> bool:
             async with self._pool.transaction("delete_channel") as connection:
-                gone = await connection.fetch(QUERIES["delete_channel"], channel_id)
-                await write_audit(connection, [channel_rules.removed(self._tenant, _channel(row)) for row in gone])
-                return bool(gone)
+                deleted = await connection.fetch(QUERIES["delete_channel"], channel_id)
+                await write_audit(connection, [channel_rules.removed(self._tenant, _channel(row)) for row in deleted])
+                return bool(deleted)
 
         return await self._pool.retried(once, RolledBack)
 
@@ -88,13 +88,13 @@ class PostgresChannels(PostgresPart):
         ]
 
     async def _snapshots(self, jobs: Iterable[str]) -> dict[str, JobSnapshot]:
-        wanted = sorted(jobs)
-        if not wanted:
+        job_ids = sorted(jobs)
+        if not job_ids:
             return {}
         attempts: defaultdict[JobId, list[Attempt]] = defaultdict(list)
-        for row in await self._pool.read("attempts_of_jobs", wanted):
+        for row in await self._pool.read("attempts_of_jobs", job_ids):
             attempts[JobId(row["job_id"])].append(rows.attempt(row))
-        snapshot_jobs = [rows.job(row) for row in await self._pool.read("jobs_by_id", wanted)]
+        snapshot_jobs = [rows.job(row) for row in await self._pool.read("jobs_by_id", job_ids)]
         return {job.id: JobSnapshot(job=job, attempts=tuple(attempts[job.id])) for job in snapshot_jobs}
 
     async def settle(self, settlement: Settlement) -> int:
@@ -108,15 +108,17 @@ class PostgresChannels(PostgresPart):
             names = [settled.stream.name for settled in settlement.streams]
             records = await connection.fetch(QUERIES["lock_streams"], channel.id, names)
             epochs = {row["name"]: row["epoch"] for row in records}
-            held = [result for result in settlement.streams if epochs.get(result.stream.name) == result.stream.epoch]
-            if held:
-                done = [row for result in held for row in (*result.done, *result.dropped)]
-                await self._drop(connection, channel.id, done, [r for result in held for r in result.dropped.values()])
-                await connection.execute(QUERIES["settle_streams"], channel.id, *columns(map(_settled, held)))
+            current = [result for result in settlement.streams if epochs.get(result.stream.name) == result.stream.epoch]
+            if current:
+                finished = [row for result in current for row in (*result.done, *result.dropped)]
+                await self._drop(
+                    connection, channel.id, finished, [r for result in current for r in result.dropped.values()]
+                )
+                await connection.execute(QUERIES["settle_streams"], channel.id, *columns(map(_settled, current)))
             await self._move(connection, settlement)
             if settlement.notice is not None:
                 await connection.fetch(QUERIES["post"], *posted(settlement.notice))
-            return len(held)
+            return len(current)
 
     async def _drop(self, connection: Connection, channel_id: str, ids: list[int], reasons: list[str]) -> None:
         if ids:
@@ -147,11 +149,13 @@ class PostgresChannels(PostgresPart):
         async with self._pool.transaction("trim_outbox") as connection:
             if not await connection.fetch(QUERIES["lock_channel"], channel_id):
                 return 0
-            late = await connection.fetch(QUERIES["overdue"], channel_id, age_s, rows, TRIM)
-            if late:
-                await connection.fetch(QUERIES["lock_streams"], channel_id, list({row["stream"] for row in late}))
-                await self._drop(connection, channel_id, [row["id"] for row in late], [row["reason"] for row in late])
-            return len(late)
+            overdue = await connection.fetch(QUERIES["overdue"], channel_id, age_s, rows, TRIM)
+            if overdue:
+                await connection.fetch(QUERIES["lock_streams"], channel_id, list({row["stream"] for row in overdue}))
+                await self._drop(
+                    connection, channel_id, [row["id"] for row in overdue], [row["reason"] for row in overdue]
+                )
+            return len(overdue)
 
     async def first_time(self, key: str, *, for_s: float) -> bool:
         return bool(await self._pool.fetch("first_time", key, for_s))

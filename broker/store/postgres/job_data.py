@@ -34,12 +34,12 @@ class PostgresTenantJobData(PostgresPart):
             job_data.check_rest(job)
             if RESUMED_FROM & set(kinds) and (by := await connection.fetch(QUERIES["starts_from"], job_id)):
                 raise job_data.still_needed(job, JobId(by[0]["id"]), by[0]["team"])
-            new = sorted(set(kinds) - job.deleted.keys())
-            if not new:
+            new_kinds = sorted(set(kinds) - job.deleted.keys())
+            if not new_kinds:
                 return job
-            (row,) = await connection.fetch(QUERIES["delete_data"], job_id, new)
+            (row,) = await connection.fetch(QUERIES["delete_data"], job_id, new_kinds)
             await self._write_event(connection, event, row)
-            await write_audit(connection, [job_data.data_deleted(self._tenant, job, new)])
+            await write_audit(connection, [job_data.data_deleted(self._tenant, job, new_kinds)])
             return row_codec.job(row)
 
 
@@ -78,15 +78,15 @@ class PostgresGlobalJobData(PostgresPart):
             job_ids, attempt_ids = sorted(n.job.id for n in notes), sorted(n.attempt.id for n in notes)
             jobs = {row["id"]: row for row in await connection.fetch(QUERIES["lock_noted_jobs"], job_ids)}
             attempts = {row["id"]: row for row in await connection.fetch(QUERIES["lock_noted_attempts"], attempt_ids)}
-            held = [_holds(note, jobs.get(note.job.id), attempts.get(note.attempt.id)) for note in notes]
-            if current := [note for note, holds in zip(notes, held, strict=True) if holds]:
+            fenced = [_fence_holds(note, jobs.get(note.job.id), attempts.get(note.attempt.id)) for note in notes]
+            if current := [note for note, holds in zip(notes, fenced, strict=True) if holds]:
                 await connection.execute(QUERIES["note_jobs"], *columns(map(_job_row, current)))
                 await connection.execute(QUERIES["note_attempts"], *columns(map(_attempt_row, current)))
                 await send_events(connection, _event_rows(current, jobs))
                 topics = {f"job/{note.job.id}": None for note in current if note.events}
                 is_signal = any(note.signal for note in current)
                 await notify(connection, topics | ({"jobs": None} if is_signal else {}))
-            return held
+            return fenced
 
     async def claim_stored(self, *, lease_s: float, limit: int) -> Sequence[Job]:
         return [row_codec.job(row) for row in await self._pool.fetch("claim_stored", lease_s, limit)]
@@ -127,7 +127,7 @@ def _batches(notes: Sequence[Note]) -> Iterator[list[Note]]:
         yield batch
 
 
-def _holds(note: Note, job: row_codec.Record | None, attempt: row_codec.Record | None) -> bool:
+def _fence_holds(note: Note, job: row_codec.Record | None, attempt: row_codec.Record | None) -> bool:
     if job is None or attempt is None:
         return False
     return job_data.note_holds(note, row_codec.job(job), row_codec.attempt(attempt))

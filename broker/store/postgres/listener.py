@@ -40,20 +40,20 @@ class Listener:
                 continue
             delay = RETRY_S[0]
             try:
-                await self._hear(connection)
+                await self._receive(connection)
             except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
                 log.debug("the connection for hints was lost: %s", error)
             finally:
                 connection.terminate()
 
-    async def _hear(self, connection: "asyncpg.Connection[asyncpg.Record]") -> None:
-        lost = asyncio.Event()
-        connection.add_termination_listener(lambda _: lost.set())
-        await connection.add_listener(CHANNEL, self._heard)
+    async def _receive(self, connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+        lost_event = asyncio.Event()
+        connection.add_termination_listener(lambda _: lost_event.set())
+        await connection.add_listener(CHANNEL, self._received)
         self._hints.hint_all()  # hints before this moment were missed
-        await lost.wait()
+        await lost_event.wait()
 
-    def _heard(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+    def _received(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
         for topic in str(payload).split():
             self._hints.hint(topic)
 

@@ -32,25 +32,25 @@ class PostgresTenantPolicies(PostgresPart):
         document, actor = policy.model_dump_json(), self._tenant.owner
         async with self._pool.transaction("put_policy") as connection:
             await connection.execute(QUERIES["enter_policy"])
-            known = await connection.fetchrow(QUERIES["lock_policy"], policy.team, policy.name)
-            before = policy_of(known["document"]) if known and known["document"] else None
-            if known is not None and before == policy:
-                return _kept(known)
-            policy_rules.check_version(policy, known["version"] if known else 0, before is None, replaces)
+            stored = await connection.fetchrow(QUERIES["lock_policy"], policy.team, policy.name)
+            before = policy_of(stored["document"]) if stored and stored["document"] else None
+            if stored is not None and before == policy:
+                return _stored_policy(stored)
+            policy_rules.check_version(policy, stored["version"] if stored else 0, before is None, replaces)
             values = policy.team, policy.user, policy.name, document, actor
             (row,) = await connection.fetch(QUERIES["put_policy"], *values)
             await self._record(connection, row, before)
-            return _kept(row)
+            return _stored_policy(row)
 
     async def delete_policy(self, team: str | None, name: str, version: int | None = None) -> bool:
         async with self._pool.transaction("delete_policy") as connection:
-            known = await connection.fetchrow(QUERIES["lock_policy"], team, name)
-            if known is None or known["document"] is None:
+            stored = await connection.fetchrow(QUERIES["lock_policy"], team, name)
+            if stored is None or stored["document"] is None:
                 return False
-            if version not in (None, known["version"]):
+            if version not in (None, stored["version"]):
                 return False
-            (row,) = await connection.fetch(QUERIES["delete_policy"], known["id"], self._tenant.owner)
-            await self._record(connection, row, policy_of(known["document"]))
+            (row,) = await connection.fetch(QUERIES["delete_policy"], stored["id"], self._tenant.owner)
+            await self._record(connection, row, policy_of(stored["document"]))
             return True
 
     async def _record(self, connection: Connection, row: asyncpg.Record, before: Policy | None) -> None:
@@ -61,7 +61,7 @@ class PostgresTenantPolicies(PostgresPart):
         await write_audit(connection, [policy_rules.changed(self._tenant, before, after)])
 
     async def policies(self) -> Sequence[StoredPolicy]:
-        return [_kept(row) for row in await self._pool.read("policies")]
+        return [_stored_policy(row) for row in await self._pool.read("policies")]
 
     async def policy_history(self, team: str | None, name: str) -> Sequence[PolicyVersion]:
         return [
@@ -158,7 +158,7 @@ async def _extend(connection: Connection, books: BooksTime, job: Job, cap_usd: D
     await connection.execute(QUERIES["write_ledger"], *columns([entry]))
 
 
-def _kept(row: asyncpg.Record) -> StoredPolicy:
+def _stored_policy(row: asyncpg.Record) -> StoredPolicy:
     return StoredPolicy(
         id=row["id"],
         version=row["version"],

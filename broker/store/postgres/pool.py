@@ -85,7 +85,7 @@ def columns(rows: Iterable[tuple[Any, ...]]) -> tuple[list[Any], ...]:
     return tuple(list(column) for column in zip(*rows, strict=True))
 
 
-async def _keep(connection: object) -> None:
+async def _no_reset(connection: object) -> None:
     """Do not reset a returned connection: no statement leaves session state, and a reset costs a round trip."""
 
 
@@ -115,7 +115,7 @@ class Pool:
                 dsn,
                 min_size=1,
                 max_size=size,
-                reset=_keep,
+                reset=_no_reset,
                 timeout=CONNECT_TIMEOUT_S,
                 command_timeout=STATEMENT_TIMEOUT_S,
                 server_settings={

@@ -25,9 +25,9 @@ class PostgresSlackUsers(PostgresPart):
 
     async def delete_slack_user(self, link: SlackUser) -> bool:
         async with self._pool.transaction("delete_slack_user") as connection:
-            gone = await connection.fetch(QUERIES["delete_slack_user"], link.team, link.workspace, link.user)
-            await write_audit(connection, [channels.slack_unlinked(self._tenant, slack_user(row)) for row in gone])
-            return bool(gone)
+            deleted = await connection.fetch(QUERIES["delete_slack_user"], link.team, link.workspace, link.user)
+            await write_audit(connection, [channels.slack_unlinked(self._tenant, slack_user(row)) for row in deleted])
+            return bool(deleted)
 
 
 def slack_user(row: row_codec.Record) -> SlackUser:

@@ -74,9 +74,9 @@ class PostgresStore(
     # --- controllers
 
     async def claim_jobs(self, states: Sequence[JobState], *, owner: str, lease_s: float, limit: int) -> Sequence[Job]:
-        asked = dict.fromkeys(states, False) | dict.fromkeys(fences.WAITING_JOB_STATES - set(states), True)
-        wanted = [state.value for state in asked], list(asked.values())
-        records = await self._pool.fetch("claim_jobs", *wanted, limit, owner, lease_s)
+        states_wanted = dict.fromkeys(states, False) | dict.fromkeys(fences.WAITING_JOB_STATES - set(states), True)
+        parameters = [state.value for state in states_wanted], list(states_wanted.values())
+        records = await self._pool.fetch("claim_jobs", *parameters, limit, owner, lease_s)
         return sorted(map(row_codec.job, records), key=fences.place_in_queue)
 
     async def claim_attempts(
@@ -94,9 +94,9 @@ class PostgresStore(
         return await self._applier.apply(changes)
 
     async def release(self, jobs: Sequence[Job], attempts: Sequence[Attempt], *, due_in_s: float) -> None:
-        for name, held in (("release_jobs", jobs), ("release_attempts", attempts)):
-            if held:
-                await self._pool.fetch(name, *columns((row.id, row.epoch) for row in held), due_in_s)
+        for name, keys in (("release_jobs", jobs), ("release_attempts", attempts)):
+            if keys:
+                await self._pool.fetch(name, *columns((row.id, row.epoch) for row in keys), due_in_s)
 
     async def end_leases(self, *, owner: str) -> None:
         await self._pool.fetch("end_leases", owner)
@@ -127,15 +127,15 @@ class PostgresStore(
     async def ended_at_host(
         self, host: str, reasons: Sequence[Reason], *, within_s: float, limit: int
     ) -> Sequence[Attempt]:
-        wanted = [reason.value for reason in reasons]
-        return [row_codec.attempt(row) for row in await self._pool.read("ended_at_host", host, wanted, within_s, limit)]
+        values = [reason.value for reason in reasons]
+        return [row_codec.attempt(row) for row in await self._pool.read("ended_at_host", host, values, within_s, limit)]
 
     async def upload_bytes(self, team: str, owner: str, sha256: str) -> int | None:
         records = await self._pool.read("upload", team, owner, sha256)
         return records[0]["bytes"] if records else None
 
-    async def observations(self, *, each: int) -> Sequence[RunObservation]:
-        return [row_codec.observation(row) for row in await self._pool.read("observations", each)]
+    async def observations(self, *, max_per_pair: int) -> Sequence[RunObservation]:
+        return [row_codec.observation(row) for row in await self._pool.read("observations", max_per_pair)]
 
     async def spot_hours(self, *, within_s: float) -> Sequence[SpotHours]:
         return [SpotHours(**row) for row in await self._pool.read("spot_hours", within_s)]

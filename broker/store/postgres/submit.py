@@ -162,8 +162,8 @@ async def _lock_origins(connection: Connection, group: Sequence[_Submission]) ->
 
     The origin of an operator's job may belong to another team.
     """
-    wanted = {submission.job.spec.origin for submission in group if submission.job.spec.origin is not None}
-    if not wanted:
+    origins = {submission.job.spec.origin for submission in group if submission.job.spec.origin is not None}
+    if not origins:
         return {}
     await enter(connection, "", operator=True)
-    return {row["id"]: row_codec.job(row) for row in await connection.fetch(QUERIES["lock_origins"], sorted(wanted))}
+    return {row["id"]: row_codec.job(row) for row in await connection.fetch(QUERIES["lock_origins"], sorted(origins))}

@@ -31,9 +31,9 @@ class PostgresTeams(PostgresPart):
             records = await connection.fetch(QUERIES["delete_token"], token_id)
             await write_audit(connection, [fences.token_revoked(self._tenant, row_codec.token(row)) for row in records])
             for row in records:
-                gone = await connection.fetch(QUERIES["unlink_tokenless"], row["team"], row["owner"])
+                unlinked = await connection.fetch(QUERIES["unlink_tokenless"], row["team"], row["owner"])
                 await write_audit(
-                    connection, [channels.slack_unlinked(self._tenant, slack_user(link)) for link in gone]
+                    connection, [channels.slack_unlinked(self._tenant, slack_user(link)) for link in unlinked]
                 )
             return bool(records)
 

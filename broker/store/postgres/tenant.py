@@ -95,8 +95,8 @@ class PostgresTenant(
             await write_audit(connection, [self._tenant.audit_entry("secret.set", name)])
 
     async def secrets(self, owner: str, names: Sequence[str] | None = None) -> Mapping[str, bytes]:
-        wanted = None if names is None else list(names)
-        records = await self._pool.read("secrets", self._tenant.team, owner, wanted)
+        name_list = None if names is None else list(names)
+        records = await self._pool.read("secrets", self._tenant.team, owner, name_list)
         return {row["name"]: row["sealed"] for row in records}
 
     async def delete_secret(self, owner: str, name: str) -> bool:

@@ -16,22 +16,22 @@ TOO_MANY = "too many"
 
 
 def added(tenant: Tenant, channel: Channel) -> AuditEntry:
-    return tenant.audit_entry("channel.add", channel.id, team=channel.team or "", after=_shown(channel))
+    return tenant.audit_entry("channel.add", channel.id, team=channel.team or "", after=_audit_fields(channel))
 
 
 def changed(tenant: Tenant, before: Channel, after: Channel) -> AuditEntry:
     """Return the audit entry of a changed channel. It records that a secret changed, but not the secret."""
-    after_view = {**_shown(after), **({"secrets": "changed"} if before.sealed != after.sealed else {})}
+    after_view = {**_audit_fields(after), **({"secrets": "changed"} if before.sealed != after.sealed else {})}
     return tenant.audit_entry(
-        "channel.change", before.id, team=before.team or "", before=_shown(before), after=after_view
+        "channel.change", before.id, team=before.team or "", before=_audit_fields(before), after=after_view
     )
 
 
 def removed(tenant: Tenant, channel: Channel) -> AuditEntry:
-    return tenant.audit_entry("channel.remove", channel.id, team=channel.team or "", before=_shown(channel))
+    return tenant.audit_entry("channel.remove", channel.id, team=channel.team or "", before=_audit_fields(channel))
 
 
-def _shown(channel: Channel) -> Mapping[str, Any]:
+def _audit_fields(channel: Channel) -> Mapping[str, Any]:
     return {
         "name": channel.name,
         "kind": channel.kind,

@@ -88,7 +88,7 @@ def entries_of(charge: Charge) -> tuple[LedgerEntry, ...]:
     )
 
 
-def holds(change: Change, jobs: Mapping[JobId, JobNow], attempts: Mapping[AttemptId, AttemptNow]) -> bool:
+def all_hold(change: Change, jobs: Mapping[JobId, JobNow], attempts: Mapping[AttemptId, AttemptNow]) -> bool:
     """Return True if every fence of `change` holds against the locked rows."""
     if not jobs_written(change) <= jobs.keys():
         return False

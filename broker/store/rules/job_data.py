@@ -42,8 +42,8 @@ def check_rest(job: Job) -> None:
 
 def still_needed(job: Job, by: JobId, team: str) -> InUse:
     """Return the error for checkpoints that job `by` of `team` starts from; another team's job is not named."""
-    who = f"job {by}" if team == job.team else "an operator's job"
-    return InUse(f"{who} starts from the checkpoints of {job.id} and has not ended; wait for its end, or cancel it")
+    holder = f"job {by}" if team == job.team else "an operator's job"
+    return InUse(f"{holder} starts from the checkpoints of {job.id} and has not ended; wait for its end, or cancel it")
 
 
 def check_origin(origin: Job | None) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from broker.domain.errors import StaleVersion
 from broker.domain.job import Attempt, Job
-from broker.domain.money import LedgerEntry, LedgerKind, show
+from broker.domain.money import LedgerEntry, LedgerKind, format_usd
 from broker.domain.policy import Policy
 from broker.domain.tenancy import AuditEntry, Tenant
 from broker.policy.budgets import Hold, Refusal
@@ -53,4 +53,4 @@ def no_higher_cap(job: Job, refusal: Refusal) -> str:
     """Return why the cap of a running job is not raised."""
     if refusal.hold is Hold.APPROVAL:
         return f"{refusal.reason}; a user with the scope manage can run: gpubroker approve {job.id} --up-to USD"
-    return f"the cap of job {job.id} stays {show(job.cap_usd)}, since it runs and {refusal.reason}"
+    return f"the cap of job {job.id} stays {format_usd(job.cap_usd)}, since it runs and {refusal.reason}"

@@ -22,7 +22,7 @@ from broker.api.service.tenancy import NewToken
 from broker.domain.errors import GpubrokerError
 from broker.domain.spec import Name
 from broker.domain.tenancy import Scope
-from broker.web.browser import SIGN_IN, cookie_name, is_loopback, own_path, see, set_session
+from broker.web.browser import SIGN_IN, cookie_name, is_loopback, own_path, redirect_to, set_session
 from broker.web.oidc.config import OidcConfig
 from broker.web.oidc.id_token import Claims, OidcRefused, check_claims
 from broker.web.oidc.provider import OidcProvider
@@ -76,7 +76,7 @@ class OidcSignIn:
                 endpoint = await self.provider.endpoint("authorization_endpoint")
         except GpubrokerError as error:
             return _refusal(request, error)
-        response = see(f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(query)}")
+        response = redirect_to(f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(query)}")
         sealed = self._fernet.encrypt_at_time(json.dumps(flow).encode(), int(self._service.clock.now().timestamp()))
         # Strict would keep the cookie from the provider's redirect back.
         response.set_cookie(
@@ -90,7 +90,7 @@ class OidcSignIn:
         try:
             with _Slot(self):
                 flow = await self._flow(request)
-                response = see(own_path(flow["next"]))
+                response = redirect_to(own_path(flow["next"]))
                 token = await request.app[ACTIONS].run(self._token(request.query, flow))
                 set_session(request, response, request.app[SESSIONS].start(token))
         except GpubrokerError as error:

@@ -75,9 +75,9 @@ class OidcProvider:
 
     async def _cached_or_read(self, url: str, age_s: float) -> Claims:
         async with self._lock:
-            held = self._cached.get(url)
-            if held is not None and self._clock.monotonic() - held[0] < age_s:
-                return held[1]
+            cached = self._cached.get(url)
+            if cached is not None and self._clock.monotonic() - cached[0] < age_s:
+                return cached[1]
             answer = await self._call("GET", url, None)
             self._cached[url] = (self._clock.monotonic(), answer)
             return answer
@@ -96,7 +96,7 @@ class OidcProvider:
                 ) as http,
                 http.request(method, url, data=fields, allow_redirects=False) as response,
             ):
-                return _answer(response.status, await _bounded_body(response))
+                return _claims_of(response.status, await _bounded_body(response))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             if NOT_PUBLIC in str(error):
                 raise OidcRefused(
@@ -114,7 +114,7 @@ async def _bounded_body(response: aiohttp.ClientResponse) -> bytes:
     return bytes(body)
 
 
-def _answer(status: int, body: bytes) -> Claims:
+def _claims_of(status: int, body: bytes) -> Claims:
     if status != 200:
         raise OidcRefused(f"the provider refused with status {status}; sign in again")
     try:

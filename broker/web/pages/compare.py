@@ -19,8 +19,8 @@ from broker.reporting.comparison import (
     spec_differences,
 )
 from broker.web import formats
-from broker.web.browser import Visit, see
-from broker.web.pages.run import found
+from broker.web.browser import Visit, redirect_to
+from broker.web.pages.run import job_of_team
 from broker.web.routes import Routes
 
 routes = Routes()
@@ -51,22 +51,24 @@ class ComparedColumn:
 @routes.get("/ui/compare")
 async def compare(visit: Visit) -> web.Response:
     """Compare the runs that the URL names; without any, offer the newest jobs."""
-    given = visit.request.query
-    ids = list(dict.fromkeys(i for i in [*given.get("jobs", "").split(","), *given.getall("job", [])] if i))
-    if "job" in given:
-        return see(f"/ui/compare?jobs={quote(','.join(ids), safe=',')}")  # the form's address as one that is shared
+    query = visit.request.query
+    ids = list(dict.fromkeys(i for i in [*query.get("jobs", "").split(","), *query.getall("job", [])] if i))
+    if "job" in query:
+        return redirect_to(
+            f"/ui/compare?jobs={quote(','.join(ids), safe=',')}"
+        )  # the form's address as one that is shared
     values: dict[str, Any] = {"runs": (), "differences": (), "hidden": 0, "fault": "", "chosen": (), "most": MAX_RUNS}
     if len(ids) > MAX_RUNS:
         values["fault"] = f"jobs: {len(ids)} runs are chosen, at most {MAX_RUNS} are compared; choose fewer"
     else:
-        jobs = [await found(visit, job_id) for job_id in ids]
+        jobs = [await job_of_team(visit, job_id) for job_id in ids]
         values["runs"] = [await _run(visit, job, jobs) for job in jobs]
         threads = visit.service.quotes.threads.of_team(visit.caller.team)
         values["differences"], values["hidden"] = await threads(lambda: _differences([job.spec for job in jobs]))
         values["chosen"] = jobs
     newest = (await visit.service.jobs(visit.caller, JobFilter(limit=OFFERED_JOBS), None)).jobs
-    known = {job.id for job in values["chosen"]}
-    values["offered"] = [*values["chosen"], *(job for job in newest if job.id not in known)]
+    chosen_ids = {job.id for job in values["chosen"]}
+    values["offered"] = [*values["chosen"], *(job for job in newest if job.id not in chosen_ids)]
     return visit.page("compare.html", 422 if values["fault"] else 200, words=formats.STATES, **values)
 
 
@@ -92,8 +94,8 @@ async def _run(visit: Visit, job: Job, jobs: Sequence[Job]) -> ComparedColumn:
 def _differences(specs: Sequence[JobSpec]) -> tuple[list[tuple[str, list[str]]], int]:
     """Return (path and texts of each difference that is shown, number of the others)."""
     differences = spec_differences(specs)
-    shown = [(d.path, _texts(d)) for d in differences[:SHOWN_DIFFERENCES]]
-    return shown, len(differences) - len(shown)
+    rows = [(d.path, _texts(d)) for d in differences[:SHOWN_DIFFERENCES]]
+    return rows, len(differences) - len(rows)
 
 
 def _texts(difference: SpecDifference) -> list[str]:

@@ -33,18 +33,18 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 async def estimate(visit: Visit) -> web.Response:
     """Show the estimate for the fields in the URL; without a model only the form."""
     query = visit.request.query
-    given = {name: query.get(name, default).strip() for name, default in DEFAULTS.items()}
+    fields = {name: query.get(name, default).strip() for name, default in DEFAULTS.items()}
     values: dict[str, Any] = {
-        "given": given, "choices": CHOICES, "models": catalog.names(), "faults": {}, "view": None, "scaling": None,
+        "given": fields, "choices": CHOICES, "models": catalog.names(), "faults": {}, "view": None, "scaling": None,
     }  # fmt: skip
-    if not given["model"]:
+    if not fields["model"]:
         return visit.page("estimate.html", **values)
-    body = {name: _value(name, text) for name, text in given.items() if text}
+    body = {name: _value(name, text) for name, text in fields.items() if text}
     try:
         try:
             request = WhatIfRequest.model_validate(body)
         except ValidationError as error:
-            raise problems.of_validation(error, WhatIfRequest, body, root="query") from None
+            raise problems.invalid_input_of(error, WhatIfRequest, body, root="query") from None
         view = await visit.service.quotes.what_if(visit.caller, request)
     except InvalidInput as error:
         values["faults"] = {re.split(r"[.\[]", p.field)[0]: p.message for p in reversed(error.problems)}
@@ -55,9 +55,9 @@ async def estimate(visit: Visit) -> web.Response:
 def _value(name: str, text: str) -> Any:
     """Return the text of a field as a value; a text that is not a number stays a text, which the rules refuse."""
     if name == "gpus":
-        return tuple(_whole(part.strip()) for part in text.split(",") if part.strip())
-    return _whole(text) if name in WHOLE else text
+        return tuple(_number_or_text(part.strip()) for part in text.split(",") if part.strip())
+    return _number_or_text(text) if name in WHOLE else text
 
 
-def _whole(text: str) -> int | str:
+def _number_or_text(text: str) -> int | str:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else text

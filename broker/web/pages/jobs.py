@@ -43,29 +43,29 @@ class JobRow:
 async def jobs(visit: Visit) -> web.Response:
     """Show the caller's jobs, newest first; `part=table` only the table, for its refresh."""
     given = visit.request.query
-    chosen: dict[str, Any] = {
+    filters: dict[str, Any] = {
         name: [v for v in given.getall(name) if v] if name in REPEATED else given[name]
         for name in FILTERS
         if given.get(name)
     }
-    values: dict[str, Any] = {"chosen": chosen, "states": tuple(JobState), "faults": {}, "rows": (), "next": None}
+    values: dict[str, Any] = {"chosen": filters, "states": tuple(JobState), "faults": {}, "rows": (), "next": None}
     try:
-        query = JobsQuery.model_validate(chosen)
+        query = JobsQuery.model_validate(filters)
         page = await visit.service.jobs(visit.caller, views.job_filter(query), query.cursor)
     except ValidationError as error:
-        values["faults"] = _by_field(problems.of_validation(error, JobsQuery, chosen, root="query"))
+        values["faults"] = _by_field(problems.invalid_input_of(error, JobsQuery, filters, root="query"))
         return visit.page("jobs.html", 422, **values)
     except InvalidInput as error:
         values["faults"] = _by_field(error)
         return visit.page("jobs.html", 422, **values)
     rows = await _rows(visit, page.jobs)
-    following = None if page.next is None else urlencode({**chosen, "cursor": page.next}, doseq=True)
+    following = None if page.next is None else urlencode({**filters, "cursor": page.next}, doseq=True)
     template = "jobs_table.html" if given.get("part") == "table" else "jobs.html"
-    return visit.page(template, **(values | {"rows": rows, "next": following, "query": _query(chosen)}))
+    return visit.page(template, **(values | {"rows": rows, "next": following, "query": _query(filters)}))
 
 
-def _query(chosen: Mapping[str, Any]) -> str:
-    return urlencode({**chosen, "part": "table"}, doseq=True)
+def _query(filters: Mapping[str, Any]) -> str:
+    return urlencode({**filters, "part": "table"}, doseq=True)
 
 
 def _by_field(error: InvalidInput) -> dict[str, str]:

@@ -59,25 +59,27 @@ def _group(name: str, members: list[Offer]) -> GpuGroup:
 
 def _query(visit: Visit, model: type[BaseModel], repeated: tuple[str, ...] = ()) -> tuple[Any, dict[str, Any]]:
     """Return (the validated query or None, the query as given). Raises InvalidInput."""
-    given = visit.request.query
-    chosen: dict[str, Any] = {
-        name: given.getall(name) if name in repeated else given[name] for name in model.model_fields if given.get(name)
+    parameters = visit.request.query
+    filters: dict[str, Any] = {
+        name: parameters.getall(name) if name in repeated else parameters[name]
+        for name in model.model_fields
+        if parameters.get(name)
     }
     try:
-        return model.model_validate(chosen), chosen
+        return model.model_validate(filters), filters
     except ValidationError as error:
-        raise problems.of_validation(error, model, chosen, root="query") from None
+        raise problems.invalid_input_of(error, model, filters, root="query") from None
 
 
 @routes.get("/ui/offers")
 async def offers(visit: Visit) -> web.Response:
     """Show what is for sale: by GPU, then the cheapest offers, and the state of each provider."""
-    query, chosen = _query(visit, OffersQuery, ("accelerator",))
+    query, filters = _query(visit, OffersQuery, ("accelerator",))
     market, accelerators = visit.service.quotes.market, query.accelerator
     matching = listing.matching_offers(market, provider=query.provider, accelerators=accelerators)
     return visit.page(
         "offers.html",
-        chosen=chosen,
+        chosen=filters,
         groups=grouped(matching),
         offers=matching[:OFFERS],
         total=len(matching),
@@ -89,8 +91,10 @@ async def offers(visit: Visit) -> web.Response:
 async def spend(visit: Visit) -> web.Response:
     """Show spending by the group that the URL names, and the use of every budget."""
     values: dict[str, Any] = {"ways": get_args(SpendBy), "report": None, "window": None, "faults": {}, "budgets": ()}
-    given = visit.request.query
-    values["chosen"] = {"by": "job"} | {name: given[name] for name in ("by", "since", "until") if given.get(name)}
+    parameters = visit.request.query
+    values["chosen"] = {"by": "job"} | {
+        name: parameters[name] for name in ("by", "since", "until") if parameters.get(name)
+    }
     try:
         query, _ = _query(visit, SpendParameters)
         window, report = await visit.service.spending.spend(visit.caller, SpendQuery(**query.model_dump()))

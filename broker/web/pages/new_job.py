@@ -20,7 +20,7 @@ from broker.domain.errors import IdempotencyConflict, InvalidInput, OverBudget, 
 from broker.domain.formatting import visible
 from broker.domain.spec import JobSpec
 from broker.policy.budgets import Refusal
-from broker.web.browser import Visit, key_of, see
+from broker.web.browser import Visit, key_of, redirect_to
 from broker.web.job_form import (
     FIELDS,
     MORE,
@@ -34,7 +34,7 @@ from broker.web.job_form import (
     further_settings,
     suggested,
 )
-from broker.web.pages.run import found
+from broker.web.pages.run import job_of_team
 from broker.web.pages.team.layout import checked
 from broker.web.quote_view import QuoteSummary, quote_summary
 from broker.web.rendering import HEADERS
@@ -60,11 +60,11 @@ SHOWN_FAULTS = (*(field.name for field in FIELDS), "upload", "source", MORE)
 @routes.get(NEW, scope="submit")
 async def new_job(visit: Visit) -> web.Response:
     """Show the form; the query prefills it, so that `?model=` can be linked to. `?clone=`: a job to start from."""
-    given = {name: visit.request.query[name] for name in (*SHOWN_FAULTS, "upload") if name in visit.request.query}
+    fields = {name: visit.request.query[name] for name in (*SHOWN_FAULTS, "upload") if name in visit.request.query}
     cloned, faults = await _started_from(visit)
-    if given.get("upload"):
+    if fields.get("upload"):
         faults.pop("upload", None)
-    return visit.page("new_job.html", **await _form(visit, cloned | given, faults))
+    return visit.page("new_job.html", **await _form(visit, cloned | fields, faults))
 
 
 async def _started_from(visit: Visit) -> tuple[dict[str, str], dict[str, str]]:
@@ -78,12 +78,12 @@ def _with_data(visit: Visit, sha256: str) -> web.Response:
     """Show the form with an upload, its task, and the fields of the job that it started from."""
     given = {name: visit.request.query.get(name, "") for name in ("clone", "task")}
     query = {"upload": f"upload:{sha256}"} | {name: value for name, value in given.items() if value}
-    return see(f"{NEW}?{urlencode(query, safe=':')}")
+    return redirect_to(f"{NEW}?{urlencode(query, safe=':')}")
 
 
 async def _cloned(visit: Visit, job_id: str) -> tuple[dict[str, str], dict[str, str]]:
     """Return (the form's values, its faults) of a job's spec. Raises NotFound."""
-    job = await found(visit, job_id)
+    job = await job_of_team(visit, job_id)
     spec = job.spec
     form, more = form_of(spec.model_dump(mode="json", exclude_unset=True))
     threads = visit.service.quotes.threads.of_team(visit.caller.team)
@@ -102,10 +102,10 @@ def _reference(spec: JobSpec) -> str:
     return spec.script.code
 
 
-async def _form(visit: Visit, given: Mapping[str, str], faults: Mapping[str, str] | None = None) -> dict[str, Any]:
+async def _form(visit: Visit, fields: Mapping[str, str], faults: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return what the form shows. Columns that were not named yet get the names that the data suggest."""
-    values = {field.name: given.get(field.name, field.default) for field in FIELDS}
-    data = await _data(visit, given.get("upload", ""))
+    values = {field.name: fields.get(field.name, field.default) for field in FIELDS}
+    data = await _data(visit, fields.get("upload", ""))
     columns = tuple(((data.summary or {}).get("columns") or {}) if data else ())
     mapping = _mapping(values["task"])
     uses = USES.get(values["task"], ())
@@ -117,7 +117,7 @@ async def _form(visit: Visit, given: Mapping[str, str], faults: Mapping[str, str
         values["name"] = _name(data.name)
     return {
         "values": values,
-        "upload": given.get("upload", "") if data else "",
+        "upload": fields.get("upload", "") if data else "",
         "data": data,
         "columns": columns,
         "mapping": mapping,
@@ -170,7 +170,7 @@ async def upload(visit: Visit) -> web.Response:
             name = UploadQuery.model_validate({"name": part.filename}).name
             stored = await visit.content.upload(visit.caller, name, None, _chunks(part), sha256=None)
     except ValidationError as error:
-        return await _not_uploaded(visit, problems.of_validation(error, UploadQuery, {}))
+        return await _not_uploaded(visit, problems.invalid_input_of(error, UploadQuery, {}))
     except (ValueError, HttpProcessingError):
         return await _not_uploaded(visit, _no_file())
     except InvalidInput as error:
@@ -185,9 +185,9 @@ async def import_data(visit: Visit) -> web.Response:
     """Let the daemon read the data set that the form names, and show the form with it."""
     form = await visit.form()
     try:
-        wanted = checked(DataImport, {"source": form.get("source", "").strip()})
+        request = checked(DataImport, {"source": form.get("source", "").strip()})
         async with visit.request.app[STREAMS].slot(visit.caller, visit.session.token):
-            stored = await visit.request.app[DATA_IMPORTS].fetch(visit.caller, wanted.source, None)
+            stored = await visit.request.app[DATA_IMPORTS].fetch(visit.caller, request.source, None)
     except InvalidInput as error:
         lines = "; ".join(problem.message for problem in error.problems)
     except (TooLarge, TooMany, StorageFull) as error:
@@ -250,11 +250,11 @@ async def _more(visit: Visit, form: Mapping[str, str]) -> Mapping[str, Any]:
 
 
 def _spec(form: Mapping[str, str], more: Mapping[str, Any], model: type[JobSpec]) -> JobSpec:
-    wanted = document(form, form.get("upload", ""), more)
+    spec_document = document(form, form.get("upload", ""), more)
     try:
-        return model.model_validate(wanted)
+        return model.model_validate(spec_document)
     except ValidationError as error:
-        raise problems.of_validation(error, model, wanted) from None
+        raise problems.invalid_input_of(error, model, spec_document) from None
 
 
 @routes.post(NEW + "/fields", scope="submit", runs_to_end=False)
@@ -291,17 +291,17 @@ async def _quote_values(visit: Visit, form: Mapping[str, str], changed: str = ""
         more = await _more(visit, form)
         values["yaml"] = await _yaml(visit, form, more)
         spec = _spec(form, more, QuoteSpec)
-        checked, summary, held = await _quoted(visit, spec)
+        checked, summary, refusal = await _quoted(visit, spec)
         is_own_cap = "cap_usd" in spec.model_fields_set
         cap = spec.cap_usd if is_own_cap else summary.proposed_cap
-        values |= {"quote": summary, "check": checked.report, "held": held, "is_own_cap": is_own_cap}
+        values |= {"quote": summary, "check": checked.report, "held": refusal, "is_own_cap": is_own_cap}
         values["cap"] = "" if cap is None else cap_text(cap)
     except InvalidInput as error:
         faults = _faults(error)
-    return values | {"faults": faults, "fields": _shown(form), "changed": changed}
+    return values | {"faults": faults, "fields": _shown_fields(form), "changed": changed}
 
 
-def _shown(form: Mapping[str, str]) -> list[str]:
+def _shown_fields(form: Mapping[str, str]) -> list[str]:
     """Return the fields that the form shows, each with a place for its fault."""
     task = form.get("task", "")
     mapping = _mapping(task)
@@ -310,8 +310,8 @@ def _shown(form: Mapping[str, str]) -> list[str]:
 
 
 async def _quoted(visit: Visit, spec: JobSpec) -> tuple[Checked, QuoteSummary, Refusal | None]:
-    checked, ranking, held = await visit.service.quotes.quote(visit.caller, spec)
-    return checked, quote_summary(ranking, visit.service.clock.now(), spec.deadline), held
+    checked, ranking, refusal = await visit.service.quotes.quote(visit.caller, spec)
+    return checked, quote_summary(ranking, visit.service.clock.now(), spec.deadline), refusal
 
 
 async def _yaml(visit: Visit, form: Mapping[str, str], more: Mapping[str, Any]) -> str:
@@ -351,12 +351,14 @@ async def submit(visit: Visit) -> web.Response:
         return await _refused(visit, form, error)
     except (OverBudget, IdempotencyConflict) as error:
         return await _refused(visit, form, InvalidInput(Problem(field="", message=str(error))), 409)
-    return see(f"/ui/jobs/{job.id}")
+    return redirect_to(f"/ui/jobs/{job.id}")
 
 
 async def _quoted_again(visit: Visit, form: Mapping[str, str], spec: JobSpec) -> web.Response:
     """Refuse to submit at a cap that the page has not shown, and show the quote with this cap."""
-    seen = f"${shown}" if (shown := visible(form.get("shown_cap", "")[:20])) else "no cap"
-    changed = f"Not submitted: the quote showed {seen}, and the cap is ${cap_text(spec.cap_usd)}; check it and submit."
+    shown_cap = f"${shown}" if (shown := visible(form.get("shown_cap", "")[:20])) else "no cap"
+    changed = (
+        f"Not submitted: the quote showed {shown_cap}, and the cap is ${cap_text(spec.cap_usd)}; check it and submit."
+    )
     values = await _quote_values(visit, form, changed)
     return visit.page("new_job.html", 409, **(values | await _form(visit, form, values["faults"])))

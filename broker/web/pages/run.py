@@ -42,13 +42,13 @@ STREAM_HEADERS = {
 }
 
 
-async def found(visit: Visit, job_id: str) -> Job:
+async def job_of_team(visit: Visit, job_id: str) -> Job:
     """Return a job of the caller's team. Raises NotFound, also for a text that is not an id."""
     try:
-        wanted = JOB.validate_python(job_id)
+        job_key = JOB.validate_python(job_id)
     except ValidationError:
         raise not_found(f"job {job_id[:20]!r}; the list of jobs shows yours") from None
-    return await visit.service.job(visit.caller, wanted)
+    return await visit.service.job(visit.caller, job_key)
 
 
 async def run_values(visit: Visit, job: Job, tab: str, faults: Mapping[str, str] = NO_FAULTS) -> dict[str, Any]:
@@ -72,7 +72,7 @@ async def run_values(visit: Visit, job: Job, tab: str, faults: Mapping[str, str]
 @routes.get("/ui/jobs/{job_id}")
 async def overview(visit: Visit, job_id: str) -> web.Response:
     """Show state, money and attempts, and the latest events."""
-    job = await found(visit, job_id)
+    job = await job_of_team(visit, job_id)
     template = "run_live.html" if visit.request.query.get("part") == "live" else "run.html"
     return visit.page(template, **await run_values(visit, job, ""))
 
@@ -80,31 +80,31 @@ async def overview(visit: Visit, job_id: str) -> web.Response:
 @routes.get("/ui/jobs/{job_id}/events")
 async def events(visit: Visit, job_id: str) -> web.Response:
     """Show events in their order, `EVENTS` at a time."""
-    job = await found(visit, job_id)
+    job = await job_of_team(visit, job_id)
     after = _number(visit.request.query.get("after", "0"), MAX_SEQ)
     rows = await visit.service.rows(visit.caller).events(job.id, after=after, limit=EVENTS)
     more = rows[-1].seq if len(rows) == EVENTS else None
     return visit.page("run_events.html", **await run_values(visit, job, "events"), events=rows, after=after, more=more)
 
 
-def _number(text: str, most: int) -> int:
-    return min(int(text), most) if text.isascii() and text.isdigit() and len(text) < 12 else 0
+def _number(text: str, maximum: int) -> int:
+    return min(int(text), maximum) if text.isascii() and text.isdigit() and len(text) < 12 else 0
 
 
 @routes.get("/ui/jobs/{job_id}/decision")
 async def decision(visit: Visit, job_id: str) -> web.Response:
     """Show every offer that was considered at a purchase, kept ones first, with the reason."""
-    job = await found(visit, job_id)
+    job = await job_of_team(visit, job_id)
     values = await run_values(visit, job, "decision")
     number = _attempt_number(visit, values["attempts"])
     offers = await visit.service.decision(visit.caller, job.id, number) if number else ()
     kept_count = sum(offer.drop is None for offer in offers)
-    shown = sorted(offers, key=lambda offer: offer.drop is not None)[:SHOWN_OFFERS]
+    offers_shown = sorted(offers, key=lambda offer: offer.drop is not None)[:SHOWN_OFFERS]
     return visit.page(
         "run_decision.html",
         **values,
         number=number,
-        offers=shown,
+        offers=offers_shown,
         total=len(offers),
         kept=kept_count,
         KEPT=OfferVerdict.KEPT,
@@ -125,7 +125,7 @@ def _attempt_number(visit: Visit, attempts: list[Attempt]) -> int:
 @routes.get("/ui/jobs/{job_id}/logs")
 async def logs(visit: Visit, job_id: str) -> web.Response:
     """Show the end of an attempt's log, the lines around `line`, or the lines that contain the text `find`."""
-    job = await found(visit, job_id)
+    job = await job_of_team(visit, job_id)
     values = await run_values(visit, job, "logs")
     number = _attempt_number(visit, values["attempts"])
     values |= {"number": number, "log": None, "search": None, "gone": "", "bytes": 0}
@@ -162,7 +162,7 @@ def check_kept_message(job: Job, error: GpubrokerError) -> None:
 @routes.get("/ui/jobs/{job_id}/logs.txt", streams=True)
 async def log_file(visit: Visit, job_id: str) -> web.StreamResponse:
     """Download an attempt's log."""
-    job = await found(visit, job_id)
+    job = await job_of_team(visit, job_id)
     number = _attempt_number(visit, list(await visit.service.attempts(visit.caller, job)))
     name = attachment(f"{job.id}-{number}.log")
     headers = {**HEADERS, "Content-Type": TEXT, "Content-Disposition": name, "Cache-Control": "no-store"}
@@ -175,7 +175,7 @@ async def log_file(visit: Visit, job_id: str) -> web.StreamResponse:
 @routes.get("/ui/jobs/{job_id}/metrics.json")
 async def metrics(visit: Visit, job_id: str) -> web.Response:
     """Answer with the run's steps, for the plot."""
-    job = await found(visit, job_id)
+    job = await job_of_team(visit, job_id)
     view = await visit.request.app[JOB_METRICS].view(visit.caller, job.id, after=0, points=PLOT_POINTS)
     headers = {**HEADERS, "Cache-Control": "no-store"}
     return web.Response(text=view.model_dump_json(), content_type="application/json", headers=headers)
@@ -184,7 +184,7 @@ async def metrics(visit: Visit, job_id: str) -> web.Response:
 @routes.get("/ui/jobs/{job_id}/spec")
 async def spec(visit: Visit, job_id: str) -> web.Response:
     """Show the spec as YAML."""
-    job = await found(visit, job_id)
+    job = await job_of_team(visit, job_id)
     document = job.spec.model_dump(mode="json", exclude_unset=True)
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
     return visit.page("run_spec.html", **await run_values(visit, job, "spec"), yaml=text)
@@ -193,7 +193,7 @@ async def spec(visit: Visit, job_id: str) -> web.Response:
 @routes.get("/ui/jobs/{job_id}/stream", streams=True)
 async def stream(visit: Visit, job_id: str) -> web.StreamResponse:
     """Send an event whenever something of the run has changed, and `end` when it has ended or the session has."""
-    job = await found(visit, job_id)
+    job = await job_of_team(visit, job_id)
     response = web.StreamResponse(headers=STREAM_HEADERS)
     try:
         async with visit.request.app[STREAMS].slot(visit.caller, visit.session.token):

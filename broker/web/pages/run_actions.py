@@ -11,9 +11,9 @@ from broker.api.core.problems import Conflict
 from broker.api.schemas.jobs import CapChange
 from broker.domain.errors import InvalidInput, OverBudget, Problem
 from broker.domain.job import Job
-from broker.web.browser import Visit, key_of, see
+from broker.web.browser import Visit, key_of, redirect_to
 from broker.web.formats import money
-from broker.web.pages.run import found, run_values
+from broker.web.pages.run import job_of_team, run_values
 from broker.web.routes import Routes
 
 routes = Routes()
@@ -22,15 +22,15 @@ routes = Routes()
 @routes.post("/ui/jobs/{job_id}/cancel")
 async def cancel(visit: Visit, job_id: str) -> web.Response:
     """Request the end of the run."""
-    job = await found(visit, job_id)
+    job = await job_of_team(visit, job_id)
     await visit.service.cancel(visit.caller, job.id)
-    return see(f"/ui/jobs/{job.id}")
+    return redirect_to(f"/ui/jobs/{job.id}")
 
 
 @routes.post("/ui/jobs/{job_id}/cap")
 async def raise_cap(visit: Visit, job_id: str) -> web.Response:
     """Raise the cap to the form's dollars."""
-    job = await found(visit, job_id)
+    job = await job_of_team(visit, job_id)
     form = await visit.form()
     try:
         await visit.service.raise_cap(visit.caller, job.id, cap_of(form.get("cap_usd", "")))
@@ -38,7 +38,7 @@ async def raise_cap(visit: Visit, job_id: str) -> web.Response:
         return await _refused(visit, job, {p.field: p.message for p in error.problems}, 422)
     except (OverBudget, Conflict) as error:
         return await _refused(visit, job, {"cap_usd": str(error)}, 409)
-    return see(f"/ui/jobs/{job.id}")
+    return redirect_to(f"/ui/jobs/{job.id}")
 
 
 async def _refused(visit: Visit, job: Job, faults: Mapping[str, str], status: int) -> web.Response:
@@ -54,17 +54,17 @@ def cap_of(text: str) -> Decimal:
     try:
         return CapChange.model_validate({"cap_usd": amount}).cap_usd
     except ValidationError as error:
-        raise problems.of_validation(error, CapChange, {"cap_usd": text}) from None
+        raise problems.invalid_input_of(error, CapChange, {"cap_usd": text}) from None
 
 
 @routes.post("/ui/jobs/{job_id}/retry", runs_to_end=False)
 async def retry(visit: Visit, job_id: str) -> web.Response:
     """Run an ended job again. The form's key makes a second send of the same form lead to the same new job."""
-    job = await found(visit, job_id)
+    job = await job_of_team(visit, job_id)
     form = await visit.form()
     if form.get("shown_cap") != str(job.cap_usd):
         line = f"Not started: the page showed another cap than {money(job.cap_usd)}; check the cap and run it again."
         return await _refused(visit, job, {"retry": line}, 409)
     resume = form.get("resume") == "1"
-    new, _ = await visit.service.retry(visit.caller, job.id, resume=resume, key=key_of(form))
-    return see(f"/ui/jobs/{new.id}")
+    new_job, _ = await visit.service.retry(visit.caller, job.id, resume=resume, key=key_of(form))
+    return redirect_to(f"/ui/jobs/{new_job.id}")

@@ -12,14 +12,14 @@ from broker.domain.errors import GpubrokerError, InvalidInput
 from broker.domain.job import RESTING_JOB_STATES, TERMINAL_JOB_STATES, Attempt, Job, JobState
 from broker.domain.money import ZERO
 from broker.web import formats
-from broker.web.browser import HOME, Visit, own_path, see
-from broker.web.pages.run import found
+from broker.web.browser import HOME, Visit, own_path, redirect_to
+from broker.web.pages.run import job_of_team
 from broker.web.pages.run_actions import cap_of
 from broker.web.routes import Routes
 
 routes = Routes()
 PATH = "/ui/jobs/selected"
-MOST = 100
+MAX_JOBS = 100
 """Maximum number of jobs of one action."""
 NO_EFFECT = "nothing to do"
 
@@ -90,30 +90,30 @@ ACTIONS: Mapping[str, JobAction] = {
 
 
 @routes.get(PATH, scope="submit")
-async def ask(visit: Visit) -> web.Response:
+async def confirmation_page(visit: Visit) -> web.Response:
     """Show what the action would do with each ticked job. Cloning is done at once: it writes nothing."""
     query = visit.request.query
-    wanted, action = list(dict.fromkeys(query.getall("job", []))), query.get("do", "")
-    if action == "clone" and len(wanted) == 1:
-        return see(f"/ui/new?clone={quote((await found(visit, wanted[0])).id)}")
-    fault = _selection_fault(action, wanted)
-    selected = () if fault else await _selected(visit, action, wanted)
+    job_ids, action = list(dict.fromkeys(query.getall("job", []))), query.get("do", "")
+    if action == "clone" and len(job_ids) == 1:
+        return redirect_to(f"/ui/new?clone={quote((await job_of_team(visit, job_ids[0])).id)}")
+    fault = _selection_fault(action, job_ids)
+    selected = () if fault else await _selected(visit, action, job_ids)
     return _page(visit, action, selected, fault, back=own_path(query.get("back")), status=422 if fault else 200)
 
 
-def _selection_fault(action: str, wanted: Sequence[str]) -> str:
+def _selection_fault(action: str, job_ids: Sequence[str]) -> str:
     if action == "clone":
-        return f"{len(wanted)} jobs are ticked; tick the one job to clone"
+        return f"{len(job_ids)} jobs are ticked; tick the one job to clone"
     if action not in ACTIONS:
         return "no such action; choose one of the buttons below the list"
-    if not wanted:
+    if not job_ids:
         return "no job is ticked; tick the jobs in the list first"
-    return f"{len(wanted)} jobs are ticked; tick at most {MOST}" if len(wanted) > MOST else ""
+    return f"{len(job_ids)} jobs are ticked; tick at most {MAX_JOBS}" if len(job_ids) > MAX_JOBS else ""
 
 
-async def _selected(visit: Visit, action: str, wanted: Sequence[str]) -> list[SelectedJob]:
+async def _selected(visit: Visit, action: str, job_ids: Sequence[str]) -> list[SelectedJob]:
     """Return the jobs with the action's effect. Raises NotFound for a job of another team."""
-    jobs = [await found(visit, job_id) for job_id in wanted]
+    jobs = [await job_of_team(visit, job_id) for job_id in job_ids]
     attempts = await visit.service.latest_attempts(jobs)
     selected = []
     for job in jobs:
@@ -127,7 +127,7 @@ def _page(
     visit: Visit, action: str, selected: Sequence[SelectedJob], fault: str = "", *, status: int = 200, **values: Any
 ) -> web.Response:
     changed = [row for row in selected if row.effect != NO_EFFECT]
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "action": action,
         "title": ACTIONS[action].title if action in ACTIONS else "Jobs",
         "selected": selected,
@@ -139,22 +139,24 @@ def _page(
         "cap_usd": "",
         "back": HOME,
     }
-    return visit.page("selected_jobs.html", status, **(given | values))
+    return visit.page("selected_jobs.html", status, **(fields | values))
 
 
 @routes.post(PATH)
 async def act(visit: Visit) -> web.Response:
     """Do the action with each job on which it has an effect. A second send of the same form changes nothing more."""
     form = await visit.form()
-    action, wanted, back = form.get("do", ""), form.get("jobs", "").split(), own_path(form.get("back"))
-    if fault := _selection_fault(action, wanted):
+    action, job_ids, back = form.get("do", ""), form.get("jobs", "").split(), own_path(form.get("back"))
+    if fault := _selection_fault(action, job_ids):
         return _page(visit, action, (), fault, back=back, status=422)
-    selected = await _selected(visit, action, list(dict.fromkeys(wanted)))
-    shown = {"back": back, "key": form.get("key", ""), "cap_usd": form.get("cap_usd", "")}
+    selected = await _selected(visit, action, list(dict.fromkeys(job_ids)))
+    fields = {"back": back, "key": form.get("key", ""), "cap_usd": form.get("cap_usd", "")}
     if line := _form_fault(action, selected, form):
-        return _page(visit, action, selected, back=back, faults={"cap_usd": line}, cap_usd=shown["cap_usd"], status=422)
+        return _page(
+            visit, action, selected, back=back, faults={"cap_usd": line}, cap_usd=fields["cap_usd"], status=422
+        )
     failed = [row for row in [await _done(visit, action, row, form) for row in selected] if row.fault]
-    return _page(visit, action, failed, **shown, status=409) if failed else see(back)
+    return _page(visit, action, failed, **fields, status=409) if failed else redirect_to(back)
 
 
 def _form_fault(action: str, selected: Sequence[SelectedJob], form: Mapping[str, str]) -> str:

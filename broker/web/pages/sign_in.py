@@ -14,7 +14,7 @@ from broker.web.browser import (
     cookie_name,
     error_page,
     own_path,
-    see,
+    redirect_to,
     set_session,
 )
 from broker.web.oidc.pages import OIDC, START
@@ -74,7 +74,7 @@ async def sign_out(request: web.Request) -> web.Response:
         check_same_origin(request)
     except GpubrokerError as error:
         return error_page(request, error)
-    sessions, response = request.app[SESSIONS], see(SIGN_IN)
+    sessions, response = request.app[SESSIONS], redirect_to(SIGN_IN)
     try:
         session = await sessions.open(request.cookies.get(cookie_name(request), ""))
         if session is not None:
@@ -92,10 +92,10 @@ async def theme(request: web.Request) -> web.Response:
         form = await anonymous_form(request)
     except GpubrokerError as error:
         return error_page(request, error)
-    response = see(own_path(form.get("next")))
-    chosen = form.get("theme", "auto")
-    if chosen in THEMES:
-        response.set_cookie(THEME_COOKIE, chosen, max_age=YEAR_S, path="/ui", httponly=True, samesite="Lax")
+    response = redirect_to(own_path(form.get("next")))
+    theme = form.get("theme", "auto")
+    if theme in THEMES:
+        response.set_cookie(THEME_COOKIE, theme, max_age=YEAR_S, path="/ui", httponly=True, samesite="Lax")
     return response
 
 
@@ -105,7 +105,7 @@ def _form(request: web.Request, target: str, error: str = "", status: int = 200)
 
 
 def _started(request: web.Request, token: TokenDigest, target: str) -> web.Response:
-    response = see(target)
+    response = redirect_to(target)
     set_session(request, response, request.app[SESSIONS].start(token))
     return response
 

@@ -44,8 +44,8 @@ async def check(visit: Visit) -> web.Response:
 async def _page(visit: Visit, checks: Mapping[str, CredentialCheck], *, has_checked: bool = False) -> web.Response:
     parts, launches, counts, lease = await asyncio.gather(
         visit.request.app[READINESS].check(),
-        _answer(visit.service.store.unproven_launches()),
-        _answer(visit.service.store.counts()),
+        _result_in_time(visit.service.store.unproven_launches()),
+        _result_in_time(visit.service.store.counts()),
         _lease(visit),
     )
     orphans = visit.service.orphans()
@@ -68,13 +68,13 @@ async def _page(visit: Visit, checks: Mapping[str, CredentialCheck], *, has_chec
 async def _lease(visit: Visit) -> Lease | None:
     """Return the lease of the broker that renewed it last; None: there is none, or it cannot be read."""
     try:
-        raw = await _answer(visit.service.blobs.get(object_keys.BROKER_LEASE))
+        raw = await _result_in_time(visit.service.blobs.get(object_keys.BROKER_LEASE))
         return None if raw is None else Lease.model_validate_json(raw)
     except ValidationError:
         return None
 
 
-async def _answer(call: Awaitable[T]) -> T | None:
+async def _result_in_time(call: Awaitable[T]) -> T | None:
     """Return the result of a call; None: it failed, or did not end within ANSWER_S."""
     try:
         return await answer_within(ANSWER_S, call)

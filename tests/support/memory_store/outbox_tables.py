@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from broker.domain.job import Event
 from broker.domain.notifications import LOG_CHANNEL, NOTICES, Channel, Delivery, Notice
 from broker.ports import State
-from broker.reporting.delivery import wants
+from broker.reporting.delivery import is_subscribed
 
 LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
@@ -61,7 +61,7 @@ class OutboxTables:
     def _tell(self, delivery: Delivery, team: str | None, now: datetime) -> None:
         for row in self.channels.values():
             channel = row.value
-            if channel.enabled and channel.team in (None, team) and wants(channel.events, delivery.kind):
+            if channel.enabled and channel.team in (None, team) and is_subscribed(channel.events, delivery.kind):
                 stream = self.streams.setdefault((channel.id, delivery.stream), StreamRow(used_at=now))
                 self._rows += 1
                 stream.waiting[self._rows] = (delivery, now)

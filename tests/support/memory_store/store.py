@@ -14,7 +14,7 @@ from broker.domain.ids import AttemptId, Installation, JobId
 from broker.domain.job import Attempt, AttemptState, Job, JobState, Reason
 from broker.domain.tenancy import OPERATOR, Tenant
 from broker.domain.workload import RunObservation, SpotHours
-from broker.estimator.preemption_rate import Place, place
+from broker.estimator.preemption_rate import Place, place_of_offer
 from broker.policy.budgets import admission
 from broker.ports import Change, Charge, Clock, Lane, Leased, Token
 from broker.store.rules import fences
@@ -126,7 +126,7 @@ class MemoryStore(MemoryTenant, MemoryChannels, MemoryGlobalPolicies, MemoryGlob
         attempts = {
             i: self._state.attempts[i].value for i in fences.attempts_written(change) if i in self._state.attempts
         }
-        return fences.holds(change, jobs, attempts)
+        return fences.all_hold(change, jobs, attempts)
 
     def _room(self, change: Change) -> bool:
         """Return False if the attempt already exists, or if the job would have a second live attempt."""
@@ -269,14 +269,14 @@ class MemoryStore(MemoryTenant, MemoryChannels, MemoryGlobalPolicies, MemoryGlob
         upload = self._state.uploads.get((team, owner, sha256))
         return None if upload is None else upload.bytes
 
-    async def observations(self, *, each: int) -> Sequence[RunObservation]:
+    async def observations(self, *, max_per_pair: int) -> Sequence[RunObservation]:
         seen: Counter[tuple[str, str, str]] = Counter()
         latest: list[RunObservation] = []
         for one in reversed(self._state.observations):
             shape = one.workload.shape
             cell = (one.hardware, one.workload.method, shape.family if shape else "")
             seen[cell] += 1
-            if seen[cell] <= each:
+            if seen[cell] <= max_per_pair:
                 latest.append(one)
         return latest[::-1]
 
@@ -286,10 +286,10 @@ class MemoryStore(MemoryTenant, MemoryChannels, MemoryGlobalPolicies, MemoryGlob
         for one in (row.value for row in self._state.attempts.values()):
             sent, offer = one.create_sent_at, one.line.offer
             if offer.spot and sent is not None and (now - sent).total_seconds() < within_s:
-                hours, preemptions = found.get(place(offer), (0.0, 0))
+                hours, preemptions = found.get(place_of_offer(offer), (0.0, 0))
                 stood = ((one.terminating_since or one.ended_at or now) - sent).total_seconds() / 3600
                 preempted = preemptions + (one.reason is Reason.PREEMPTED)
-                found[place(offer)] = hours + stood * one.line.nodes, preempted
+                found[place_of_offer(offer)] = hours + stood * one.line.nodes, preempted
         return [
             SpotHours(
                 provider=provider, cloud=cloud, region=region, accelerator=gpu, hours=hours, preemptions=preemptions

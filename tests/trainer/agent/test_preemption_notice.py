@@ -211,7 +211,7 @@ def test_a_notice_before_the_first_step_costs_no_micro_batch(
 
 async def test_a_timed_out_task_may_clean_up(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadline is checked again meanwhile, because it may move forward."""
-    monkeypatch.setattr("trainer.agent.base.state.LOOK_S", 0.0)
+    monkeypatch.setattr("trainer.agent.base.state.POLL_S", 0.0)
     watch.state.limits = Limits(drain_s=0)
     watch.state.end(Outcome.DRAINED, "the broker asked to drain")
 

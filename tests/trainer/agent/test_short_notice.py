@@ -385,4 +385,4 @@ def test_results_that_are_safe_in_time_are_completed(bench: Bench, hold: Hold, s
 
 @pytest.mark.parametrize(("asked", "outcome"), [(False, Outcome.USER_ERROR), (True, Outcome.DRAINED)])
 def test_only_a_program_that_was_asked_counts_as_drained(asked: bool, outcome: Outcome) -> None:
-    assert exit_outcome(1, script=True, asked=asked, killed_for_memory=False) is outcome
+    assert exit_outcome(1, script=True, end_requested=asked, killed_for_memory=False) is outcome

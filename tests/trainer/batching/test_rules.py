@@ -118,7 +118,7 @@ def test_chunks_are_bounded_and_whole_lines() -> None:
 
 
 def test_a_truncated_log_says_so() -> None:
-    held = LogBuffer(Redactor({}), held=1000)
+    held = LogBuffer(Redactor({}), max_held_bytes=1000)
     held.feed(b"".join(b"line %d\n" % i for i in range(1000)))
     assert b"log truncated" in (first := held.chunk())
     assert first.endswith(b"line 999\n")

@@ -24,7 +24,7 @@ def write(folder: Path, step: int = 1) -> Path:
     """Write two processes' halves of a tensor with five rows."""
     import torch
 
-    from trainer.checkpoint.snapshot import Local, SnapshotWriter, joined, parts
+    from trainer.checkpoint.snapshot import Local, SnapshotWriter, joined, writer_plan
 
     folder.mkdir(parents=True)
     whole = torch.arange(15.0).reshape(5, 3)
@@ -36,7 +36,7 @@ def write(folder: Path, step: int = 1) -> Path:
 
     for held, writer in halves:
         save_file({"w": held["model"]["w"].tensor}, folder / checkpoint_plan.file_name("model", writer.number, 2))
-    plan = joined([parts(held, writer) for held, writer in halves])
+    plan = joined([writer_plan(held, writer) for held, writer in halves])
     (folder / "plan.json").write_text(plan.model_dump_json())
     (folder / "state.json").write_text(checkpoint_plan.Progress(step=step).model_dump_json())
     (folder / "metrics.jsonl").write_text("")

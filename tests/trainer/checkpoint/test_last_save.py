@@ -43,7 +43,7 @@ def saved(folder: Path, weights: dict[str, torch.Tensor], *, still: bool) -> Sto
     run.snapshots.mkdir(parents=True)
     (folder / "metrics.jsonl").touch()
     held: Held = {"model": parallel.DataParallel(Accelerator(cpu=True)).held(weights), "optimizer": {}, "gradients": {}}
-    plan = snapshot.joined([snapshot.parts(held, SnapshotWriter())])
+    plan = snapshot.joined([snapshot.writer_plan(held, SnapshotWriter())])
     taken = Snapshots(run, SnapshotWriter())
     progress = Progress(step=1)
     taken.begin(

@@ -201,7 +201,7 @@ def test_the_launcher_ends_with_the_most_specific_exit_code(
 
 
 def test_every_process_gets_its_rank_and_size() -> None:
-    told = [launch.variables(n, each=2, nodes=2, node=1, master="10.0.0.1:29400") for n in range(2)]
+    told = [launch.variables(n, processes_per_node=2, nodes=2, node=1, master="10.0.0.1:29400") for n in range(2)]
     assert [(t["RANK"], t["LOCAL_RANK"], t["GROUP_RANK"], t["WORLD_SIZE"]) for t in told] == [
         ("2", "0", "1", "4"),
         ("3", "1", "1", "4"),

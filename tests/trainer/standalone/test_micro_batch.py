@@ -22,7 +22,7 @@ def test_auto_micro_batch_is_the_largest_fitting_divisor(
     one: int, each: int, memory: int, batch: int, gpus: int
 ) -> None:
     most = -(-batch // gpus)
-    rows = fit.fitting(one, one + each, memory=memory, most=most, batch=batch)
+    rows = fit.fitting(one, one + each, memory=memory, max_rows=most, batch=batch)
 
     def fits(count: int) -> bool:
         return one + (count - 1) * each + fit.CONTEXT <= memory * fit.SHARE

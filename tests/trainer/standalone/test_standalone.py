@@ -117,7 +117,7 @@ def test_a_missing_file_is_reported_as_by_the_preflight(tmp_path: Path, capsys: 
 
 def test_an_option_that_cannot_be_used_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, train(tmp_path))
-    assert standalone.main(path, tmp_path / "out", ways={"tensor": 0}) == ExitCode.USER_ERROR
+    assert standalone.main(path, tmp_path / "out", mesh_sizes={"tensor": 0}) == ExitCode.USER_ERROR
     assert capsys.readouterr().err == "--tensor: must be greater than or equal to 1, not 0\n"
 
 

@@ -61,7 +61,9 @@ class Crew:
             )
             run.job.write_text(job.model_dump_json())
             for local in range(each):
-                place = launch.variables(local, each=each, nodes=nodes, node=node, master=f"127.0.0.1:{port}")
+                place = launch.variables(
+                    local, processes_per_node=each, nodes=nodes, node=node, master=f"127.0.0.1:{port}"
+                )
                 alone = nodes * each == 1
                 self.processes.append(FORKS.Process(target=_rank, args=(run.root, {} if alone else place, harm)))
 

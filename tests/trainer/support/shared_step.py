@@ -118,7 +118,13 @@ def really(
     processes = [
         FORKS.Process(
             target=_rank,
-            args=(out, launch.variables(n, each=many, nodes=1, node=0, master=master), config, layers, list(asks)),
+            args=(
+                out,
+                launch.variables(n, processes_per_node=many, nodes=1, node=0, master=master),
+                config,
+                layers,
+                list(asks),
+            ),
         )
         for n in range(many)
     ]

@@ -54,7 +54,7 @@ class TokenStore:
     def sender(self, number: int, run: RunFolder, *, known: str = "", node: int = 0, **spec: Any) -> rows.Sender:
         env = Environment(blobs=self.url, installation="inst", attempt=f"a{number}", workdir=run.root.parent, node=node)
         self.state = AgentState(env=env, run=run)
-        return rows.Sender(self.objects, self.state, self.spec(number, **spec), known=known, log=self.told.append)
+        return rows.Sender(self.objects, self.state, self.spec(number, **spec), known_cache=known, log=self.told.append)
 
     async def sent(self, number: int, **more: Any) -> str:
         """Return the manifest's key."""

@@ -139,7 +139,7 @@ def _end(how: How, agent: int, worker: int, folder: RunFolder) -> None:
 
 
 def _attend(order: Order, worker: int, output: int) -> int:
-    saver.LOOK_S = LOOK_S
+    saver.POLL_S = LOOK_S
     ForkedChild.waits = (worker, output)
     for name, instead in (("Child", ForkedChild), ("WorkerJob", _often)):
         setattr(train_runner, name, instead)

@@ -131,4 +131,4 @@ def test_a_kill_for_memory_is_one_only_where_the_kernel_says_so(
     monkeypatch.setattr(child, "oom_kills", lambda: 3 + kills)
     ended = Child(None, -1, 3)  # type: ignore[arg-type]  # only what its end means is asked
     killed = ended.killed_for_memory
-    assert exit_outcome(code, script=script, asked=ended.asked, killed_for_memory=killed) is outcome
+    assert exit_outcome(code, script=script, end_requested=ended.asked, killed_for_memory=killed) is outcome

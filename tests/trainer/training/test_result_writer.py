@@ -37,7 +37,7 @@ def insist(monkeypatch: pytest.MonkeyPatch, *, why: str, waiting: bool) -> int:
     with pytest.raises(results.ResultsNotWritten):
         results.write_with_retries(
             action, agree=agree, waiting=lambda: waiting and len(tried) < 50, leave=nothing, report=nothing,
-            folder=Path("/"), wanted=lambda: 0,
+            folder=Path("/"), needed_bytes=lambda: 0,
         )  # fmt: skip
     return len(tried)
 
@@ -68,7 +68,7 @@ def test_a_drain_is_obeyed_before_another_try(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(Drained):
         results.write_with_retries(
             action, agree=same, waiting=lambda: True, leave=leave, report=lambda *_: None, folder=Path("/"),
-            wanted=lambda: 0,
+            needed_bytes=lambda: 0,
         )  # fmt: skip
     assert len(tried) == 1
 
@@ -77,7 +77,7 @@ def failing(times: int) -> None:
     """Fail the first `times` writes of a complete part."""
     from trainer.checkpoint.snapshot import Snapshots
 
-    fill, failed = Snapshots._fill, []
+    fill, failed = Snapshots._write_files, []
 
     def fails(self: Snapshots, folder: Path, copies: Any, snapshot: Any, *more: Any) -> None:
         if snapshot.complete and len(failed) < times:
@@ -85,7 +85,7 @@ def failing(times: int) -> None:
             raise OSError(5, "Input/output error")
         fill(self, folder, copies, snapshot, *more)
 
-    Snapshots._fill = fails  # type: ignore[method-assign]
+    Snapshots._write_files = fails  # type: ignore[method-assign]
 
 
 def fails_once(rank: int) -> None:

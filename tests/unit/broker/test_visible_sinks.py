@@ -166,7 +166,7 @@ SINKS: dict[str, Callable[[], None]] = {
     "json line": lambda: Output(as_json=True).line(hostile_event()),
     "json document": lambda: Output(as_json=True).document({"x": HOSTILE}),
     "error": lambda: Output(as_json=False).error(BadInput(HOSTILE)),
-    "fit": lambda: fit.say(hostile_event()),
+    "fit": lambda: fit.print_event(hostile_event()),
     "csv": _csv,
 }
 

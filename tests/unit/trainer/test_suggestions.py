@@ -31,5 +31,5 @@ def test_a_misspelt_column_gets_a_suggestion() -> None:
 
 def test_a_long_list_says_how_many_it_leaves_out() -> None:
     assert short_list(["a", "b"]) == "a, b"
-    assert short_list([f"c{i}" for i in range(45)], most=2) == "c0, c1, … (43 more)"
+    assert short_list([f"c{i}" for i in range(45)], limit=2) == "c0, c1, … (43 more)"
     assert short_list(["x" * 100]) == "x" * WORD_CHARACTERS + "…"

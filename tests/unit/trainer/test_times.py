@@ -41,13 +41,13 @@ def test_options_take_ages_dates_and_times() -> None:
     assert durations.future("--expires", "1h30m", now=NOW) == datetime(2026, 11, 28, 13, 30, tzinfo=UTC)
     assert durations.past("--since", "2026-11-01", now=NOW) == "2026-11-01T00:00:00+00:00"
     assert durations.past("--since", None) is None
-    assert durations.days("--history", "36h", most=90) == 2
+    assert durations.days("--history", "36h", max_days=90) == 2
     assert durations.seconds("--work", "90") == 90
     for text in ("yesterday", "90", "999999999w"):
         with pytest.raises(BadInput, match=f"^--since {text}: not a time; write it as 2h, 7d, 2026-01-31 or "):
             durations.past("--since", text, now=NOW)
     with pytest.raises(BadInput, match="write 1 to 90 days, as 7d"):
-        durations.days("--history", "91d", most=90)
+        durations.days("--history", "91d", max_days=90)
 
 
 def test_every_time_of_a_spec_takes_a_duration() -> None:

@@ -31,7 +31,7 @@ class Environment:
     """Address `host:port` of node 0, to which the nodes of a job connect; unused on a single node."""
 
 
-def read(env: Mapping[str, str]) -> Environment:
+def read_environment(env: Mapping[str, str]) -> Environment:
     """Parse the agent's settings from variables. Raises: BadEnvironment, naming the variable and the fix."""
     try:
         blobs, installation, attempt = (env[f"GPUBROKER_{n}"] for n in ("BLOBS", "INSTALLATION", "ATTEMPT"))

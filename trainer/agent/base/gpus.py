@@ -40,8 +40,8 @@ def load() -> GpuUsage | None:
     finally:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
-    mean = sum(busy) / len(busy) if busy else None
-    return GpuUsage(utilisation=mean, memory_bytes=max(used, default=None), power_w=sum(power) if power else None)
+    mean_busy = sum(busy) / len(busy) if busy else None
+    return GpuUsage(utilisation=mean_busy, memory_bytes=max(used, default=None), power_w=sum(power) if power else None)
 
 
 def memory_bytes() -> int | None:

@@ -25,7 +25,7 @@ from trainer.objectstore.objects import SMALL_TIMEOUT_S, BadContent, Objects, Ob
 RETRY_FOR_S = 300.0
 """Seconds that an attempt waits for the store before it begins; its machine costs money meanwhile."""
 
-LOOKS = 10
+FETCH_TRIES = 10
 """Attempts to fetch a checkpoint of another job, which may delete it during the fetch."""
 
 T = TypeVar("T")
@@ -186,7 +186,7 @@ async def furthest(objects: Objects, spec: AttemptSpec, origin: Origin, load: Lo
     others = [n for n, key in enumerate(spec.resume_from, 1) if key.split("/")[1] != spec.job]
     candidates = [*await protocol.own_manifests(objects, origin), *spec.resume_from[: min(others, default=None)]]
     tried = set[str]()
-    for looks_left in reversed(range(LOOKS)):
+    for looks_left in reversed(range(FETCH_TRIES)):
         loaded = await load(candidates)
         tried.update(candidates)
         if loaded is not None:

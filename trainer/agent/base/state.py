@@ -37,7 +37,7 @@ TRIES = ("upload_waits", "save_failed")
 """Kinds of messages that each failed try of an action repeats; their pauses begin after the first message."""
 PAUSE_S = 60.0
 """Seconds of the first pause; each pause doubles the previous one."""
-LOOK_S = 0.1
+POLL_S = 0.1
 """Seconds between two checks of whether the attempt must end."""
 FINAL_REPORT_S = 5.0
 """Maximum seconds of a notice reserved for `final.json` after the last checkpoint."""
@@ -163,7 +163,7 @@ class AgentState:
         while not limit.expired():  # an expired limit cannot be moved
             if self.ending is not None:
                 limit.reschedule(min(latest, loop.time() + self.drain_left_s))
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     def status(self) -> Status:
         """Return the worker's latest status, or the last readable one."""

@@ -23,11 +23,11 @@ MEETING_PORTS = range(20_000, 32_768)
 
 def worker_argv(world: World, env: Environment, run: RunFolder) -> list[str]:
     """Return the worker's command line; for several processes it starts a launcher."""
-    each = max(1, world.gpus_per_node)
-    if world.nodes * each == 1:
+    processes_per_node = max(1, world.gpus_per_node)
+    if world.nodes * processes_per_node == 1:
         return [sys.executable, "-m", "trainer.training.worker", str(run.root)]
     master = env.master if world.nodes > 1 else f"127.0.0.1:{free_port()}"
-    place = [str(each), str(world.nodes), str(env.node), master]
+    place = [str(processes_per_node), str(world.nodes), str(env.node), master]
     return [sys.executable, "-m", "trainer.parallel.launch", *place, str(run.root)]
 
 

@@ -57,10 +57,10 @@ class FirstProcess:
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         if self._terminated_at is None:
             self._terminated_at = time.monotonic()
-            aside = self._notice.with_name(self._notice.name + ".new")
+            temporary = self._notice.with_name(self._notice.name + ".new")
             with contextlib.suppress(OSError):  # the notice is lost then, and the last checkpoint counts
-                aside.write_text(str(self._grace_s))
-                aside.replace(self._notice)
+                temporary.write_text(str(self._grace_s))
+                temporary.replace(self._notice)
         if self._child is not None:
             with contextlib.suppress(ProcessLookupError):  # the process has just exited
                 os.kill(self._child, signal.SIGTERM)

@@ -36,14 +36,14 @@ class Trackers:
         """Start the trackers of `train.metrics`; each sees only the secrets that are assigned to it by name."""
         assert spec.train is not None
         metrics = spec.train.metrics
-        wanted = [kind for kind in KINDS if getattr(metrics, kind) is not None]
-        if not wanted:
+        kinds = [kind for kind in KINDS if getattr(metrics, kind) is not None]
+        if not kinds:
             return
-        shown = spec.train.model_dump(mode="json", exclude={"data": {"path"}, "output": True, "metrics": True})
-        job = TrackJob(metrics=metrics, run=spec.run or spec.job, parameters=shown, folder=str(self._folder))
+        settings = spec.train.model_dump(mode="json", exclude={"data": {"path"}, "output": True, "metrics": True})
+        job = TrackJob(metrics=metrics, run=spec.run or spec.job, parameters=settings, folder=str(self._folder))
         replace(self._run.track, job.model_dump_json())
         own = {name: secrets[name] for name in metrics.secrets if name in secrets}
-        for kind in wanted:
+        for kind in kinds:
             self._processes.append(
                 await asyncio.create_subprocess_exec(
                     *(sys.executable, "-m", "trainer.agent.process.tracker_process", str(self._run.root), kind),

@@ -22,7 +22,7 @@ from trainer.contract.metrics import MetricsConfig, MlflowConfig, WandbConfig
 from trainer.core.ipc import MessageWriter, RunFolder
 from trainer.core.parent_death import die_with_parent
 
-LOOK_S = 1.0
+POLL_S = 1.0
 NAMES = ("loss", "lr", "grad_norm", "tokens", "seconds")
 PARAMETER = 500
 """Largest number of characters that MLflow accepts in a parameter."""
@@ -109,8 +109,8 @@ class Mlflow:
                 self._client.log_param(self._id, name, str(value)[:PARAMETER])
         self.last, self.judged = self._latest("train/loss", 0), self._latest("eval/loss", -1)
 
-    def _latest(self, name: str, none: int) -> int:
-        return max((figure.step for figure in self._client.get_metric_history(self._id, name)), default=none)
+    def _latest(self, name: str, default: int) -> int:
+        return max((figure.step for figure in self._client.get_metric_history(self._id, name)), default=default)
 
     def rows(self, rows: list[Row]) -> None:
         from mlflow.entities import Metric
@@ -176,7 +176,7 @@ def follow(run: RunFolder, tracker: Tracker) -> str:
                 tracker.judged = step
         if ended:
             return ended
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
 def _heldout(run: RunFolder) -> list[tuple[int, float]]:

@@ -18,7 +18,7 @@ from trainer.contract.train import CheckpointConfig
 from trainer.core.ipc import SnapshotInfo, info_of
 from trainer.objectstore.objects import BadContent, Objects, ObjectStoreError
 
-LOOK_S = 0.2
+POLL_S = 0.2
 RETRY_S = 5.0
 SETTLE_S = 0.05
 PARTS_S = 30.0
@@ -59,7 +59,7 @@ class Saver:
                     "upload_waits", f"a checkpoint waits on disk, and the one before it counts: {e}"
                 )
                 await asyncio.sleep(RETRY_S)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     async def flush(self, *, failed: bool = False) -> bool:
         """Upload what waits; return False if time ran out or the store was unreachable for too long.
@@ -164,9 +164,9 @@ class Saver:
     ) -> tuple[str, Manifest] | None:
         """Commit the snapshot on this disk with the other machines' parts; None if another machine must do it."""
         objects, origin, part = self._objects, self._origin, info.part
-        known: Any = {"step": info.step, "complete": info.complete, "taken_s": info.taken_s, "sent": sent}
+        fields: Any = {"step": info.step, "complete": info.complete, "taken_s": info.taken_s, "sent": sent}
         if part is None:
-            return await protocol.commit(objects, origin, folder, **known)
+            return await protocol.commit(objects, origin, folder, **fields)
         if part.node > 0:
             count = await protocol.offer(
                 objects, origin, folder, step=info.step, complete=info.complete, part=part, sent=sent
@@ -174,7 +174,7 @@ class Saver:
             self._log(f"part {part.node + 1} of {part.nodes} of step {info.step}'s checkpoint: {count / 1e6:.1f} MB")
             return None
         committed = await protocol.commit_parts(
-            objects, origin, folder, **known, part=part, should_give_up=self._should_give_up
+            objects, origin, folder, **fields, part=part, should_give_up=self._should_give_up
         )
         if committed is None:
             self._log(f"the checkpoint of step {info.step} is left: another machine did not send its part")

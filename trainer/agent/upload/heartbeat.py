@@ -65,20 +65,20 @@ class HeartbeatSender:
         if spec is None or spec.world.gpus_per_node == 0 or (self._asking and self._asking.is_alive()):
             return None
         usages: list[gpus.GpuUsage | None] = []
-        answered = asyncio.Event()
+        load_read = asyncio.Event()
         loop = asyncio.get_running_loop()
 
         def ask() -> None:
             usages.append(gpus.load())
             with contextlib.suppress(RuntimeError):  # the agent has ended
-                loop.call_soon_threadsafe(answered.set)
+                loop.call_soon_threadsafe(load_read.set)
 
         # The event loop waits for its own threads at exit, so a hung driver call gets a separate thread.
         self._asking = threading.Thread(target=ask, daemon=True)
         self._asking.start()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRIVER_S):
-                await answered.wait()
+                await load_read.wait()
         return usages[0] if usages else None
 
 

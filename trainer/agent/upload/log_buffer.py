@@ -42,12 +42,12 @@ class LogBuffer:
         redact: Redactor,
         *,
         echo: Callable[[str], None] | None = None,
-        held: int = HELD_BYTES,
+        max_held_bytes: int = HELD_BYTES,
         total: int = TOTAL_BYTES,
     ) -> None:
         self.redact = redact
         self._echo = echo
-        self._held_limit, self._total_limit = held, total
+        self._held_limit, self._total_limit = max_held_bytes, total
         self._partial = b""
         self._lines: deque[bytes] = deque()
         self._size = 0
@@ -62,8 +62,8 @@ class LogBuffer:
 
     def feed(self, data: bytes) -> None:
         """Add raw output; a secret that is split over two reads is still recognised."""
-        *whole, self._partial = (self._partial + data).split(b"\n")
-        for line in whole:
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        for line in lines:
             self._add_output(line)
         if len(self._partial) > LINE_BYTES + 2 * self.redact.longest:
             text = self.redact(self._partial.decode(errors="replace")).encode()
@@ -100,9 +100,9 @@ class LogBuffer:
         self._tail.append(line)
         self._tail_size += len(line)
         while self._tail_size > TAIL_BYTES and len(self._tail) > 1:
-            gone = len(self._tail.popleft())
-            self._tail_size -= gone
-            self._left_out += gone
+            dropped_bytes = len(self._tail.popleft())
+            self._tail_size -= dropped_bytes
+            self._left_out += dropped_bytes
 
     def close(self) -> None:
         """Finish the log, and add the end of an output above the limit."""
@@ -119,9 +119,9 @@ class LogBuffer:
         self._lines.append(line)
         self._size += len(line)
         while self._size > self._held_limit and len(self._lines) > 1:
-            gone = self._lines.popleft()
-            self._size -= len(gone)
-            self._dropped += len(gone)
+            dropped_line = self._lines.popleft()
+            self._size -= len(dropped_line)
+            self._dropped += len(dropped_line)
 
     def chunk(self) -> bytes:
         """Return up to 256 KiB of complete lines; empty if nothing is new."""

@@ -9,7 +9,7 @@ from trainer.agent.upload.log_buffer import LogBuffer
 from trainer.contract import object_keys
 from trainer.objectstore.objects import Objects, ObjectStoreError
 
-LOOK_S = 0.2
+POLL_S = 0.2
 
 
 class Shipper:
@@ -25,7 +25,7 @@ class Shipper:
         """Ship until cancelled."""
         last = time.monotonic()
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             if not self._log.full and time.monotonic() - last < self._state.limits.log_s:
                 continue
             try:

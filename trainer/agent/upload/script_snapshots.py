@@ -109,7 +109,7 @@ class ScriptTree:
         before = listing(self._tree)
         if not before or (before == self._saved and not complete):
             return True
-        whole = self._run.snapshots / f"{self.step + 1:010d}"
+        target = self._run.snapshots / f"{self.step + 1:010d}"
         try:
             for file in before:
                 (temporary / file).parent.mkdir(parents=True, exist_ok=True)
@@ -122,8 +122,8 @@ class ScriptTree:
         self.step += 1
         taken_s = round(time.monotonic() - started, 3)
         info = SnapshotInfo(step=self.step, complete=complete, taken_s=taken_s, stall_s=0.0)
-        info_of(whole).write_text(info.model_dump_json())
-        temporary.rename(whole)
+        info_of(target).write_text(info.model_dump_json())
+        temporary.rename(target)
         self._saved = before
         return True
 

@@ -30,7 +30,7 @@ PIECE = 4 << 20
 """Bytes of a piece. A checkpoint waits for one piece at most, and a store accepts a piece in one request."""
 AT_ONCE = 8
 """Pieces fetched concurrently."""
-LOOK_S = 0.5
+POLL_S = 0.5
 RETRY_FOR_S = 60.0
 """Seconds that a fetch waits for the store; tokenising again takes minutes too."""
 RETRY_S = 30.0
@@ -75,15 +75,15 @@ async def _candidates(objects: Objects, spec: AttemptSpec, log: Log) -> list[tup
 async def _fetch_pieces(objects: Objects, key: str, manifest: TokenCacheManifest, folder: Path) -> None:
     """Fetch all pieces, or none. Raises: BadContent, ObjectStoreError, OSError."""
     with tempfile.TemporaryDirectory(dir=folder, prefix="rows-") as temporary:
-        aside = Path(temporary)
+        temporary_folder = Path(temporary)
         for name in FILES:
             pieces = [piece for piece in manifest.pieces if piece.path.partition("/")[0] == name]
-            await _join(objects, object_keys.files_prefix(key), pieces, aside / name)
-        note = rows_note(aside)
+            await _join(objects, object_keys.files_prefix(key), pieces, temporary_folder / name)
+        note = rows_note(temporary_folder)
         if note is None or note.get("identity") != manifest.identity:
             raise BadContent("its parts are of different caches")
         for name in FILES:  # the note last
-            (aside / name).replace(folder / name)
+            (temporary_folder / name).replace(folder / name)
 
 
 async def _join(objects: Objects, source: str, pieces: list[ManifestFile], path: Path) -> None:
@@ -111,19 +111,19 @@ def _append(path: Path, part: Path) -> None:
 class Sender:
     """Uploader of this machine's token cache; it pauses while checkpoints wait to be sent."""
 
-    def __init__(self, objects: Objects, state: AgentState, spec: AttemptSpec, *, known: str, log: Log) -> None:
-        """Prepare the upload. `known`: identity of the fetched cache, which is not sent again; empty: none."""
+    def __init__(self, objects: Objects, state: AgentState, spec: AttemptSpec, *, known_cache: str, log: Log) -> None:
+        """Prepare the upload. `known_cache`: identity of the fetched cache, which is not sent again; empty: none."""
         self._objects, self._state, self._spec, self._log = objects, state, spec, log
         self._nonce = secrets.token_hex(4)
         self._sent: list[ManifestFile] = []
-        self._known, self._over = known, state.env.node > 0 or not spec.token_cache_bytes
+        self._known, self._over = known_cache, state.env.node > 0 or not spec.token_cache_bytes
 
     async def run(self) -> None:
         """Send until the cache is complete or given up. After a cancellation the next call continues."""
         while not self._over:
             note = rows_note(self._state.run.root)
             if note is None or note["identity"] == self._known:  # the worker may still replace an unfit fetched cache
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
             else:
                 await self._send_with_retries(note["identity"])
                 self._over = True
@@ -149,9 +149,9 @@ class Sender:
     def _too_large(self, size: int) -> str:
         """Return why the cache is not sent; empty: the cache is sent. Raises: OSError."""
         if size > self._spec.token_cache_bytes:
-            most = disk_space.format_bytes(self._spec.token_cache_bytes)
+            limit = disk_space.format_bytes(self._spec.token_cache_bytes)
             return (
-                f"they have {disk_space.format_bytes(size)}, and no more than {most} are worth their traffic and time"
+                f"they have {disk_space.format_bytes(size)}, and no more than {limit} are worth their traffic and time"
             )
         url = urlsplit(self._state.env.blobs)
         if url.scheme == "file" and size * SPARE > (free := shutil.disk_usage(unquote(url.path)).free):
@@ -165,9 +165,9 @@ class Sender:
         """Send the pieces that are not sent yet. Raises: ObjectStoreError, OSError."""
         spec, root = self._spec, self._state.run.root
         target = object_keys.token_cache(spec.job, spec.attempt, identity, self._nonce)
-        for name, number in [*_pieces(root)][len(self._sent) :]:
+        for name, number in [*_piece_sizes(root)][len(self._sent) :]:
             await self._await_checkpoints()
-            data = await asyncio.to_thread(_read, root / name, number)
+            data = await asyncio.to_thread(_piece, root / name, number)
             path, digest = f"{name}/{number:06d}", hashlib.sha256(data).hexdigest()
             await self._objects.write(f"{target}{object_keys.FILES}{path}", data)
             self._sent.append(ManifestFile(path=path, bytes=len(data), sha256=digest))
@@ -185,7 +185,7 @@ class Sender:
         while True:
             if self._state.ending is None and not self._state.run.waiting():
                 return
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     async def _remove(self, except_folder: str) -> None:
         """Remove other token caches of this attempt: partial or unusable ones."""
@@ -197,13 +197,13 @@ class Sender:
                 await self._objects.delete(key)
 
 
-def _pieces(root: Path) -> Iterator[tuple[str, int]]:
+def _piece_sizes(root: Path) -> Iterator[tuple[str, int]]:
     for name in FILES:
         for number in range(-(-(root / name).stat().st_size // PIECE)):
             yield name, number
 
 
-def _read(path: Path, number: int) -> bytes:
+def _piece(path: Path, number: int) -> bytes:
     with path.open("rb") as file:
         file.seek(number * PIECE)
         return file.read(PIECE)

@@ -18,7 +18,7 @@ REFUSALS = (
     jinja2.TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError,
 )  # fmt: skip
 """Exceptions of a template for an unsupported chat, e.g. because it adds a number to a text or lacks a key."""
-SHORT = 3
+MIN_IDENTIFYING_CHARACTERS = 3
 """Characters of a text that is too short to identify its message."""
 MARK = "\ue000answer\ue001"
 """Text in place of an answer, of characters for private use, which no template changes."""
@@ -44,7 +44,7 @@ def render(tokenizer: Any, chat: Chat, *, ask: bool) -> str:
     return text
 
 
-def answers(chat: Chat) -> list[int]:
+def answer_indices(chat: Chat) -> list[int]:
     """Return the indices of the assistant's messages."""
     return [number for number, message in enumerate(chat.messages) if message["role"] == "assistant"]
 
@@ -67,7 +67,7 @@ def find(tokenizer: Any, chat: Chat, *, last: bool = False) -> RenderedChat:
     Raises REFUSALS.
     """
     text, marked = _marked(tokenizer, chat)
-    numbers = answers(chat)
+    numbers = answer_indices(chat)
     if len(marked) == len(numbers):
         return RenderedChat(text=text, spans=dict(zip(numbers, marked, strict=True)))
     spans: dict[int, Span] = {}
@@ -127,11 +127,11 @@ def _of_prefix(tokenizer: Any, chat: Chat, number: int, text: str) -> Span | Non
     """Return the span of an answer if the chat up to it, with and without it, begins the text."""
     try:
         question = render(tokenizer, chat.upto(number), ask=True)
-        answered = render(tokenizer, chat.upto(number + 1), ask=False)
+        rendered = render(tokenizer, chat.upto(number + 1), ask=False)
     except REFUSALS:
         return None
-    begins = text.startswith(answered) and answered.startswith(question)
-    return (len(question), len(answered)) if begins and len(question) < len(answered) else None
+    begins = text.startswith(rendered) and rendered.startswith(question)
+    return (len(question), len(rendered)) if begins and len(question) < len(rendered) else None
 
 
 def _of_mark(tokenizer: Any, chat: Chat, number: int, text: str, after: int) -> Span | None:
@@ -163,7 +163,9 @@ def _has_another(chat: Chat, number: int, part: str) -> bool:
     own = "\n".join(str(value) for value in chat.messages[number].values())
     others = (TAG.sub("", message["content"]).strip() for message in chat.messages if message["role"] != "assistant")
     without_tags = TAG.sub("", part)
-    return any(len(other) >= SHORT and other in without_tags and other not in own for other in others)
+    return any(
+        len(other) >= MIN_IDENTIFYING_CHARACTERS and other in without_tags and other not in own for other in others
+    )
 
 
 def _after_question(tokenizer: Any, asked: Chat, text: str, after: int, left: int) -> int:
@@ -179,12 +181,12 @@ def _after_question(tokenizer: Any, asked: Chat, text: str, after: int, left: in
     return start + len(prompt) if start >= 0 else left
 
 
-def _common(one: str, other: str) -> int:
+def _common(first: str, second: str) -> int:
     """Return the number of leading characters that two texts share."""
-    low, high = 0, min(len(one), len(other))
+    low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
+        low, high = (middle, high) if first[low:middle] == second[low:middle] else (low, middle - 1)
     return low
 
 

@@ -27,28 +27,28 @@ def encode(
     where: str,
     *,
     last: bool = False,
-    known: int = 0,
+    checked_calls: int = 0,
     notice: Notice = lambda text: None,
 ) -> Example:
     """Return the tokens of a chat, cut at the end to `max_length`. `last`: the loss is on the last answer alone.
 
-    `known`: number of first messages whose tool calls the template is known to show.
+    `checked_calls`: number of first messages whose tool calls the template is known to show.
 
     The rendered text is tokenised once, and the loss is where the answers' characters are. Turns after the last answer
     are left out, because they have no loss. If the text does not show where an earlier answer is, the loss is on the
     last one, and `notice` receives the reason. Raises DataError for a chat that the template refuses, or whose last
     answer is not found.
     """
-    numbers = answer_spans.answers(chat)
+    numbers = answer_spans.answer_indices(chat)
     chat = chat.upto(numbers[-1] + 1)
-    rendered = _rendered(tokenizer, chat, where, last=last, known=known)
-    wanted = [number for number in (numbers[-1:] if last else numbers) if number not in chat.muted]
-    if any(number not in rendered.spans for number in wanted):
+    rendered = _rendered(tokenizer, chat, where, last=last, checked_calls=checked_calls)
+    answers = [number for number in (numbers[-1:] if last else numbers) if number not in chat.muted]
+    if any(number not in rendered.spans for number in answers):
         notice("only the last answer is learned, because the chat template hides where earlier ones are")
-        wanted = [number for number in wanted if number == numbers[-1]]
-    elif rendered.is_rewritten and wanted != numbers[-1:]:
+        answers = [number for number in answers if number == numbers[-1]]
+    elif rendered.is_rewritten and answers != numbers[-1:]:
         notice("earlier answers are learned as the chat template shows them; data.learn: split learns them as given")
-    spans = [rendered.spans[number] for number in wanted]
+    spans = [rendered.spans[number] for number in answers]
     ids, has_loss = tokenised(tokenizer, rendered.text, spans, special=False)
     return example_of(ids[:max_length], has_loss[:max_length])
 
@@ -56,8 +56,8 @@ def encode(
 def unused(tokenizer: Any, chat: Chat) -> Iterator[str]:
     """Yield what the row gives and the chat template does not read, in words for users."""
     template = tokenizer.get_chat_template(tools=chat.tools)
-    for name, given in (("tools", chat.tools), ("documents", chat.documents), *chat.options.items()):
-        if given is not None and not _names(template, name):
+    for name, value in (("tools", chat.tools), ("documents", chat.documents), *chat.options.items()):
+        if value is not None and not _names(template, name):
             yield f"{name} in the row is not used, because the chat template has no place for it"
     keys = {key for message in chat.messages for key in message} - {"role", "content", "tool_calls"}
     for key in sorted(keys):
@@ -72,14 +72,14 @@ def _names(template: str, name: str) -> bool:
 
 def split(tokenizer: Any, chat: Chat, max_length: int, where: str) -> list[Example]:
     """Return one example for each answer, with the turns before it as the model reads them when it answers."""
-    wanted = [number for number in answer_spans.answers(chat) if number not in chat.muted]
+    answers = [number for number in answer_spans.answer_indices(chat) if number not in chat.muted]
     return [
-        encode(tokenizer, chat.upto(number + 1), max_length, where, last=True, known=before + 1)
-        for before, number in pairwise([-1, *wanted])
+        encode(tokenizer, chat.upto(number + 1), max_length, where, last=True, checked_calls=before + 1)
+        for before, number in pairwise([-1, *answers])
     ]
 
 
-def _rendered(tokenizer: Any, chat: Chat, where: str, *, last: bool, known: int) -> RenderedChat:
+def _rendered(tokenizer: Any, chat: Chat, where: str, *, last: bool, checked_calls: int) -> RenderedChat:
     """Return the rendered chat, in the first form whose last answer is found. Raises DataError."""
     problem, end = "", len(chat.messages) - 1
     for form in chat.forms():
@@ -92,7 +92,7 @@ def _rendered(tokenizer: Any, chat: Chat, where: str, *, last: bool, known: int)
             continue
         span = rendered.spans.get(end)
         if span is not None and answer_spans.has_text(tokenizer, form, end, rendered.text[slice(*span)]):
-            _check_calls(tokenizer, form, where, known)
+            _check_calls(tokenizer, form, where, checked_calls)
             return rendered
         problem = problem or (
             f"does not show message {len(chat.messages)}, the last answer, in what it renders; take a model with "
@@ -101,10 +101,10 @@ def _rendered(tokenizer: Any, chat: Chat, where: str, *, last: bool, known: int)
     raise DataError(f"{where}: the model's chat template {problem}")
 
 
-def _check_calls(tokenizer: Any, chat: Chat, where: str, known: int) -> None:
-    """Raise DataError for a tool call after the first `known` messages that the template leaves out."""
+def _check_calls(tokenizer: Any, chat: Chat, where: str, checked_calls: int) -> None:
+    """Raise DataError for a tool call after the first `checked_calls` messages that the template leaves out."""
     for number, message in enumerate(chat.messages):
-        if number < known or "tool_calls" not in message:
+        if number < checked_calls or "tool_calls" not in message:
             continue
         without = {key: value for key, value in message.items() if key != "tool_calls"}
         try:

@@ -32,7 +32,7 @@ class RowSample:
     def rows(self) -> dict[int, Any]:
         """Return the parsed rows by number, without repetitions."""
         rows: dict[int, Any] = {}
-        for chosen in (self._first, self._longest, *self._drawn):
-            if chosen is not None:
-                rows.setdefault(*chosen)
+        for row in (self._first, self._longest, *self._drawn):
+            if row is not None:
+                rows.setdefault(*row)
         return rows

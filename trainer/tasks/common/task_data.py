@@ -111,10 +111,10 @@ class TaskData(ABC, Generic[E]):
                     self.chats.append(row.chat)
                 yield index
 
-    def _check_embeddings(self, parsed: Any, count: int, who: str = "the rows have") -> None:
+    def _check_embeddings(self, parsed: Any, count: int, subject: str = "the rows have") -> None:
         highest = max((max(ids) for ids in self.sequences(parsed) if ids), default=0)
         if highest >= count:
-            raise UserFault(f"train.model: {who} {self._excess_message(highest, count)}")
+            raise UserFault(f"train.model: {subject} {self._excess_message(highest, count)}")
 
     def check_prompt(self, prompt: str, ids: Sequence[int]) -> None:
         """Raise UserFault for a prompt of `samples` that the model has too few embeddings or positions for.

@@ -126,9 +126,9 @@ def unet_with_weights(model: Any, state: dict[str, torch.Tensor] | None) -> Any:
     if state is None:
         return model
     with torch.device("meta"):
-        whole = type(model).from_config(model.config)
-    whole.load_state_dict(state, assign=True)
-    return whole
+        full_model = type(model).from_config(model.config)
+    full_model.load_state_dict(state, assign=True)
+    return full_model
 
 
 def save_lora(folder: Path, kind: PipelineKind, model: Any, state: dict[str, torch.Tensor] | None) -> None:

@@ -60,7 +60,7 @@ class CausalLmData(TaskData[Example | Pack]):
         chat = cells.chat_of_row(row, data.messages, self.where, number)
         for text in (*chat.notices, *chat_template.unused(self.tokenizer, chat)):
             self.reader.notices[text] += 1
-        numbers = answer_spans.answers(chat)
+        numbers = answer_spans.answer_indices(chat)
         if chat.muted.issuperset(numbers[-1:] if data.learn == "last" else numbers):
             self._notice(MUTED)
         if data.learn == "split":
@@ -116,10 +116,10 @@ class CausalLmModel(TaskModel[CausalLmData]):
 
     def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
         outputs = model(**{n: t for n, t in batch.items() if n != "wanted"})
-        wanted = batch["wanted"]
-        has_loss = wanted != IGNORED
-        logits = outputs.logits[:, : wanted.shape[1]]
-        loss = functional.cross_entropy(logits[has_loss].float(), wanted[has_loss], reduction="sum")
+        targets = batch["wanted"]
+        has_loss = targets != IGNORED
+        logits = outputs.logits[:, : targets.shape[1]]
+        loss = functional.cross_entropy(logits[has_loss].float(), targets[has_loss], reduction="sum")
         return loss + auxiliary_losses.auxiliary_sum(model, outputs, has_loss.sum())
 
 

@@ -58,12 +58,12 @@ class AnswerData(TaskData[E], Generic[E]):
         """
         data, where = self.config.data, f"{self.where} row {number}"
         column = whole_column(getattr(data, setting)) or ""
-        answer = cells.chat_of_row(row, column, self.where, number, used=self._used)
+        answer = cells.chat_of_row(row, column, self.where, number, used=self._template_columns)
         system = answer.messages[:1] if answer.has_given_system else []
         turns = answer.messages[len(system) :]
-        asked = cells.asked(row.get(whole_column(data.prompt) or ""))
-        before = asked.messages if asked else []
-        if asked is None and data.prompt:
+        prompt = cells.asked(row.get(whole_column(data.prompt) or ""))
+        before = prompt.messages if prompt else []
+        if prompt is None and data.prompt:
             before = [{"role": "user", "content": fill_prompt(data, row, number)}]
         if before and turns[0]["role"] != "assistant":
             problem = f"column {column!r} begins with the question, which data.prompt holds too; remove one of them"
@@ -71,12 +71,12 @@ class AnswerData(TaskData[E], Generic[E]):
         if system and before and before[0]["role"] in ("system", "developer"):
             notices["'system' in the row is not used, because data.prompt begins with a system message"] = None
             system = []
-        whole = replace(answer, messages=[*system, *before, *turns], muted=frozenset())
-        if asked is not None:
-            notices |= dict.fromkeys(asked.notices)
-            whole = whole.given_by(asked)
-        notices |= dict.fromkeys((*answer.notices, *chat_template.unused(self.tokenizer, whole)))
-        return chat_template.encode(self.tokenizer, whole, self.config.max_length, where, last=True)
+        full_chat = replace(answer, messages=[*system, *before, *turns], muted=frozenset())
+        if prompt is not None:
+            notices |= dict.fromkeys(prompt.notices)
+            full_chat = full_chat.given_by(prompt)
+        notices |= dict.fromkeys((*answer.notices, *chat_template.unused(self.tokenizer, full_chat)))
+        return chat_template.encode(self.tokenizer, full_chat, self.config.max_length, where, last=True)
 
     def _survey(self, parsed: Sequence[Any]) -> None:
         self.has_chats = bool(parsed) and parsed[0].chat

@@ -129,7 +129,10 @@ class TokenClassModel(TaskModel[TokenClassData]):
         scores = {"accuracy": label_metrics.accuracy(pairs)}
         if label_metrics.has_spans(names):
             forms = {"closed": label_metrics.is_closed(names), "ended": label_metrics.is_ended(names)}
-            spans = [tuple(label_metrics.spans([names[n] for n in tags], **forms) for tags in both) for both in judged]
+            spans = [
+                tuple(label_metrics.spans([names[n] for n in tags], **forms) for tags in tag_lists)
+                for tag_lists in judged
+            ]
             scores["span_f1"] = label_metrics.span_f1(spans)
         return scores
 

@@ -90,21 +90,21 @@ class DecoderSimulator:
         """Yield (name, bytes) of each segment, named by its place in the whole model."""
         ends = {0: "first layer", self.last: "last layer"}
         for name, (_, by) in self.tape.peaks.items():
-            way, _, number = name.rpartition(" ")
+            direction, _, number = name.rpartition(" ")
             if not number.isdigit():
                 yield name, by
             elif int(number) in ends:
-                yield f"{way} {ends[int(number)]}", by
+                yield f"{direction} {ends[int(number)]}", by
             else:
-                yield from self._between(way, int(number), by)
+                yield from self._between(direction, int(number), by)
 
-    def _between(self, way: str, number: int, worst: Bytes) -> Iterator[tuple[str, Bytes]]:
+    def _between(self, direction: str, number: int, worst: Bytes) -> Iterator[tuple[str, Bytes]]:
         """Yield the segments of the represented layers that run after the most and after the fewest other layers."""
-        forward = way.startswith("forward")
+        forward = direction.startswith("forward")
         left = self.forward_residue if forward else self.backward_residue
         for place, ahead in self.depth.extremes(number, forward=forward):
             by = {c: worst[c] + sum(left[other][c] * n for other, n in ahead.items()) for c in CATEGORIES}
-            yield f"{way} {place} layer", by
+            yield f"{direction} {place} layer", by
 
     def _allocate_states(self) -> None:
         step, n = self.asked, self.asked.numerics
@@ -191,11 +191,11 @@ class DecoderSimulator:
         self.sharding.free_layer()
         tape.drop(x)
         if 0 < number < self.last:
-            self.forward_residue[number] = self._since(before)
+            self.forward_residue[number] = self._live_change(before)
             tape.repeat(self.forward_residue[number], self.depth.others(number))
         return y
 
-    def _since(self, before: Bytes) -> Bytes:
+    def _live_change(self, before: Bytes) -> Bytes:
         """Return the change of live bytes; communication counts as 0, because it is equal before every layer."""
         return {c: 0 if c == "communication" else self.tape.live[c] - before[c] for c in CATEGORIES}
 
@@ -207,7 +207,7 @@ class DecoderSimulator:
             ops.free_casts()
             ops.drop_presents()
             if 0 < number < self.last:
-                self.tape.repeat(self._since(before), self.depth.others(number))
+                self.tape.repeat(self._live_change(before), self.depth.others(number))
 
     def _logits(self, x: Tensor, first: Tensor) -> tuple[Tensor, int]:
         tape, n = self.tape, self.step.numerics
@@ -265,7 +265,7 @@ class DecoderSimulator:
         if number > 0:
             self.sharding.reduce()
         if 0 < number < self.last:
-            self.backward_residue[number] = self._since(before)
+            self.backward_residue[number] = self._live_change(before)
             tape.repeat(self.backward_residue[number], self.depth.others(number))
             self.reduced = tape.live["gradients"]
 

@@ -1,7 +1,7 @@
 """FSDP 2 during a simulated step: the buffers that torch's `_fsdp_param_group.py` gathers, sends and frees, and when.
 
 A buffer counts until Python releases it, as in the caching allocator. Each layer is a unit; the root holds all other
-weights and stays unsharded from before the embeddings to the end of the backward pass.
+weights and stays unsharded_bytes from before the embeddings to the end of the backward pass.
 """
 
 from dataclasses import dataclass
@@ -50,11 +50,11 @@ class Unit:
     """Weights that are gathered and reduced together; all sizes are in bytes."""
 
     gathered: int
-    """Bytes of the unsharded weights."""
+    """Bytes of the unsharded_bytes weights."""
     cast: int
     """Bytes of this device's shards that are gathered in another type than they are kept in, or from the host."""
     reduced: int
-    """Bytes of the unsharded gradients in the type of the reduction."""
+    """Bytes of the unsharded_bytes gradients in the type of the reduction."""
     named: int = 0
     """Bytes of the last gradient, which a loop variable of torch holds until the reduction is done."""
 
@@ -67,13 +67,13 @@ class Sharded(NoSharding):
         self.tape, self.root, self.layer, self.shards = tape, root, layer, shards
         self.keeps = keeps
         self.own = 0
-        """Communication bytes on the tape, unsharded gradients excluded."""
+        """Communication bytes on the tape, unsharded_bytes gradients excluded."""
         self.fetched = 0
         """Bytes of the latest forward gather's buffer, which lives until the next one has been copied out."""
         self.sent = 0
         """Bytes of the latest reduction's buffer, which lives until the next unit's reduction."""
         self.ends = 0
-        """Bytes of the root's unsharded gradients, until the end."""
+        """Bytes of the root's unsharded_bytes gradients, until the end."""
         tape.whole = "communication"
 
     def _shift(self, size: int) -> None:
@@ -107,31 +107,31 @@ class Sharded(NoSharding):
         self._receive(self.layer)
 
     def gather_back(self, *, ahead: bool) -> None:
-        self.ends += self._whole()
+        self.ends += self._unsharded_gradient_bytes()
         self._shift(self.layer.gathered)  # copied out of the gather buffer, which is freed
         self._shift(-self.layer.gathered)
         if ahead:
             self._receive(self.layer)
 
     def reduce(self) -> None:
-        self._reduce(self.layer, self._whole())
+        self._reduce(self.layer, self._unsharded_gradient_bytes())
 
     def reduce_root(self) -> None:
-        whole, self.ends = self.ends + self._whole(), 0
-        self._reduce(self.root, whole)
+        unsharded_bytes, self.ends = self.ends + self._unsharded_gradient_bytes(), 0
+        self._reduce(self.root, unsharded_bytes)
         self._shift(-self.sent)
 
-    def _whole(self) -> int:
+    def _unsharded_gradient_bytes(self) -> int:
         """Return the bytes of all gradients that were made after those of the latest unit."""
         return self.tape.live["communication"] - self.own - self.ends
 
-    def _reduce(self, unit: Unit, whole: int) -> None:
+    def _reduce(self, unit: Unit, unsharded_bytes: int) -> None:
         self._shift(-unit.gathered - self.sent)
         self.sent = unit.reduced
         if not unit.reduced:
             return
         self._shift(unit.reduced)
-        self.tape.adjust("communication", unit.named - whole)
+        self.tape.adjust("communication", unit.named - unsharded_bytes)
         shard = unit.reduced // self.shards
         self.tape.adjust("gradients", shard)
         if not self.keeps:

@@ -26,7 +26,7 @@ class Depth:
         `sdpa`: torch's attention, which needs a mask; other kernels support windows themselves.
         """
         masked = sdpa and (family_spec(shape).masked or bool(shape.window and length >= shape.window))
-        kinds = tuple(masked and looks for looks in shape.windowed or (True,) * shape.layers)
+        kinds = tuple(masked and is_windowed for is_windowed in shape.windowed or (True,) * shape.layers)
         between = tuple(dict.fromkeys(kinds[1:-1]))
         return Depth(kinds=kinds, simulated=(*kinds[:1], *between, *kinds[1:][-1:]))
 

@@ -46,8 +46,8 @@ class TrainerLoss(LossForm):
             logits = tape.after(logits, tape.resize(logits, logits.count, 4))
         variables.hold(logits)
         predicted = logits.count // length * (length - 1)  # a row's first token is not predicted
-        chosen = tape.resize(logits, predicted)
-        return tape.after(chosen, tape.cast(chosen, 4))
+        selected = tape.resize(logits, predicted)
+        return tape.after(selected, tape.cast(selected, 4))
 
 
 TRAINER_LOSS = TrainerLoss()

@@ -108,12 +108,12 @@ class Seq2SeqSimulator(DecoderSimulator):
         x = self._words(stack)
         for number in range(self.last + 1):
             if self.step.checkpointing:
-                for t in self._given(stack, number):
+                for t in self._checkpoint_extras(stack, number):
                     t.retain()
             x = self._forward(number, x)
         return x
 
-    def _given(self, stack: _Stack, number: int) -> list[Tensor]:
+    def _checkpoint_extras(self, stack: _Stack, number: int) -> list[Tensor]:
         """Return the tensors that a checkpointed layer saves in addition to its input.
 
         The first layer computes the biases itself, so it saves only the encoder's output.
@@ -125,7 +125,7 @@ class Seq2SeqSimulator(DecoderSimulator):
         for number in range(self.last, -1, -1):
             self._backward(number)
             if self.step.checkpointing:
-                self.tape.drop(*self._given(stack, number))
+                self.tape.drop(*self._checkpoint_extras(stack, number))
 
     def _ops(self, tape: Tape, *, masked: bool = False) -> Seq2SeqOps:
         return Seq2SeqOps(tape, self.stack.shape, self.step.numerics, self.step.rows, self.stack.length)

@@ -118,8 +118,8 @@ class Tape:
 
     def drop(self, *tensors: Tensor) -> None:
         """Remove a holder of each tensor, and free those without any."""
-        for given in tensors:
-            t = given.base or given
+        for tensor in tensors:
+            t = tensor.base or tensor
             t.refs -= 1
             if not t.refs:
                 self.live[t.category] -= t.size
@@ -344,7 +344,7 @@ class Tape:
             self.adjust("temporary", -kernel_bytes)
         self.drop(*node.saved, *gradients)
         for w, gradient in weight_gradients:
-            self._keep(w, gradient, view=derivative.is_matrix)
+            self._store_gradient(w, gradient, view=derivative.is_matrix)
         for t, gradient in input_gradients:
             self._accumulate(t, gradient)
 
@@ -370,7 +370,7 @@ class Tape:
         is_stored = weight.gradient is None and width == weight.grad_width
         return self.new(weight.count, width, category=self.whole if is_stored else None)
 
-    def _keep(self, weight: Weight, gradient: Tensor, *, view: bool) -> None:
+    def _store_gradient(self, weight: Weight, gradient: Tensor, *, view: bool) -> None:
         """Store the gradient in the weight's own type, or add it to the stored one.
 
         `view`: it is a reshaped product.

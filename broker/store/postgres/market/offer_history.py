@@ -49,8 +49,10 @@ class PostgresOfferHistory(PostgresPart):
         if not samples:
             return []
         documents = await asyncio.to_thread(_packed, samples)  # 10 ms for 1,300 groups
-        new = {(row["provider"], row["bucket"]) for row in await self._pool.fetch("record_offers", *columns(documents))}
-        return [(sample.provider, sample.bucket) in new for sample in samples]
+        new_buckets = {
+            (row["provider"], row["bucket"]) for row in await self._pool.fetch("record_offers", *columns(documents))
+        }
+        return [(sample.provider, sample.bucket) in new_buckets for sample in samples]
 
     async def record_refusal(self, group: MarketGroup, bucket: int) -> None:
         await self._pool.read("record_refusal", *group, bucket)
@@ -116,9 +118,9 @@ def _selected(
         for group, group_runs in unpacked(document).items():
             if document.accelerator == LISTED or query.accepts(group):
                 runs[group] += group_runs
-    whole = {group: joined(group_runs) for group, group_runs in runs.items()}
+    joined_runs = {group: joined(group_runs) for group, group_runs in runs.items()}
     return RecordedHistory(
-        runs={group: group_runs for group, group_runs in whole.items() if group.accelerator != LISTED},
-        listed={group.provider: group_runs for group, group_runs in whole.items() if group.accelerator == LISTED},
+        runs={group: group_runs for group, group_runs in joined_runs.items() if group.accelerator != LISTED},
+        listed={group.provider: group_runs for group, group_runs in joined_runs.items() if group.accelerator == LISTED},
         refused={group: buckets for group, buckets in refused.items() if query.accepts(group)},
     )

@@ -8,10 +8,10 @@ from broker.domain.errors import InvalidInput
 from broker.domain.job import JobState
 from broker.domain.spec import Usd
 from broker.ports import JobFilter
-from broker.web.browser import Visit, see
+from broker.web.browser import Visit, redirect_to
 from broker.web.formats import money
-from broker.web.pages.run import found
-from broker.web.pages.team.layout import ask, by_field, checked, team_page
+from broker.web.pages.run import job_of_team
+from broker.web.pages.team.layout import by_field, checked, removal_page, team_page
 from broker.web.routes import Routes
 
 routes = Routes()
@@ -46,7 +46,7 @@ async def _page(visit: Visit, status: int = 200, job_id: str = "", fault: str = 
 async def approve(visit: Visit, job_id: str) -> web.Response:
     """Approve the cap that the page showed, or a higher one in advance."""
     form = await visit.form()
-    job = await found(visit, job_id)
+    job = await job_of_team(visit, job_id)
     up_to = form.get("up_to_usd", "").strip().removeprefix("$")[:UP_TO_CHARACTERS]
     try:
         body = checked(ApprovalForm, {"up_to_usd": up_to or None, "shown_cap": form.get("shown_cap")})
@@ -55,18 +55,18 @@ async def approve(visit: Visit, job_id: str) -> web.Response:
         return await _page(visit, 422, job.id, by_field(error).get("up_to_usd", str(error)), up_to)
     except Conflict as error:
         return await _page(visit, 409, job.id, str(error))
-    return see("/ui/team/approvals")
+    return redirect_to("/ui/team/approvals")
 
 
 @routes.get("/ui/team/approvals/{job_id}/refuse", scope="manage")
 async def ask_refuse(visit: Visit, job_id: str) -> web.Response:
     """Ask before a job is refused."""
-    job = await found(visit, job_id)
+    job = await job_of_team(visit, job_id)
     if job.state is not JobState.AWAITING_APPROVAL:
         raise Conflict(f"job {job.id} is {job.state} and awaits no approval; see /ui/jobs/{job.id}")
     spent = f"{money(job.spent_usd)} was spent and stays charged" if job.spent_usd else "nothing was spent"
     lines = (f"The job of {job.owner} is cancelled; {spent}. Its owner can submit it again.",)
-    return ask(
+    return removal_page(
         visit, title=f"Refuse {job.spec.name}?", lines=lines, button="Refuse and cancel", back="/ui/team/approvals"
     )
 
@@ -74,9 +74,9 @@ async def ask_refuse(visit: Visit, job_id: str) -> web.Response:
 @routes.post("/ui/team/approvals/{job_id}/refuse", scope="manage")
 async def refuse(visit: Visit, job_id: str) -> web.Response:
     """Refuse a job that awaits approval; the job is cancelled."""
-    job = await found(visit, job_id)
+    job = await job_of_team(visit, job_id)
     try:
         await visit.service.policies.refuse(visit.caller, job.id)
     except Conflict as error:
         return await _page(visit, 409, job.id, str(error))
-    return see("/ui/team/approvals")
+    return redirect_to("/ui/team/approvals")

@@ -15,8 +15,8 @@ from broker.api.service.channels import NewChannel, secret_version
 from broker.domain.errors import InvalidInput
 from broker.domain.notifications import Channel
 from broker.ports import ChannelStatus
-from broker.web.browser import Visit, not_found, see
-from broker.web.pages.team.layout import ask, by_field, checked, echoed, team_page
+from broker.web.browser import Visit, not_found, redirect_to
+from broker.web.pages.team.layout import by_field, checked, echoed, removal_page, team_page
 from broker.web.routes import Routes
 
 routes = Routes()
@@ -33,9 +33,9 @@ async def channels(visit: Visit) -> web.Response:
 
 
 async def _page(visit: Visit, status: int = 200, form: Mapping[str, str] = NO_FIELDS, **values: Any) -> web.Response:
-    shown = {name: text for name, text in echoed(form).items() if name not in SECRETS}
+    fields = {name: text for name, text in echoed(form).items() if name not in SECRETS}
     rows = await visit.service.channels.list(visit.caller)
-    return team_page(visit, "channels", status, channels=rows, form=shown, **values)
+    return team_page(visit, "channels", status, channels=rows, form=fields, **values)
 
 
 @routes.post("/ui/team/channels", scope="manage")
@@ -51,8 +51,8 @@ async def create(visit: Visit) -> web.Response:
     except Forbidden as error:
         return await _page(visit, 403, form, faults={"name": str(error)})
     if secret is None:
-        return see(f"/ui/team/channels/{channel.id}")
-    return await _one(visit, await visit.service.channels.status(visit.caller, channel.id), 201, secret=secret)
+        return redirect_to(f"/ui/team/channels/{channel.id}")
+    return await _channel_page(visit, await visit.service.channels.status(visit.caller, channel.id), 201, secret=secret)
 
 
 async def _create(visit: Visit, form: Mapping[str, str]) -> tuple[Channel, str | None]:
@@ -75,16 +75,16 @@ async def _create(visit: Visit, form: Mapping[str, str]) -> tuple[Channel, str |
     return await visit.service.channels.create(visit.caller, wish)
 
 
-async def _found(visit: Visit, channel_id: str) -> ChannelStatus:
+async def _channel_of_team(visit: Visit, channel_id: str) -> ChannelStatus:
     """Return a channel of the team. Raises NotFound, also for a text that is not an id."""
     try:
-        wanted = REF.validate_python(channel_id)
+        channel_key = REF.validate_python(channel_id)
     except ValidationError:
         raise not_found("such channel; the list of channels shows yours") from None
-    return await visit.service.channels.status(visit.caller, wanted)
+    return await visit.service.channels.status(visit.caller, channel_key)
 
 
-async def _one(visit: Visit, row: ChannelStatus, status: int = 200, **values: Any) -> web.Response:
+async def _channel_page(visit: Visit, row: ChannelStatus, status: int = 200, **values: Any) -> web.Response:
     values = {"secret": None, "tested": None, "fault": ""} | values
     return team_page(
         visit, "channel", status, row=row, channel=row.channel, version=secret_version(row.channel), **values
@@ -94,52 +94,52 @@ async def _one(visit: Visit, row: ChannelStatus, status: int = 200, **values: An
 @routes.get("/ui/team/channels/{channel_id}", scope="manage")
 async def channel(visit: Visit, channel_id: str) -> web.Response:
     """Show one channel and what can be done with it."""
-    return await _one(visit, await _found(visit, channel_id))
+    return await _channel_page(visit, await _channel_of_team(visit, channel_id))
 
 
 @routes.post("/ui/team/channels/{channel_id}/test", scope="manage")
 async def test(visit: Visit, channel_id: str) -> web.Response:
     """Send a real test message now, and show what the receiver answered."""
-    row = await _found(visit, channel_id)
+    row = await _channel_of_team(visit, channel_id)
     tested = await visit.service.channels.test(visit.caller, row.channel.id)
-    return await _one(visit, row, tested=tested)
+    return await _channel_page(visit, row, tested=tested)
 
 
 @routes.post("/ui/team/channels/{channel_id}/switch", scope="manage")
 async def switch(visit: Visit, channel_id: str) -> web.Response:
     """Enable or disable a channel, as the form says."""
-    row, form = await _found(visit, channel_id), await visit.form()
+    row, form = await _channel_of_team(visit, channel_id), await visit.form()
     await visit.service.channels.change(
         visit.caller, row.channel.id, events=None, enabled=form.get("enabled", "1") == "1"
     )
-    return see(f"/ui/team/channels/{row.channel.id}")
+    return redirect_to(f"/ui/team/channels/{row.channel.id}")
 
 
 @routes.post("/ui/team/channels/{channel_id}/rotate", scope="manage")
 async def rotate(visit: Visit, channel_id: str) -> web.Response:
     """Replace the signing secret that the page was made for, and show the new one once."""
     version = (await visit.form()).get("version", "")
-    row = await _found(visit, channel_id)
+    row = await _channel_of_team(visit, channel_id)
     try:
         channel, secret = await visit.service.channels.rotate(visit.caller, row.channel.id, version)
     except Conflict as error:
-        return await _one(visit, row, 409, fault=str(error))
-    return await _one(visit, replace(row, channel=channel), secret=secret)
+        return await _channel_page(visit, row, 409, fault=str(error))
+    return await _channel_page(visit, replace(row, channel=channel), secret=secret)
 
 
 @routes.get("/ui/team/channels/{channel_id}/remove", scope="manage")
 async def ask_remove(visit: Visit, channel_id: str) -> web.Response:
     """Ask before a channel is removed."""
-    row = await _found(visit, channel_id)
+    row = await _channel_of_team(visit, channel_id)
     waiting = f"Messages that wait and are lost: {row.waiting}." if row.waiting else "No message waits."
     name, back = row.channel.name, f"/ui/team/channels/{row.channel.id}"
     lines = (f"It sends nothing any more. {waiting}",)
-    return ask(visit, title=f"Remove the channel {name}?", lines=lines, button=f"Remove {name}", back=back)
+    return removal_page(visit, title=f"Remove the channel {name}?", lines=lines, button=f"Remove {name}", back=back)
 
 
 @routes.post("/ui/team/channels/{channel_id}/remove", scope="manage")
 async def remove(visit: Visit, channel_id: str) -> web.Response:
     """Remove a channel with its backlog."""
-    row = await _found(visit, channel_id)
+    row = await _channel_of_team(visit, channel_id)
     await visit.service.channels.delete(visit.caller, row.channel.id)
-    return see("/ui/team/channels")
+    return redirect_to("/ui/team/channels")

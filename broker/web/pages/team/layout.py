@@ -40,7 +40,7 @@ def team_page(visit: Visit, tab: str, status: int = 200, **values: Any) -> web.R
     )  # fmt: skip
 
 
-def ask(
+def removal_page(
     visit: Visit,
     *,
     title: str,
@@ -53,12 +53,12 @@ def ask(
     return visit.page("team_ask.html", title=title, lines=lines, button=button, back=back, fields=fields)
 
 
-def checked(model: type[Model], given: Mapping[str, Any]) -> Model:
+def checked(model: type[Model], fields: Mapping[str, Any]) -> Model:
     """Return the validated form. Raises InvalidInput."""
     try:
-        return model.model_validate(given)
+        return model.model_validate(fields)
     except ValidationError as error:
-        raise problems.of_validation(error, model, given) from None
+        raise problems.invalid_input_of(error, model, fields) from None
 
 
 def echoed(form: Mapping[str, str]) -> dict[str, str]:

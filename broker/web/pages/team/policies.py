@@ -11,10 +11,10 @@ from broker.api.schemas.queries import DryRunQuery
 from broker.domain.errors import InvalidInput, StaleVersion
 from broker.domain.policy import Policy
 from broker.domain.spec import Name
-from broker.web.browser import Visit, not_found, see
+from broker.web.browser import Visit, not_found, redirect_to
 from broker.web.formats import money
 from broker.web.job_form import as_yaml, yaml_settings
-from broker.web.pages.team.layout import ask, by_field, checked, may, team_page
+from broker.web.pages.team.layout import by_field, checked, may, removal_page, team_page
 from broker.web.routes import Routes
 
 routes = Routes()
@@ -100,20 +100,20 @@ def _limits(policy: Policy) -> list[str]:
 async def send(visit: Visit) -> web.Response:
     """Apply the policy of the form, or only show what it would have done."""
     form = await visit.form()
-    shown: dict[str, Any] = {"text": form.get(TEXT, ""), "days": form.get("days", DAYS)}
-    shown["opened"] = {name: form.get(name, "") for name in EDITED}
+    fields: dict[str, Any] = {"text": form.get(TEXT, ""), "days": form.get("days", DAYS)}
+    fields["opened"] = {name: form.get(name, "") for name in EDITED}
     try:
         policy = await _policy(visit, form)
         if form.get("do") == "apply":
             stored = await visit.service.policies.apply(visit.caller, policy.name, policy, _replaced(form, policy))
-            return see(_address(stored.policy.name, stored.policy.team))
-        days = checked(DryRunQuery, {"days": shown["days"]}).days
+            return redirect_to(_address(stored.policy.name, stored.policy.team))
+        days = checked(DryRunQuery, {"days": fields["days"]}).days
         run = await visit.service.policies.dry_run(visit.caller, policy, days)
     except InvalidInput as error:
-        return await _page(visit, 422, faults=_lines(error), **shown)
+        return await _page(visit, 422, faults=_lines(error), **fields)
     except StaleVersion as error:
-        return await _page(visit, 409, faults={TEXT: str(error)}, **shown)
-    return await _page(visit, run=run, **shown)
+        return await _page(visit, 409, faults={TEXT: str(error)}, **fields)
+    return await _page(visit, run=run, **fields)
 
 
 def _replaced(form: Mapping[str, str], policy: Policy) -> int:
@@ -158,8 +158,10 @@ async def ask_delete(visit: Visit) -> web.Response:
         "Its limits end at once: jobs that wait for it may start. Its history stays.",
     )
     title = f"Delete the policy {name} of {f'team {team}' if team else 'the installation'}?"
-    shown = {"version": str(current.version)}
-    return ask(visit, title=title, lines=lines, button=f"Delete {name}", back=_address(name, team), fields=shown)
+    fields = {"version": str(current.version)}
+    return removal_page(
+        visit, title=title, lines=lines, button=f"Delete {name}", back=_address(name, team), fields=fields
+    )
 
 
 @routes.post("/ui/team/policies/delete", scope="manage")
@@ -167,4 +169,4 @@ async def delete(visit: Visit) -> web.Response:
     """Delete the version of a policy that the page showed; its history stays."""
     version = _version((await visit.form()).get("version", ""))
     await visit.service.policies.delete_version(visit.caller, *_named(visit), version)
-    return see("/ui/team/policies")
+    return redirect_to("/ui/team/policies")

@@ -9,8 +9,8 @@ from broker.api.core.problems import NotFound
 from broker.api.schemas.tenancy import SecretValue
 from broker.domain.errors import InvalidInput
 from broker.domain.spec import EnvName
-from broker.web.browser import Visit, not_found, see
-from broker.web.pages.team.layout import ECHOED_CHARACTERS, ask, by_field, checked, team_page
+from broker.web.browser import Visit, not_found, redirect_to
+from broker.web.pages.team.layout import ECHOED_CHARACTERS, by_field, checked, removal_page, team_page
 from broker.web.routes import Routes
 
 routes = Routes()
@@ -35,7 +35,7 @@ async def _page(visit: Visit, status: int = 200, name: str = "", **values: Any) 
 
 
 @routes.post("/ui/team/secrets")
-async def put(visit: Visit) -> web.Response:
+async def store_secret(visit: Visit) -> web.Response:
     """Store a secret, encrypted; a stored one of that name is replaced."""
     form = await visit.form()
     name = form.get("name", "").strip()
@@ -45,7 +45,7 @@ async def put(visit: Visit) -> web.Response:
         return await _page(visit, 422, name[:ECHOED_CHARACTERS], faults=by_field(error))
     sealed = visit.service.box.seal(body.value)
     await visit.service.rows(visit.caller).put_secret(visit.caller.owner, body.name, sealed)
-    return see("/ui/team/secrets")
+    return redirect_to("/ui/team/secrets")
 
 
 def _no_secret() -> NotFound:
@@ -67,7 +67,7 @@ async def ask_delete(visit: Visit, name: str) -> web.Response:
     if name not in await visit.service.rows(visit.caller).secrets(visit.caller.owner):
         raise _no_secret()
     lines = ("Its value cannot be restored. Jobs that wait for it will fail to start; running jobs keep it.",)
-    return ask(visit, title=f"Delete {name}?", lines=lines, button=f"Delete {name}", back="/ui/team/secrets")
+    return removal_page(visit, title=f"Delete {name}?", lines=lines, button=f"Delete {name}", back="/ui/team/secrets")
 
 
 @routes.post("/ui/team/secrets/{name}/delete")
@@ -75,4 +75,4 @@ async def delete(visit: Visit, name: str) -> web.Response:
     """Delete a secret."""
     if not await visit.service.rows(visit.caller).delete_secret(visit.caller.owner, _name(name)):
         raise _no_secret()
-    return see("/ui/team/secrets")
+    return redirect_to("/ui/team/secrets")

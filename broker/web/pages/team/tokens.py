@@ -16,9 +16,9 @@ from broker.api.service.tenancy import NewToken
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.tenancy import Scope, ungrantable_scopes
 from broker.ports import Token
-from broker.web.browser import Visit, key_of, not_found, see
+from broker.web.browser import Visit, key_of, not_found, redirect_to
 from broker.web.formats import moment
-from broker.web.pages.team.layout import ask, by_field, checked, echoed, team_page
+from broker.web.pages.team.layout import by_field, checked, echoed, removal_page, team_page
 from broker.web.routes import Routes
 
 routes = Routes()
@@ -50,10 +50,10 @@ async def _page(visit: Visit, status: int = 200, form: Mapping[str, str] = NO_FI
     ends = lifetimes(caller, visit.service.clock.now())
     default = str(DEFAULT_DAYS) if str(DEFAULT_DAYS) in dict(ends) else ends[-1][0]
     grantable = [scope for scope in get_args(Scope) if not ungrantable_scopes(caller.scopes, [scope])]
-    chosen = {scope for scope in grantable if f"scope-{scope}" in form} if form else {"read", "submit"}
+    scopes = {scope for scope in grantable if f"scope-{scope}" in form} if form else {"read", "submit"}
     values = {"text": "", "created": None, "faults": {}, "key": visit.service.entropy(12).hex()} | values
     return team_page(
-        visit, "tokens", status, tokens=rows[:SHOWN], total=len(rows), form=echoed(form), ends=ends, chosen=chosen,
+        visit, "tokens", status, tokens=rows[:SHOWN], total=len(rows), form=echoed(form), ends=ends, chosen=scopes,
         end=form.get("days", default), scopes=grantable, teams=await service.teams(caller) if caller.admin else (),
         own=caller.token_id, **values,
     )  # fmt: skip
@@ -86,13 +86,13 @@ async def _create(visit: Visit, form: Mapping[str, str]) -> tuple[Token, str]:
     )
     wish = NewToken(
         team=body.team, owner=body.owner, scopes=body.scopes, note=body.note,
-        expires_at=_end(form.get("days", str(DEFAULT_DAYS)), visit.service.clock.now()),
+        expires_at=_expiry(form.get("days", str(DEFAULT_DAYS)), visit.service.clock.now()),
         key=key_of(form),
     )  # fmt: skip
     return await visit.service.tenancy.create_token(visit.caller, wish)
 
 
-def _end(days: str, now: datetime) -> datetime | None:
+def _expiry(days: str, now: datetime) -> datetime | None:
     if days == "":
         return None
     if days not in map(str, LIFETIMES):
@@ -103,13 +103,13 @@ def _end(days: str, now: datetime) -> datetime | None:
 async def _token(visit: Visit, token_id: str) -> Token:
     """Return a token of the team. Raises NotFound, also for a text that is not an id."""
     try:
-        wanted = ID.validate_python(token_id)
+        token_key = ID.validate_python(token_id)
     except ValidationError:
         raise not_found("such token; the list of tokens shows yours") from None
     for token in await visit.service.tenancy.tokens(visit.caller):
-        if token.id == wanted:
+        if token.id == token_key:
             return token
-    raise not_found(f"token {wanted}; the list of tokens shows yours")
+    raise not_found(f"token {token_key}; the list of tokens shows yours")
 
 
 @routes.get("/ui/team/tokens/{token_id}/revoke", scope="manage")
@@ -122,7 +122,7 @@ async def ask_revoke(visit: Visit, token_id: str) -> web.Response:
     if token.id == visit.caller.token_id:
         lines += ("This page uses this token: you will be signed out.",)
     title = f"Revoke token {token.id} of {token.owner}?"
-    return ask(visit, title=title, lines=lines, button=f"Revoke token {token.id}", back="/ui/team/tokens")
+    return removal_page(visit, title=title, lines=lines, button=f"Revoke token {token.id}", back="/ui/team/tokens")
 
 
 @routes.post("/ui/team/tokens/{token_id}/revoke", scope="manage")
@@ -131,4 +131,4 @@ async def revoke(visit: Visit, token_id: str) -> web.Response:
     token = await _token(visit, token_id)
     await visit.service.tenancy.delete_token(visit.caller, token.id)
     visit.request.app[AUTH].forget()
-    return see("/ui/team/tokens")
+    return redirect_to("/ui/team/tokens")

@@ -168,8 +168,8 @@ def test_absent_or_terminating_machine_is_not_charged_for_proof_time() -> None:
 
 def test_a_create_that_was_refused_costs_nothing_and_takes_no_time() -> None:
     asked = build.attempt(AttemptState.LAUNCHING)
-    assert billed_until(asked, build.at(100), 30, shown=False) == build.at(0)
-    assert billed_until(asked, build.at(100), 30, shown=True) == build.at(100)
+    assert billed_until(asked, build.at(100), 30, is_listed=False) == build.at(0)
+    assert billed_until(asked, build.at(100), 30, is_listed=True) == build.at(100)
     assert accrued(asked, build.at(100)) > ZERO  # the cap counts it as if the machine existed
     no = replace(asked, state=AttemptState.TERMINATING, reason=Reason.NO_CAPACITY)
     assert (uncharged_usd(no, build.at(100)), machine_s(no, build.at(100))) == (ZERO, 0)

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import pytest
 
-from broker.billing.invoice_formats import Format, read
+from broker.billing.invoice_formats import Format, read_invoice
 from broker.domain.errors import InvalidInput
 
 RUNPOD = [
@@ -34,7 +34,7 @@ CUR_2 = (
 
 
 def test_a_pod_history_of_runpod() -> None:
-    found = read(json.dumps(RUNPOD).encode(), "runpod")
+    found = read_invoice(json.dumps(RUNPOD).encode(), "runpod")
     (line,) = found.lines
     assert (line.machine, line.usd, found.ignored) == ("xedezhzb9la3ye", Decimal("100.5"), 1)
     assert line.since == datetime(2023, 1, 1, tzinfo=UTC)
@@ -49,17 +49,17 @@ def test_runpod_rest_v2_billing() -> None:
         {"podId": None, "totalAmount": 1},
     ]  # fmt: skip
     for extra in ({}, {"metadata": {"recordCount": 2}}, {"metadata": {}}, {"metadata": None}):
-        found = read(json.dumps({"records": records} | extra).encode(), "runpod")
+        found = read_invoice(json.dumps({"records": records} | extra).encode(), "runpod")
         (line,) = found.lines
         assert (line.machine, line.usd, found.ignored) == ("p", Decimal("1.25"), 1)
         assert (line.since, line.until) == (datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 11, 2, tzinfo=UTC))
     with pytest.raises(InvalidInput, match="2 of 3 records"):
-        read(json.dumps({"records": records, "metadata": {"recordCount": 3}}).encode(), "runpod")
+        read_invoice(json.dumps({"records": records, "metadata": {"recordCount": 3}}).encode(), "runpod")
 
 
 @pytest.mark.parametrize("whole", [VAST, {"invoices": VAST, "current": {}}])
 def test_charges_of_vast_by_id_or_description(whole: object) -> None:
-    found = read(json.dumps(whole).encode(), "vast")
+    found = read_invoice(json.dumps(whole).encode(), "vast")
     assert [(line.machine, line.usd) for line in found.lines] == [("123", Decimal("1.000")), ("123", Decimal("0.25"))]
     assert found.ignored == 1
     assert found.lines[0].since == datetime(2021, 9, 30, 21, 20, tzinfo=UTC)
@@ -68,13 +68,13 @@ def test_charges_of_vast_by_id_or_description(whole: object) -> None:
 @pytest.mark.parametrize(("text", "usd", "ignored"), [(CUR, "1.861", 1), (CUR_2, "2.5", 0)])
 def test_a_cost_and_usage_report_of_aws(text: str, usd: str, ignored: int) -> None:
     for data in (text.encode(), gzip.compress(text.encode(), mtime=0)):
-        found = read(data, "aws")
+        found = read_invoice(data, "aws")
         assert [(line.machine, line.usd) for line in found.lines] == [("i-0abc", Decimal(usd))]
         assert (found.ignored, found.lines[0].since) == (ignored, datetime(2026, 1, 1, tzinfo=UTC))
 
 
 def test_positions_of_lambda_are_by_type() -> None:
-    found = read(b"instance_type,usd,since,until\ngpu_1x_a10,$7.50,2026-01-01,2026-01-08\n", "lambda")
+    found = read_invoice(b"instance_type,usd,since,until\ngpu_1x_a10,$7.50,2026-01-01,2026-01-08\n", "lambda")
     assert not found.by_machine
     assert [(line.machine, line.usd) for line in found.lines] == [("gpu_1x_a10", Decimal("7.50"))]
 
@@ -99,11 +99,11 @@ def test_positions_of_lambda_are_by_type() -> None:
 )
 def test_a_malformed_invoice_is_refused_with_its_line(data: bytes, fmt: Format, message: str) -> None:
     with pytest.raises(InvalidInput) as refused:
-        read(data, fmt)
+        read_invoice(data, fmt)
     assert message in str(refused.value)
 
 
 def test_an_invoice_too_large_when_unpacked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.billing.invoice_formats.MAX_BYTES", 10)
     with pytest.raises(InvalidInput, match="more than 10 bytes when unpacked"):
-        read(gzip.compress(b"[" + b" " * 100 + b"]"), "runpod")
+        read_invoice(gzip.compress(b"[" + b" " * 100 + b"]"), "runpod")

@@ -21,8 +21,8 @@ from broker.estimator.preemption_rate import (
     certainty,
     expected_per_hour,
     losses_per_hour,
-    place,
     place_of,
+    place_of_offer,
     preemptions_per_s,
 )
 from broker.quote.engine import quote
@@ -43,8 +43,8 @@ def seen(hours: float, preemptions: int, **where: str) -> SpotHours:
 def test_history_of_an_offer_is_found_by_the_place_of_both() -> None:
     sold = offer(region="us", accelerator="a100")
     there = seen(1, 0, provider=sold.provider, cloud=sold.cloud, region="us", accelerator="a100")
-    assert place_of(there) == place(sold)
-    assert place_of(replace(there, region="eu")) != place(sold)
+    assert place_of(there) == place_of_offer(sold)
+    assert place_of(replace(there, region="eu")) != place_of_offer(sold)
 
 
 @given(rates, hours, counts)
@@ -75,13 +75,13 @@ def test_much_history_is_believed_and_little_moves_little() -> None:
 
 def test_on_demand_is_never_preempted_in_estimates() -> None:
     steady = offer(spot=False)
-    assert preemptions_per_s(steady, {place(steady): seen(1, 9)}) == 0.0
+    assert preemptions_per_s(steady, {place_of_offer(steady): seen(1, 9)}) == 0.0
     assert basis(steady, {}) == ""
 
 
 def of(one: Offer, history: SpotHours | None) -> QuoteLine:
     work = Workload(shape=None, method="script", steps=100)
-    known = Corrections(spots={} if history is None else {place(one): history})
+    known = Corrections(spots={} if history is None else {place_of_offer(one): history})
     made = quote(
         spec(), work, [one], now=T0, local_files=False, scoped_store=True, spent=Decimal(0),
         cap_left=Decimal(100), excluded={}, caps={}, learned=known,
@@ -118,8 +118,8 @@ def test_all_machines_of_an_attempt_are_lost_together() -> None:
 def test_certainty_of_a_rate_grows_with_observed_preemptions() -> None:
     one = offer()
     assert certainty(one, {}) == 1.0, "the cloud's word weighs as one preemption"
-    assert certainty(one, {place(one): seen(90, 9)}) == 10.0
-    assert certainty(offer(spot=False), {place(one): seen(90, 9)}) == 1.0
+    assert certainty(one, {place_of_offer(one): seen(90, 9)}) == 10.0
+    assert certainty(offer(spot=False), {place_of_offer(one): seen(90, 9)}) == 1.0
 
 
 def kind(setup: float = 300.0, work: float = 36_000.0) -> MachineCost:
@@ -160,7 +160,7 @@ def test_the_p90_is_no_less_than_the_median_and_narrows_with_what_is_known(
 def test_adverse_history_never_narrows_p90_below_a_better_market(one: float, other: float, few: int, many: int) -> None:
 
     def p90(history: SpotHours) -> float | None:
-        at, rate = {place(offer()): history}, preemptions_per_s(offer(), {place(offer()): history})
+        at, rate = {place_of_offer(offer()): history}, preemptions_per_s(offer(), {place_of_offer(offer()): history})
         return kind().p90(rate, certainty(offer(), at)) if rate * kind().lost(rate) < 1 else None
 
     better, worse = p90(seen(max(one, other), min(few, many))), p90(seen(min(one, other), max(few, many)))

@@ -7,7 +7,7 @@ import pytest
 
 from broker.domain.job import Signal
 from broker.domain.spec import IdleAction, IdleKind, IdlePolicy, idle_policy
-from broker.lifecycle.idle import Idle, IdleWatch, idle_signal, judge_idle, watch
+from broker.lifecycle.idle import Idle, IdleWatch, idle_signal, judge_idle, next_watch
 from trainer.contract.documents import CheckpointRef, Heartbeat
 
 POLICY = IdlePolicy(action="drain", window_s=60, no_progress_s=120, download_s=90)
@@ -21,7 +21,7 @@ def trace(samples: Iterable[tuple[float, dict[str, Any]]], policy: IdlePolicy = 
     for seq, (at_s, changes) in enumerate(samples):
         assert found is None, f"judged at sample {seq}: {found}"
         values = {"attempt": "x", "boot": "b", "seq": seq, "phase": "training"}
-        watched = watch(watched, Heartbeat(**(values | changes)), at_s, policy)
+        watched = next_watch(watched, Heartbeat(**(values | changes)), at_s, policy)
         found = judge_idle(watched, policy)
     return found
 
@@ -115,8 +115,8 @@ def test_a_new_start_and_the_end_are_not_idle() -> None:
 
 def test_a_repeated_heartbeat_is_no_sample() -> None:
     beat = Heartbeat(attempt="x", boot="b", seq=1, phase="training", gpu_utilisation=0.0)
-    first = watch(None, beat, 0, POLICY)
-    assert watch(first, beat, 100, POLICY) is first
+    first = next_watch(None, beat, 0, POLICY)
+    assert next_watch(first, beat, 100, POLICY) is first
 
 
 @pytest.mark.parametrize(

@@ -128,14 +128,14 @@ def test_names_suffixed_by_skypilot_are_recognised(name: str, suffix: str) -> No
 def test_orphans_newer_than_the_database_are_only_reported() -> None:
     (unknown,) = orphans(build.INSTALLATION, [observed(LIVE.name)], {})
     (late,) = orphans(build.INSTALLATION, [observed(ENDED.name)], {ENDED.id: ENDED})
-    assert spared_message(unknown, report_only=False, bought=False) is None
-    assert spared_message(late, report_only=False, bought=None) is None
+    assert spared_message(unknown, report_only=False, was_bought=False) is None
+    assert spared_message(late, report_only=False, was_bought=None) is None
     assert [
-        spared_message(orphan, report_only=True, bought=bought)
+        spared_message(orphan, report_only=True, was_bought=bought)
         for orphan in (unknown, late)
         for bought in (False, None)
     ] == ["only reported: the database is new to this home"] * 4
-    assert [spared_message(unknown, report_only=False, bought=bought) for bought in (True, None)] == [
+    assert [spared_message(unknown, report_only=False, was_bought=bought) for bought in (True, None)] == [
         "only reported: this installation bought it, so the database is older than the machine (a backup?)",
         "only reported: the blob store, which records its buyer, cannot be read",
     ]

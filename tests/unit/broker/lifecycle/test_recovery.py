@@ -11,7 +11,7 @@ from broker.domain.ids import attempt_id
 from broker.domain.job import Attempt, AttemptState, Job, PlanAdjustment, Reason
 from broker.domain.offer import GIB, DropReason, Offer, OfferVerdict, QuoteLine
 from broker.domain.workload import MemoryNeed, ModelShape, Plan, Workload
-from broker.estimator.memory.evidence import MOST, shortfall
+from broker.estimator.memory.evidence import MAX_FACTOR, shortfall
 from broker.estimator.planning.corrections import NO_CORRECTIONS
 from broker.estimator.planning.fit import fit
 from broker.estimator.planning.plan_search import Planner
@@ -124,9 +124,9 @@ def test_the_plan_that_ran_out_does_not_fit_that_machine_any_more(work: Workload
     if ran.plan is None:
         return
     changed = adjust_plan(train_job(work), line_of(offer, ran.plan), host=False)
-    assert changed.memory_factor <= MOST
+    assert changed.memory_factor <= MAX_FACTOR
     plain = need(work, ran.plan, offer)
-    if (plain.peak * MOST + plain.context) * (1 + plain.margin) > offer.gpu_memory_bytes:
+    if (plain.peak * MAX_FACTOR + plain.context) * (1 + plain.margin) > offer.gpu_memory_bytes:
         corrected = NO_CORRECTIONS.need(replace(work, memory_factor=changed.memory_factor), plain, True, False)
         assert corrected.required > offer.gpu_memory_bytes
 
@@ -223,7 +223,7 @@ def test_keys_that_no_trainer_writes_are_no_candidates(folder: str) -> None:
     assert furthest_first([stray, stray.replace("manifest", "part"), manifest(5, "z")]) == (manifest(5, "z"),)
 
 
-@pytest.mark.parametrize(("times", "expected"), [(0.5, 1.0), (1.5, 1.5), (2.2, 2.2), (9.0, MOST)])
+@pytest.mark.parametrize(("times", "expected"), [(0.5, 1.0), (1.5, 1.5), (2.2, 2.2), (9.0, MAX_FACTOR)])
 def test_an_estimate_is_corrected_to_a_tenth_more_than_there_was(times: float, expected: float) -> None:
     plain = need(WORK, Plan(micro_batch=8), offer_of("l4"))
     device_bytes = int((plain.peak * times + plain.context) * (1 + plain.margin) / 1.1)

@@ -19,7 +19,7 @@ from broker.domain.spec import Retention
 from broker.lifecycle.retention import (
     CHECK_ENDED_S,
     KINDS,
-    LEAST_CHECK_S,
+    MIN_CHECK_S,
     QUEUED_CHECK_S,
     RESUMED_FROM,
     RetainedObjects,
@@ -289,7 +289,7 @@ def test_the_size_of_a_young_run_is_at_most_a_quarter_of_its_age_old() -> None:
         return [replace(build.attempt(), created_at=now - timedelta(seconds=age_s))]
 
     assert check([]) == QUEUED_CHECK_S
-    assert [check(aged(age_s)) for age_s in (0, 600, 86_400)] == [LEAST_CHECK_S, 150, 3600]
+    assert [check(aged(age_s)) for age_s in (0, 600, 86_400)] == [MIN_CHECK_S, 150, 3600]
     assert live_check_s([], now, max_s=7) == 7
 
 

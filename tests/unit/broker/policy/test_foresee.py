@@ -21,7 +21,12 @@ def foreseen_message(
     *policies: Applied, market: tuple[Offer, ...] = (SMALL,), least: str = "0", usd: str = "20"
 ) -> str | None:
     found = foresee(
-        quoted(market, cap_left=CAP), CAP, policies, NOW, least=lambda _: Decimal(least), reserve=lambda _: Decimal(usd)
+        quoted(market, cap_left=CAP),
+        CAP,
+        policies,
+        NOW,
+        min_budget=lambda _: Decimal(least),
+        reserve=lambda _: Decimal(usd),
     )
     return None if found is None else f"{found.hold}: {found.reason}"
 
@@ -97,10 +102,10 @@ def placed(market: list[Offer], applied: list[Applied]) -> Refusal | None:
         return first
     room = free_gpus(applied)
     some = [one for one in market if room is None or one.gpus <= room[0]]
-    line = choose(quoted(some, cap_left=CAP), cap_left=CAP, attempt_number=1, least=_least).line
+    line = choose(quoted(some, cap_left=CAP), cap_left=CAP, attempt_number=1, min_budget=_least).line
     if line is not None:
         return judge(purchase(line, _reserve(line), CAP, None), applied, NOW)
-    without = choose(quoted(market, cap_left=CAP), cap_left=CAP, attempt_number=1, least=_least).line
+    without = choose(quoted(market, cap_left=CAP), cap_left=CAP, attempt_number=1, min_budget=_least).line
     return None if without is None else Refusal(hold=Hold.WAIT, policy="nlp", reason="max_gpus")
 
 
@@ -116,7 +121,7 @@ def _reserve(line: QuoteLine) -> Decimal:
 def test_the_forecast_equals_placement_and_admission(market: list[Offer], given_: list[tuple[Any, Any]]) -> None:
     held = [applied(policy(**some), charged, "0", gpus, jobs) for some, (charged, gpus, jobs) in given_]
     made = quoted(market, cap_left=CAP)
-    foreseen, done = foresee(made, CAP, held, NOW, least=_least, reserve=_reserve), placed(market, held)
+    foreseen, done = foresee(made, CAP, held, NOW, min_budget=_least, reserve=_reserve), placed(market, held)
     assert (foreseen and foreseen.hold) == (done and done.hold)
     if done is not None and foreseen is not None and done.reason != "max_gpus":
         assert foreseen == done

@@ -11,15 +11,15 @@ from broker.domain.instance import Caps
 from broker.domain.job import Attempt, Forecast, Job
 from broker.domain.offer import GIB, HostFacts
 from broker.domain.workload import SpotHours
-from broker.estimator.preemption_rate import History, failures_per_hour, place
+from broker.estimator.preemption_rate import History, failures_per_hour, place_of_offer
 from broker.quote.forecast import (
     StepRateWindow,
     differs,
     forecast,
     late_message,
+    next_window,
     overrun_message,
     sufficient_cap_usd,
-    watch,
 )
 from tests.support import build
 from trainer.contract.documents import CheckpointRef, Heartbeat
@@ -54,36 +54,36 @@ def job(cap: str = "10", **spec: Any) -> Job:
 
 
 def test_the_step_time_includes_saves_and_evaluations() -> None:
-    pace = watch(None, at_step(0), 0)
+    pace = next_window(None, at_step(0), 0)
     assert pace is None, "set-up"
-    pace = watch(pace, at_step(10), 100)
+    pace = next_window(pace, at_step(10), 100)
     assert pace == StepRateWindow(boot="b", since_s=100, since_step=10, at_s=100, step=10)
     assert pace.step_s is None
-    pace = watch(pace, at_step(10), 110)
+    pace = next_window(pace, at_step(10), 110)
     assert pace is not None
     assert pace.at_s == 100, "time without a step counts with the next"
-    pace = watch(pace, at_step(14), 160)
+    pace = next_window(pace, at_step(14), 160)
     assert pace is not None
     assert pace.step_s == 15
 
 
 @pytest.mark.parametrize(("step", "at"), [(11, 500), (20, 110)])
 def test_too_few_steps_give_no_forecast(step: int, at: float) -> None:
-    pace = watch(watch(None, at_step(10), 100), at_step(step), at)
+    pace = next_window(next_window(None, at_step(10), 100), at_step(step), at)
     assert pace is not None
     assert pace.step_s is None
 
 
 def test_a_new_start_of_the_trainer_is_watched_again() -> None:
-    pace = watch(None, at_step(10), 100)
-    resumed = watch(pace, at_step(0, beat=beat(12, boot="other", resumed_from=5)), 200)
+    pace = next_window(None, at_step(10), 100)
+    resumed = next_window(pace, at_step(0, beat=beat(12, boot="other", resumed_from=5)), 200)
     assert resumed is not None
     assert (resumed.since_s, resumed.since_step) == (200, 12)
-    assert watch(pace, at_step(0, beat=beat(5, boot="other", resumed_from=5)), 200) is None
-    back = watch(pace, at_step(4), 200)
+    assert next_window(pace, at_step(0, beat=beat(5, boot="other", resumed_from=5)), 200) is None
+    back = next_window(pace, at_step(4), 200)
     assert back is not None
     assert back.since_step == 4
-    assert watch(pace, at_step(0, beat=None), 200) is None
+    assert next_window(pace, at_step(0, beat=None), 200) is None
 
 
 # ----------------------------------------------------------------------------------------------------------- forecast
@@ -107,7 +107,9 @@ def test_preemptions_to_come_and_saves_cost_as_well() -> None:
     often = replace(spot, offer=replace(spot.offer, preemptions_per_hour=600.0))
     assert made(at_step(50, line=often), job()).finish_at == build.at(500 + 5000)
     own = SpotHours(provider="simulated", cloud="runpod", region="eu", accelerator="l40s", hours=1e9, preemptions=10**9)
-    disturbed = made(at_step(50, line=often, first_beat_at=build.at(150)), job(), history={place(often.offer): own})
+    disturbed = made(
+        at_step(50, line=often, first_beat_at=build.at(150)), job(), history={place_of_offer(often.offer): own}
+    )
     assert (disturbed.finish_at - build.at(1000)).total_seconds() == pytest.approx(500 / 11, abs=0.1), (
         "one an hour was seen, so the cloud's word counts for nothing: 300 s of each are lost"
     )

@@ -15,7 +15,7 @@ from broker.domain.policy import Policy
 from broker.estimator.planning.corrections import NO_CORRECTIONS
 from broker.lifecycle.decisions.restored_decision import RestoredDecision
 from broker.policy.budgets import Applied, PolicyUsage
-from broker.quote.job_placement import place, placement_events
+from broker.quote.job_placement import decide_placement, placement_events
 from broker.quote.placement_facts import (
     FactsNeeded,
     MarketFacts,
@@ -52,7 +52,7 @@ def facts(queued: Job, offers: Sequence[Offer] | None = None, **changes: Any) ->
 
 
 def decide(queued: Job, offers: Sequence[Offer] = (), **changes: Any) -> PlacementDecision:
-    decision = place(facts(queued, offers, **{"restored": NONE_LOST} | changes))
+    decision = decide_placement(facts(queued, offers, **{"restored": NONE_LOST} | changes))
     assert isinstance(decision, PlacementDecision)
     assert decision.before == queued
     return decision
@@ -131,14 +131,14 @@ def test_a_wait_is_reported_again_only_for_another_cause() -> None:
 
 def test_facts_that_cost_requests_are_asked_for_in_turn() -> None:
     """The market first; attempts lost by a restore only once there is an offer to buy. The quote is kept."""
-    market = place(facts(job()))
+    market = decide_placement(facts(job()))
     assert isinstance(market, FactsNeeded)
     assert market.missing is MissingFacts.MARKET
-    restored = place(facts(job(), [offer()]))
+    restored = decide_placement(facts(job(), [offer()]))
     assert isinstance(restored, FactsNeeded)
     assert restored.missing is MissingFacts.RESTORED
     assert restored.facts.quoted is not None
-    decision = place(replace(restored.facts, restored=NONE_LOST))
+    decision = decide_placement(replace(restored.facts, restored=NONE_LOST))
     assert isinstance(decision, PlacementDecision)
     assert decision.admit is not None
     assert decision.admit.line is restored.facts.quoted.choice.line

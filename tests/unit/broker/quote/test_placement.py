@@ -13,7 +13,7 @@ from tests.unit.broker.quote.test_engine import caps_left, markets
 
 
 def bought(made: Quote, *, cap_left: Decimal, attempt_number: int, least: str = "0") -> Choice:
-    return choose(made, cap_left=cap_left, attempt_number=attempt_number, least=lambda _: Decimal(least))
+    return choose(made, cap_left=cap_left, attempt_number=attempt_number, min_budget=lambda _: Decimal(least))
 
 
 def test_the_cheapest_finish_is_bought() -> None:
@@ -84,7 +84,7 @@ def test_something_is_bought_exactly_when_something_is_kept(market: list, left: 
 def test_offers_that_the_cap_would_end_at_once_are_skipped() -> None:
     made = quoted([offer(id="dear", usd_per_hour=Decimal(9)), offer(id="cheap")], work=SCRIPT)
     least = {"cheap": Decimal(6), "dear": Decimal(4)}
-    choice = choose(made, cap_left=Decimal(5), attempt_number=1, least=lambda line: least[line.offer.id])
+    choice = choose(made, cap_left=Decimal(5), attempt_number=1, min_budget=lambda line: least[line.offer.id])
     assert choice.line is not None
     assert choice.line.offer.id == "dear"
 

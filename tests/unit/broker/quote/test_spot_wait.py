@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.domain.instance import Caps
-from broker.domain.money import show
+from broker.domain.money import format_usd
 from broker.domain.offer import DropReason, Offer, Quote
 from broker.domain.workload import Workload
 from broker.lifecycle.account_refusals import account_keys
@@ -51,7 +51,7 @@ def quoted(
 
 
 def chosen(made: Quote) -> Choice:
-    return choose(made, cap_left=Decimal(100), attempt_number=1, least=lambda line: Decimal(0))
+    return choose(made, cap_left=Decimal(100), attempt_number=1, min_budget=lambda line: Decimal(0))
 
 
 STEP_S = quoted(None, (ON_DEMAND,)).lines[0].step_s or 0.0
@@ -112,7 +112,7 @@ def test_a_choice_names_the_expected_dollars_of_both_ways() -> None:
     assert outlook.wait_usd is not None
     assert outlook.demand_usd is not None
     assert outlook.wait_usd < outlook.demand_usd
-    assert f"{show(outlook.demand_usd)} on demand now" in chosen(made).reason
+    assert f"{format_usd(outlook.demand_usd)} on demand now" in chosen(made).reason
 
 
 def test_a_free_machine_of_ones_own_ends_all_waits() -> None:

@@ -17,7 +17,7 @@ from broker.reporting.delivery import (
     channel_after,
     fold,
     hopeless,
-    wants,
+    is_subscribed,
 )
 
 JOB = JobId("a" * 13)
@@ -42,7 +42,7 @@ def deliveries(kinds: list[str]) -> list[Delivery]:
     ],
 )
 def test_a_channel_wants_what_its_patterns_name(patterns: tuple[str, ...], kind: str, wanted: bool) -> None:
-    assert wants(patterns, kind) is wanted
+    assert is_subscribed(patterns, kind) is wanted
 
 
 def test_only_the_latest_progress_is_reported_in_its_own_place() -> None:

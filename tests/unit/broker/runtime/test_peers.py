@@ -15,7 +15,7 @@ from broker.domain.ids import Installation
 from broker.domain.instance import Caps
 from broker.ports import Blobs, Provider
 from broker.runtime.peers import (
-    LOOK_S,
+    POLL_S,
     BrokerIdentity,
     OtherBroker,
     lease_is_renewed,
@@ -99,7 +99,7 @@ async def test_a_broker_is_waited_for_by_its_own_interval(every_s: float) -> Non
     own, other = BrokerIdentity(home="here", clouds=CLOUDS), BrokerIdentity(home="there", clouds={})
     with pytest.raises(OtherBroker):
         await started(own, other, every_s=every_s)
-    assert await started(own, other, lives=False, every_s=every_s) == pytest.approx(2 * every_s + LOOK_S, abs=LOOK_S)
+    assert await started(own, other, lives=False, every_s=every_s) == pytest.approx(2 * every_s + POLL_S, abs=POLL_S)
 
 
 async def test_a_lease_states_its_brokers_interval() -> None:
@@ -126,7 +126,7 @@ async def test_start_waits_for_no_broker_of_the_same_clouds_or_home() -> None:
 
 async def test_an_absent_store_or_a_broken_lease_delays_no_start() -> None:
     class Away:
-        async def get(self, key: str, *, most: int = 0) -> bytes | None:
+        async def get(self, key: str, *, max_bytes: int = 0) -> bytes | None:
             raise BlobsUnavailable("no answer")
 
     own = BrokerIdentity(home="here", clouds=CLOUDS)

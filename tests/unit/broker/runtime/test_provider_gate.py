@@ -17,7 +17,7 @@ from broker.domain.ids import Installation, InstanceName
 from broker.domain.instance import Caps, Observed
 from broker.domain.job import Handle
 from broker.domain.offer import GpuAsk, Offer
-from broker.runtime.provider_gate import YIELDS_S, GateLimits, RateLimitedProvider, full_jitter_s, gated
+from broker.runtime.provider_gate import REPEATED_DESTROY_DELAY_S, GateLimits, RateLimitedProvider, full_jitter_s, gated
 from tests.clouds.paper import FarBlobs
 from tests.clouds.warp import LoopClock
 from tests.support.memory_store.store import MemoryStore
@@ -287,7 +287,7 @@ def test_first_destroys_precede_repeats_after_a_refusal() -> None:
         paper.answers = [Throttled("429", after_s=10.0), None]
         with pytest.raises(Throttled):
             await gate.destroy(other)
-        await clock.sleep(12 + YIELDS_S)
+        await clock.sleep(12 + REPEATED_DESTROY_DELAY_S)
         await gate.destroy(HANDLE)
 
     run_in_virtual_time(story())

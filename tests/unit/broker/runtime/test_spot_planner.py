@@ -65,7 +65,7 @@ def decision(
 
 async def test_the_process_builds_plans_and_the_daemon_none() -> None:
     expected = {key: costs(SpotPlan(key)) for key in KEYS}
-    with patch.object(SpotPlan, "_fill", side_effect=AssertionError("built in the daemon's process")):
+    with patch.object(SpotPlan, "_fill_tables", side_effect=AssertionError("built in the daemon's process")):
         async with planner() as made:
             turn = made.begin()
             decided = await asyncio.gather(*(turn.settle(decision(turn, key)) for key in KEYS))

@@ -52,7 +52,7 @@ def test_a_spec_is_asked_as_its_job_would_run() -> None:
     hardware = hardware_of("l40s")
     assert hardware is not None
     shape = model_shape(*config_of(MODEL, None))
-    found = what_if_of_spec("gpus=1,2", train, shape, hardware, mean=300.0, steps=10, usd_per_gpu_hour=None)
+    found = what_if_of_spec("gpus=1,2", train, shape, hardware, mean_tokens=300.0, steps=10, usd_per_gpu_hour=None)
     assert (found["global_batch"], found["tokens_per_row"], found["method"]) == (64, 300.0, "lora")
     assert all(row["plan"] and row["usd"] is None for row in found["points"])
 
@@ -90,7 +90,9 @@ def test_a_specs_encoder_decoder_is_scaled_by_both_lengths() -> None:
         {"model": "m", "task": "seq2seq", "data": {"path": "a.csv", "prompt": "{x}", "completion": "{y}"},
          "max_length": 256, "method": {"kind": "full"}}
     )  # fmt: skip
-    found = what_if_of_spec("gpus=1,2", train, shape, h100, mean=200, written=30, steps=10, usd_per_gpu_hour=1.0)
+    found = what_if_of_spec(
+        "gpus=1,2", train, shape, h100, mean_tokens=200, generated_tokens=30, steps=10, usd_per_gpu_hour=1.0
+    )
     assert found["tokens_per_row"] == 230
     assert all(row["usd"] > 0 for row in found["points"])
 
@@ -103,7 +105,7 @@ def test_a_specs_own_method_targets_and_optimizer_are_asked_for() -> None:
         train = TrainConfig.model_validate(
             {"model": "m", "data": {"path": "a.csv", "completion": "{x}"}, "method": method, "max_length": 256}
         )
-        return what_if_of_spec("gpus=1", train, shape, h100, mean=100, steps=10, usd_per_gpu_hour=None)
+        return what_if_of_spec("gpus=1", train, shape, h100, mean_tokens=100, steps=10, usd_per_gpu_hour=None)
 
     every, some = asked(kind="qlora"), asked(kind="qlora", targets=["q_proj", "self_attn.v_proj"])
     assert every["method"] == some["method"] == "qlora"

@@ -113,7 +113,7 @@ class Paper:
 def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(Paper, "home", tmp_path, raising=False)
     monkeypatch.setattr("providers.common.cloud.APPEAR_S", 0.01)
-    monkeypatch.setattr("providers.common.start_watch.LOOK_S", 0.01)
+    monkeypatch.setattr("providers.common.start_watch.POLL_S", 0.01)
 
 
 def opened(paper: Paper) -> CloudProvider:

@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import pytest
 
-from providers.common.cloud_values import flag, moment, money, number, positive, text, whole
+from providers.common.cloud_values import as_integer, flag, moment, money, number, positive, text
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from providers.common.cloud_values import flag, moment, money, number, positive,
 def test_numbers_are_read_from_texts_and_never_from_booleans(value: object, read: float | None) -> None:
     assert number(value) == read
     assert positive(value) == read
-    assert whole(value) == (None if read is None or not read.is_integer() else int(read))
+    assert as_integer(value) == (None if read is None or not read.is_integer() else int(read))
 
 
 @pytest.mark.parametrize("value", [0, -1, "0.0", "-3"])

@@ -67,8 +67,8 @@ class Attention:
         halves = n.compute == 2 and (n.autocast or n.attention == "flash" or not n.rest_float32)
         grouped, width = k.count != q.count, 2 if halves else q.width
         shared = grouped and not n.repeated_keys  # a single head is repeated as a view, which every kernel accepts
-        written = n.attention == "sdpa" and shared and (self.build.broadcast or width == 4)
-        masked = self.ops.masked and n.attention != "eager" and not (written and self.build.broadcast)
+        materialised = n.attention == "sdpa" and shared and (self.build.broadcast or width == 4)
+        masked = self.ops.masked and n.attention != "eager" and not (materialised and self.build.broadcast)
         named: list[Tensor] = []
         if masked and grouped:  # no kernel shares keys under a mask
             q, (k, v, *named) = self.tape.cast(q, width), self._for_every_head(q.count, width, k, v)
@@ -79,7 +79,7 @@ class Attention:
         bias = None
         if masked:  # in the type of the queries
             bias = tape.new(self.rows * self.length * self.length, q.width)
-        elif written:
+        elif materialised:
             return self._written_out(q, k, v)
         padded = -(-self.length // 128) * 128, -(-s.head_dim // 32) * 32 + 1
         back = self.rows * s.heads * padded[0] * padded[1] * 4 + (2 * q.size if grouped and not bias else 0)

@@ -54,9 +54,9 @@ class Layer:
     def _norms_behind(self, x: Tensor) -> Tensor:
         """Run the layer as in BERT, with a norm after each residual connection."""
         attended = self.attention.weigh(*(heads := self.attention.heads(x)))
-        apart = self.build.named  # attention is a module of its own
-        self.tape.drop(*heads if apart else ())
-        between = self._normed_sum(x, attended, "o", *() if apart else heads)
+        is_module = self.build.named  # attention is a module of its own
+        self.tape.drop(*heads if is_module else ())
+        between = self._normed_sum(x, attended, "o", *() if is_module else heads)
         wide = self.ops.linear(between, "fc")
         bent = self.tape.after(wide, self.mlp.activate(wide))
         result = self._normed_sum(between, bent, "proj")
@@ -86,8 +86,8 @@ class Layer:
             normed = tape.after(normed, self.ops.norm(x))
         more = self.mlp.mlp(*(ahead or [normed]))
         tape.drop(*[] if named else [normed])
-        both = tape.add(more, attended)
+        summed = tape.add(more, attended)
         tape.drop(more, attended)
-        output = self.add(x, both)
+        output = self.add(x, summed)
         tape.drop(*[normed, *ahead] if named else [])
         return output

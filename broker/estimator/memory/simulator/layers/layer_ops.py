@@ -26,11 +26,11 @@ class LayerOps:
         self.weights: dict[str, Weight] = {}
         n, self.sizes = numerics, linears(shape)
         for role, (inputs, outputs) in self.sizes.items():
-            many = copies(shape, role)
-            self.weights[role] = Weight(inputs * outputs * many, n.weight, trained=n.full, grad_width=n.trained)
+            copy_count = copies(shape, role)
+            self.weights[role] = Weight(inputs * outputs * copy_count, n.weight, trained=n.full, grad_width=n.trained)
             if role in n.adapted:
                 for end, width in (("A", inputs), ("B", outputs)):
-                    size = width * n.rank * many
+                    size = width * n.rank * copy_count
                     self.weights[role + end] = Weight(size, n.adapters, trained=True, grad_width=n.adapters)
 
     def free_casts(self) -> None:

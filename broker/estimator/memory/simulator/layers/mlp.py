@@ -89,7 +89,7 @@ class Mlp:
         s, tape, ops, tokens = self.shape, self.tape, self.ops, self.ops.tokens
         turns = min(s.experts, MAX_TURNS)
         total = tape.new(x.count, x.width)
-        chosen = tape.new(tokens * s.active_experts * s.experts, 8)  # one_hot's integers
+        one_hot = tape.new(tokens * s.active_experts * s.experts, 8)  # one_hot's integers
         ops.tokens = -(-tokens * s.active_experts // turns)
         named: list[Tensor] = []
         for _ in range(turns):
@@ -100,5 +100,5 @@ class Mlp:
             tape.drop(outputs, *named[1:])
             total = tape.add_in_place(total, weighted)
             named = [sent, weighted]
-        tape.drop(chosen, *named)
+        tape.drop(one_hot, *named)
         return total

@@ -163,7 +163,7 @@ class Seq2SeqLayer(Layer):
         bias = self._bias(kind, heads[0], keys)
         causal = self.shared.source is not None and not kind
         if n.attention == "eager":
-            return self._written(heads, keys, bias, causal=causal)
+            return self._explicit_attention(heads, keys, bias, causal=causal)
         q, k, v = (tape.cast(t, n.compute if n.autocast else t.width) for t in heads)
         masks = [] if bias is None else [self._mask(bias, keys, causal=causal, plain=bool(kind))]
         sums = self.rows * self.length * self.shape.heads
@@ -183,8 +183,8 @@ class Seq2SeqLayer(Layer):
         sums = self.rows * s.heads * padded[0] * padded[1] * 4
         if not any(m.grad for m in masks):
             return sums
-        whole = self.rows * s.heads * self.length * keys * q.width if self.rows > 1 else 0
-        return max(whole, sums - masks[0].size)
+        score_bytes = self.rows * s.heads * self.length * keys * q.width if self.rows > 1 else 0
+        return max(score_bytes, sums - masks[0].size)
 
     def _mask(self, bias: Tensor, keys: int, *, causal: bool, plain: bool) -> Tensor:
         """Return the bias as the kernel takes it. In a learned bias, the heads are the last dimension in memory."""
@@ -203,7 +203,7 @@ class Seq2SeqLayer(Layer):
             mask = tape.after(mask, tape.resize(mask, bias.count // keys * wide))
         return mask
 
-    def _written(self, heads: list[Tensor], keys: int, bias: Tensor | None, *, causal: bool) -> Tensor:
+    def _explicit_attention(self, heads: list[Tensor], keys: int, bias: Tensor | None, *, causal: bool) -> Tensor:
         """Apply transformers' own attention: product, scale, bias, mask, softmax."""
         n, tape = self.numerics, self.tape
         scores = self.rows * self.shape.heads * self.length * keys

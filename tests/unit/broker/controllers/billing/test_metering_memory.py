@@ -25,7 +25,7 @@ class Beating:
     async def list(self, prefix: str) -> Sequence[BlobInfo]:
         return [BlobInfo(key=keys.heartbeat(of, 0), bytes=1, etag="e") for of in (build.attempt().id, OTHER)]
 
-    async def get(self, key: str, *, most: int = 0) -> bytes:
+    async def get(self, key: str, *, max_bytes: int = 0) -> bytes:
         return Heartbeat(attempt="a", boot="b", seq=1).model_dump_json().encode()
 
 

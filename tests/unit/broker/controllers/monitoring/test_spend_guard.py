@@ -12,7 +12,7 @@ from broker.domain.job import AttemptState, Event, Job, Signal
 from broker.domain.policy import Policy
 from broker.domain.workload import SpotHours
 from broker.estimator.planning.corrections import NO_CORRECTIONS, Corrections
-from broker.estimator.preemption_rate import place
+from broker.estimator.preemption_rate import place_of_offer
 from broker.ports import Blobs, Change, Lane, Provider
 from tests.conformance.samples import ManualClock, running
 from tests.support import build
@@ -70,9 +70,11 @@ async def test_own_preemption_history_enters_the_forecast() -> None:
         job = await rig.start(resources={"spot": "allowed"})
         (leased,) = await rig.store.live_attempts()
         own = SpotHours(
-            **dict(zip(WHERE, place(leased.attempt.line.offer), strict=True)), hours=10_000, preemptions=preemptions
+            **dict(zip(WHERE, place_of_offer(leased.attempt.line.offer), strict=True)),
+            hours=10_000,
+            preemptions=preemptions,
         )
-        guard = rig.guard(Corrections(spots={place(leased.attempt.line.offer): own}))
+        guard = rig.guard(Corrections(spots={place_of_offer(leased.attempt.line.offer): own}))
         for step in range(0, 40, 2):
             await rig.beat(20, step=step)
             await guard.step()

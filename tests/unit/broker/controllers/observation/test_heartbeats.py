@@ -40,7 +40,7 @@ class Flaky:
         found = [BlobInfo(key=keys.heartbeat(OWN, 0), bytes=9, etag=str(one.seq))] if one else []
         return found + [BlobInfo(key=key, bytes=9, etag=mate.boot + str(mate.seq)) for key, mate in self.mates.items()]
 
-    async def get(self, key: str, *, most: int = 0) -> bytes | None:
+    async def get(self, key: str, *, max_bytes: int = 0) -> bytes | None:
         found = self.mates.get(key, self.beat)
         return found.model_dump_json().encode() if found else None
 

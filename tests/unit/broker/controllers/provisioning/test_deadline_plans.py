@@ -81,7 +81,7 @@ async def test_placement_builds_no_plan_on_the_event_loop() -> None:
     broker = BrokerWithPlans(planner)
     jobs = await broker.submit([6, 7, 20])
     try:
-        with patch.object(SpotPlan, "_fill", side_effect=AssertionError("built on the event loop")):
+        with patch.object(SpotPlan, "_fill_tables", side_effect=AssertionError("built on the event loop")):
             await broker.place()
     finally:
         await planner.close()

@@ -11,9 +11,9 @@ from broker.domain.ids import attempt_id
 from broker.domain.job import Attempt, Job, Reason
 from broker.domain.offer import GIB, DropReason, QuoteLine
 from broker.domain.workload import MemoryNeed, ModelShape, Plan, RunObservation, Workload
-from broker.estimator.memory.evidence import MOST
+from broker.estimator.memory.evidence import MAX_FACTOR
 from broker.estimator.planning.corrections import (
-    LEAST,
+    MIN_CORRECTION,
     NO_CORRECTIONS,
     ComparedRun,
     Corrections,
@@ -199,7 +199,7 @@ def test_no_estimate_is_below_what_its_like_was_seen_to_need(shares: list[float]
     learned = knows(*(seen(n, workload=work, peak_bytes=peak) for n, peak in enumerate(peaks, 1)))
     need = learned.need(work, plain, True, False)
     assert need.required >= max(peaks) + need.context
-    assert LEAST * plain.peak - 1 <= need.peak <= MOST * plain.peak
+    assert MIN_CORRECTION * plain.peak - 1 <= need.peak <= MAX_FACTOR * plain.peak
 
 
 def test_different_runs_narrow_the_margin_and_repeats_do_not() -> None:
@@ -256,7 +256,7 @@ def test_plan_that_ran_out_is_avoided_until_seen_to_fit() -> None:
 def test_one_false_report_does_not_raise_all_estimates() -> None:
     short = seen(out_of_memory=True, device_bytes=80 * GIB)
     need = knows(short).need(WORK, estimated_need(), True, False)
-    assert need.correction == MOST
+    assert need.correction == MAX_FACTOR
 
 
 def test_a_jobs_own_plan_change_counts_at_once() -> None:

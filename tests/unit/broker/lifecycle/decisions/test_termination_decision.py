@@ -13,7 +13,7 @@ from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import Attempt, AttemptState, Handle, JobState, PriceChange, Reason
 from broker.domain.money import ZERO, LedgerKind
 from broker.lifecycle.decisions.termination_decision import (
-    AGAIN_S,
+    RECHECK_S,
     STUCK_S,
     after_destroy,
     is_reported,
@@ -116,7 +116,7 @@ def test_recorded_and_listed_machines_are_destroyed() -> None:
     decision = decided(facts(machines=(machine(), machine(handle=OTHER)), exists=True, is_launcher_dead=False))
     assert decision.destroys == (HANDLE, OTHER)
     assert decision.stops_launcher
-    assert decision.due_in_s == AGAIN_S
+    assert decision.due_in_s == RECHECK_S
 
 
 def test_a_listed_machine_is_recorded_and_takes_a_proof_back() -> None:
