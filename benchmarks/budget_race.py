@@ -78,8 +78,10 @@ def admission(claimed: Job) -> Change:
         id=new, job_id=claimed.id, number=1, name=instance_name(Installation("race"), new), line=LINE,
         created_at=OFFER.seen_at, reserved_usd=claimed.cap_usd,
     )  # fmt: skip
-    held = LedgerEntry(job_id=claimed.id, attempt_id=new, kind=LedgerKind.RESERVATION, usd=claimed.cap_usd)
-    return Change(job=(claimed, replace(claimed, state=JobState.ACTIVE, attempts=1)), admit=attempt, ledger=(held,))
+    ledger_entry = LedgerEntry(job_id=claimed.id, attempt_id=new, kind=LedgerKind.RESERVATION, usd=claimed.cap_usd)
+    return Change(
+        job=(claimed, replace(claimed, state=JobState.ACTIVE, attempts=1)), admit=attempt, ledger=(ledger_entry,)
+    )
 
 
 async def race(dsn: str, own: str, connections: int, batch: int) -> None:
@@ -93,7 +95,7 @@ async def race(dsn: str, own: str, connections: int, batch: int) -> None:
         asked = 0
         while jobs := await store.claim_jobs([JobState.QUEUED], owner=own, lease_s=LEASE_S, limit=CLAIM):
             for start in range(0, len(jobs), batch):
-                await store.apply([admission(one) for one in jobs[start : start + batch]])
+                await store.apply([admission(job) for job in jobs[start : start + batch]])
             asked += len(jobs)
         return asked
 
@@ -143,20 +145,20 @@ async def measure(dsn: str, given: argparse.Namespace) -> dict[str, Any]:
     limit = await fill(store, given.reservations)
     words = "--connections", str(given.connections), "--batch", str(given.batch), "--race", dsn
     brokers = [await child(*words, "--own", f"b{n}") for n in range(given.brokers)]
-    for one in brokers:
-        await told(one)
+    for broker in brokers:
+        await told(broker)
     done = asyncio.Event()
     watching = asyncio.create_task(watch(dsn, done))
     begun = time.perf_counter()
-    for one in brokers:
-        assert one.stdin is not None
-        one.stdin.write(b"go\n")
-    asked = sum([int(await told(one)) for one in brokers])
+    for broker in brokers:
+        assert broker.stdin is not None
+        broker.stdin.write(b"go\n")
+    asked = sum([int(await told(broker)) for broker in brokers])
     wall = time.perf_counter() - begun
     done.set()
     seen = await watching
-    for one in brokers:
-        await one.wait()
+    for broker in brokers:
+        await broker.wait()
     connection = await asyncpg.connect(dsn)
     reserved, held = await connection.fetchval(COMMITTED), await connection.fetchval(HELD)
     await connection.close()

@@ -138,16 +138,16 @@ def run_once(config: Path, output: Path, told: JobOutput, kill_after: int | None
 
 def run(config: Path, output: Path, kills: int, draw: random.Random) -> JobOutput:
     """Run all lives of one run."""
-    told, until = JobOutput(), time.monotonic() + TIMEOUT_S
+    job_output, until = JobOutput(), time.monotonic() + TIMEOUT_S
     for _ in range(LIVES):
         if time.monotonic() > until:
-            told.error = told.error or f"not done after {TIMEOUT_S} s"
-            return told
-        if run_once(config, output, told, draw.randrange(12) if told.kills < kills else None):
+            job_output.error = job_output.error or f"not done after {TIMEOUT_S} s"
+            return job_output
+        if run_once(config, output, job_output, draw.randrange(12) if job_output.kills < kills else None):
             break
-    if not told.error:
-        told.rows, told.files = left(output)
-    return told
+    if not job_output.error:
+        job_output.rows, job_output.files = left(output)
+    return job_output
 
 
 def left(output: Path) -> tuple[list[list[Any]], dict[str, str]]:

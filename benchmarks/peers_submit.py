@@ -133,7 +133,7 @@ async def measure(submit: Submit, clients: int, requests: int) -> dict[str, Any]
 
     started = perf_counter()
     latencies = await asyncio.gather(*(client() for _ in range(clients)))
-    return {"clients": clients, **figures([t for taken in latencies for t in taken], perf_counter() - started)}
+    return {"clients": clients, **figures([t for latency in latencies for t in latency], perf_counter() - started)}
 
 
 async def benchmark(given: argparse.Namespace) -> list[dict[str, Any]]:

@@ -51,11 +51,11 @@ def ours(folder: Path, numbers: Iterable[int], seed: int, say: Say) -> dict[str,
 
 def rival(which: resume_rivals.Rival, folder: Path, numbers: Iterable[int], seed: int, say: Say) -> dict[str, Any]:
     """Return a rival's part of the last line."""
-    made = resume_rivals.Schedules(rival=which, folder=folder)
-    made.measure()
-    found = made.found
+    schedules = resume_rivals.Schedules(rival=which, folder=folder)
+    schedules.measure()
+    found = schedules.found
     for number in numbers:
-        made.carry_out(number, seed)
+        schedules.carry_out(number, seed)
         if found.schedules % SHOW_EVERY == 0:
             say(f"{which}: {found.exact} of {found.schedules} exact, {found.unloadable} of {found.kills} unloadable")
     return {

@@ -118,10 +118,12 @@ def launched(scene: Scene, run: AttemptView, rented: Rented, step_at: float) -> 
 
 def _born(path: Path) -> float:
     """Return the birth time of a file, which Python cannot read on Linux."""
-    told = subprocess.run(["stat", "--format=%.6W", str(path)], capture_output=True, text=True)
-    if told.returncode or float(told.stdout) <= 0:
-        raise RuntimeError(f"when {path.name} was made is not known: {told.stderr.strip() or 'no birth time here'}")
-    return float(told.stdout)
+    completed = subprocess.run(["stat", "--format=%.6W", str(path)], capture_output=True, text=True)
+    if completed.returncode or float(completed.stdout) <= 0:
+        raise RuntimeError(
+            f"when {path.name} was made is not known: {completed.stderr.strip() or 'no birth time here'}"
+        )
+    return float(completed.stdout)
 
 
 def table(title: str, columns: Mapping[str, Mapping[str, float]]) -> str:

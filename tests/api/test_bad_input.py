@@ -217,9 +217,9 @@ def patterns(schema: Any) -> Iterator[str]:
     if isinstance(schema, dict):
         if isinstance(schema.get("pattern"), str) and not schema["pattern"].startswith(WORDED):
             yield schema["pattern"]
-        yield from (found for inner in schema.values() for found in patterns(inner))
+        yield from (pattern for inner in schema.values() for pattern in patterns(inner))
     elif isinstance(schema, list):
-        yield from (found for inner in schema for found in patterns(inner))
+        yield from (pattern for inner in schema for pattern in patterns(inner))
 
 
 def test_refusals_never_quote_a_regular_expression() -> None:

@@ -69,7 +69,11 @@ async def test_only_operators_create_installation_or_foreign_team_channels(api: 
     await added(api, root, installation=True)
     await added(api, root, team="red")
     channels = (await api.call("GET", "/v1/channels", root, 200))["items"]
-    assert sorted((one["name"], one["team"] or "") for one in channels) == [("hook", ""), ("hook", "red"), ("log", "")]
+    assert sorted((channel["name"], channel["team"] or "") for channel in channels) == [
+        ("hook", ""),
+        ("hook", "red"),
+        ("log", ""),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -60,17 +60,17 @@ class Hub:
 
 @asynccontextmanager
 async def hub() -> AsyncIterator[Hub]:
-    made = Hub()
+    hub = Hub()
     app = web.Application()
-    app.router.add_get("/api/datasets/{owner}/{name}/revision/{revision}", made.listing)
-    app.router.add_get("/datasets/{owner}/{name}/resolve/{commit}/{file:.+}", made.resolve)
-    app.router.add_get("/storage/{file:.+}", made.resolve)
+    app.router.add_get("/api/datasets/{owner}/{name}/revision/{revision}", hub.listing)
+    app.router.add_get("/datasets/{owner}/{name}/resolve/{commit}/{file:.+}", hub.resolve)
+    app.router.add_get("/storage/{file:.+}", hub.resolve)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    hub.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     try:
-        yield made
+        yield hub
     finally:
         await runner.cleanup()
 

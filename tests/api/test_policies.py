@@ -99,8 +99,8 @@ async def test_a_job_is_approved_or_refused_by_a_manager(api: Running) -> None:
     async def waiting() -> str:
         made = await api.call("POST", "/v1/jobs", ada, 202, json=spec(ref))
         job = await claimed_job(store)
-        asked = Change(job=(job, type(job)(**{**vars(job), "state": JobState.AWAITING_APPROVAL, "reason": "asks"})))
-        assert await store.apply([asked]) == [True]
+        change = Change(job=(job, type(job)(**{**vars(job), "state": JobState.AWAITING_APPROVAL, "reason": "asks"})))
+        assert await store.apply([change]) == [True]
         return str(made["id"])
 
     first, second = await waiting(), await waiting()
@@ -115,7 +115,7 @@ async def test_a_job_is_approved_or_refused_by_a_manager(api: Running) -> None:
     for what in ("approve", "refuse"):
         await api.call("POST", f"/v1/jobs/{first}/{what}", eve, 404, json={})
     events = await api.call("GET", f"/v1/jobs/{first}/events?follow=0", ada, 200)
-    assert [one["message"] for one in events["items"]][-1] == "approved up to $20.00 by mia"
+    assert [event["message"] for event in events["items"]][-1] == "approved up to $20.00 by mia"
 
 
 async def test_a_cap_above_what_the_budget_leaves_is_a_conflict(api: Running) -> None:

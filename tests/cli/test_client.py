@@ -68,9 +68,9 @@ class Daemon:
 
 @pytest.fixture
 async def daemon() -> AsyncIterator[Daemon]:
-    made = Daemon()
-    yield made
-    await made.stop()
+    daemon = Daemon()
+    yield daemon
+    await daemon.stop()
 
 
 async def test_events_continue_after_the_last_one_that_came_whole(daemon: Daemon) -> None:
@@ -105,13 +105,13 @@ async def test_a_call_retries_until_its_wait_is_over(daemon: Daemon) -> None:
         with pytest.raises(DaemonUnreachable, match=daemon.url):
             await client.job(JOB)
     async with AsyncClient(daemon.url, retry_for_s=30) as client:
-        asked = asyncio.create_task(client.job(JOB))
+        task = asyncio.create_task(client.job(JOB))
         await asyncio.sleep(0)
         await daemon.start(b"")
         with pytest.raises(
             ApiError, match="is this a gpubroker"
         ):  # a server answers, with a 404 that is not a problem document
-            await asked
+            await task
 
 
 async def test_a_port_without_http_is_reported() -> None:

@@ -337,11 +337,11 @@ def test_a_reader_that_has_gone_is_no_failure_and_a_full_disk_is_one(own_home: P
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as pipe, open("/dev/full", "wb") as full:
-        gone = subprocess.run([*COMMAND, *words], stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
+        completed = subprocess.run([*COMMAND, *words], stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
         left = subprocess.run([*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert (gone.returncode, left.returncode) == (Exit.OK, Exit.UNWRITTEN)
+    assert (completed.returncode, left.returncode) == (Exit.OK, Exit.UNWRITTEN)
     assert "error: stdout: No space left on device" in left.stderr
-    for text in (gone.stderr, left.stderr):
+    for text in (completed.stderr, left.stderr):
         assert "Traceback" not in text
         assert "Exception ignored" not in text
 

@@ -73,8 +73,8 @@ async def test_a_quote_compares_its_policy_with_on_demand_only(shell: Shell) -> 
 async def test_a_quote_says_what_its_speeds_were_compared_with(shell: Shell) -> None:
     """The table has a mark and a note, and the JSON document a field."""
     market = shell.api.market
-    real = [replace(one, emulated_on=None) for one in market.items if one.accelerator in ("l40s", "h100-sxm")]
-    market.items = [*real[:1], next(one for one in real if one.accelerator != real[0].accelerator)]
+    real = [replace(item, emulated_on=None) for item in market.items if item.accelerator in ("l40s", "h100-sxm")]
+    market.items = [*real[:1], next(item for item in real if item.accelerator != real[0].accelerator)]
     lines = (await quoted(shell, "--json")).document["lines"]
     assert {line["tier"] for line in lines} == {"unchecked"}, "SmolLM2-135M is bound by the host that launches it"
     assert all("a layer and pass; interval for a host twice as slow" in line["evidence"] for line in lines)
@@ -98,14 +98,14 @@ async def test_a_quote_says_what_its_speeds_were_compared_with(shell: Shell) -> 
 
 async def test_explain_shows_the_history_of_own_spot_machines(shell: Shell) -> None:
     market = shell.api.market
-    market.items = [replace(one, id=f"o{n}") for n, one in enumerate(o for o in market.items if o.spot)]
+    market.items = [replace(item, id=f"o{n}") for n, item in enumerate(o for o in market.items if o.spot)]
     before = (await quoted(shell, "--json")).document
     spots = {
-        place_of_offer(one): SpotHours(
-            provider=one.provider, cloud=one.cloud, region=one.region, accelerator=one.accelerator,
+        place_of_offer(item): SpotHours(
+            provider=item.provider, cloud=item.cloud, region=item.region, accelerator=item.accelerator,
             hours=40.0, preemptions=60,
         )
-        for one in market.items
+        for item in market.items
     }  # fmt: skip
     shell.api.service.quotes.learned = lambda: Corrections(spots=spots)
     after = (await quoted(shell, "--explain", "--json")).document

@@ -21,16 +21,16 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("name", reference.FILES)
 def test_reference_is_current(name: str) -> None:
-    written = (ROOT / "docs" / name).read_text()
-    assert written == reference.FILES[name](), f"run `python -m {reference.__name__} docs`"
+    text = (ROOT / "docs" / name).read_text()
+    assert text == reference.FILES[name](), f"run `python -m {reference.__name__} docs`"
 
 
 @pytest.mark.parametrize("name", reference.TAILS)
 def test_generated_end_of_a_page_is_current(name: str) -> None:
-    written = (ROOT / "docs" / name).read_text()
-    assert reference.MARK in written
-    current = reference.with_tail(written, reference.TAILS[name]())
-    assert written == current, f"run `python -m {reference.__name__} docs`"
+    text = (ROOT / "docs" / name).read_text()
+    assert reference.MARK in text
+    current = reference.with_tail(text, reference.TAILS[name]())
+    assert text == current, f"run `python -m {reference.__name__} docs`"
 
 
 def test_every_command_has_an_area() -> None:

@@ -51,11 +51,11 @@ async def test_a_forecast_is_seen_in_the_list_and_while_watching(shell: Shell) -
         detail = await client.job(job)
     assert job_table.forecast(detail).plain == "–"
     assert not jobviews.forecast_message(detail)
-    made = ForecastView(
+    forecast_view = ForecastView(
         usd=Decimal("7.5"), finish_at=datetime(2026, 3, 1, tzinfo=UTC) + timedelta(hours=1), step_s=1.0, over_cap=True,
         late=True,
     )  # fmt: skip
-    over = detail.model_copy(update={"forecast": made})
+    over = detail.model_copy(update={"forecast": forecast_view})
     assert job_table.forecast(over).style == "red"
     assert jobviews.forecast_message(over) == "$7.5000 by 2026-03-01 01:00 UTC (P50); above the cap; too late"
     line = progress.view(over).line()

@@ -56,8 +56,8 @@ class Tally:
 def main(arguments: list[str]) -> int:
     begun = time.monotonic()
     files: tuple[str, ...] = MACHINES
-    sample = [one for one in arguments if one == "--sample"]
-    arguments = [one for one in arguments if one != "--sample"]
+    sample = [argument for argument in arguments if argument == "--sample"]
+    arguments = [argument for argument in arguments if argument != "--sample"]
     if not sample:
         os.environ["GPUBROKER_KILL_POINTS"] = "all"
         files += LAUNCHES

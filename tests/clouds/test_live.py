@@ -61,7 +61,7 @@ async def seen(clouds: Clouds, cloud: str, home: Path) -> CloudFindings:
 
 
 def told(found: CloudFindings) -> dict[str, tuple[str, bool]]:
-    return {one.field: (one.what, one.needed) for one in found.differences}
+    return {difference.field: (difference.what, difference.needed) for difference in found.differences}
 
 
 # ------------------------------------------------------------------------------------------------------------- shapes

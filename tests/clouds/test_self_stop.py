@@ -73,8 +73,8 @@ async def test_an_instances_own_key_ends_this_instance_alone(clouds: Clouds) -> 
 @pytest.fixture
 async def rented() -> AsyncIterator[Clouds]:
     """Yield the clouds with real machines, which reach them at the same address as this test."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = found.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
     try:
         machines = await NamespaceMachines.open(forwards={port: port})
     except (NoBake, NoNamespaces) as e:

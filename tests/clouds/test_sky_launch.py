@@ -166,8 +166,8 @@ async def test_a_teams_server_is_asked_by_its_address_and_bids_what_was_quoted(
     sky: SkyLauncher, clouds: Clouds, tmp_path: Path
 ) -> None:
     await sky.warm()
-    known = json.loads((sky._state / "server.json").read_bytes())
-    config = SkyConfig(url=f"http://127.0.0.1:{known['port']}", token=known["token"])
+    document = json.loads((sky._state / "server.json").read_bytes())
+    config = SkyConfig(url=f"http://127.0.0.1:{document['port']}", token=document["token"])
     guest = SkyLauncher(config, installation=INSTALLATION, state=tmp_path)
     clouds.control.hold_boots()
     launch = asyncio.create_task(guest.launch(name("m"), of_runpod("0.43"), TASK))

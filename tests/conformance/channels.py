@@ -15,11 +15,11 @@ KINDS = ("log", "webhook")
 
 
 def make_channel(name: str = "hook", **changes: Any) -> Channel:
-    made = Channel(
+    channel = Channel(
         id=base32(os.urandom(9), 13), kind="webhook", name=name, team="default", config={"host": "h"}, sealed=b"s",
         created_at=START,
     )  # fmt: skip
-    return replace(made, **changes)
+    return replace(channel, **changes)
 
 
 async def only(store: Store, *channels: Channel) -> None:
@@ -67,5 +67,5 @@ def numbers(stream: Stream) -> list[int]:
 
 
 async def status(store: Store, name: str = "hook") -> ChannelStatus:
-    (found,) = [one for one in await store.channels() if one.channel.name == name]
+    (found,) = [channel for channel in await store.channels() if channel.channel.name == name]
     return found

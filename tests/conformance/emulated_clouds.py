@@ -209,8 +209,12 @@ class EmulatedCloud:
         return len(self.clouds.world.named(name))
 
     def running(self) -> set[str]:
-        machines = [one for one in self.clouds.world.rented.values() if one.machine is not None and one.machine.alive]
-        return {one.name[: len("gb-aaaa-") + 13] for one in machines}
+        machines = [
+            machine
+            for machine in self.clouds.world.rented.values()
+            if machine.machine is not None and machine.machine.alive
+        ]
+        return {machine.name[: len("gb-aaaa-") + 13] for machine in machines}
 
     def never_made(self, name: InstanceName) -> Handle:
         region = EAST if self.kind == "aws" else ""

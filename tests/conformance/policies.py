@@ -50,16 +50,16 @@ async def charge(store: Store, job: Job, usd: str, kind: LedgerKind = LedgerKind
     (attempt,) = await store.attempts(job.id)
     since = attempt.charged_to
     to = (since or START) + timedelta(seconds=60)
-    made = Charge(attempt_id=attempt.id, job_id=job.id, since=since, to=to, usd=Decimal(usd), kind=kind)
-    assert await store.charge([made]) == [True]
+    charge = Charge(attempt_id=attempt.id, job_id=job.id, since=since, to=to, usd=Decimal(usd), kind=kind)
+    assert await store.charge([charge]) == [True]
 
 
 async def end(store: Store, job: Job) -> None:
     (leased,) = [
-        one
+        attempt
         for lane in Lane
-        for one in await store.claim_attempts(lane, owner="x", lease_s=HOUR, limit=99)
-        if one.job.id == job.id
+        for attempt in await store.claim_attempts(lane, owner="x", lease_s=HOUR, limit=99)
+        if attempt.job.id == job.id
     ]
     ended = in_state(leased.attempt, AttemptState.ENDED)
     over = replace(leased.job, state=JobState.FAILED, finished_at=START)

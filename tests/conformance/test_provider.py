@@ -138,9 +138,9 @@ SIMULATED = KINDS[1:]
 
 @pytest.fixture(params=KINDS)
 async def world(request: pytest.FixtureRequest, make_world: Callable[..., World], tidy: Any) -> World:
-    made = make_world(request.param)
-    await tidy(made)
-    return made
+    world = make_world(request.param)
+    await tidy(world)
+    return world
 
 
 @pytest.fixture(params=SIMULATED)

@@ -170,9 +170,9 @@ async def test_a_lease_expires_and_the_epoch_fences_the_zombie(timed_store: Time
     assert heir.epoch > zombie.epoch
     late = Change(job=(zombie, replace(zombie, reason="zombie")))
     assert await store.apply([late, Change(job=(heir, replace(heir, reason="heir")))]) == [False, True]
-    found = await store.job(heir.id)
-    assert found is not None
-    assert found.reason == "heir"
+    job = await store.job(heir.id)
+    assert job is not None
+    assert job.reason == "heir"
 
 
 async def test_an_expired_attempt_lease_fences_the_zombie(timed_store: TimedStore) -> None:
@@ -211,15 +211,15 @@ async def test_rows_leased_under_a_clock_that_was_ahead_are_freed(store: Store) 
     await running(store)
     (far,) = await store.claim_attempts(Lane.LIVENESS, owner="a", lease_s=24 * HOUR, limit=1)
     await running(store)
-    (near,) = await store.claim_attempts(Lane.LIVENESS, owner="a", lease_s=30, limit=1)
+    (attempt,) = await store.claim_attempts(Lane.LIVENESS, owner="a", lease_s=30, limit=1)
     await submitted(store)
     assert await store.claim_jobs([JobState.QUEUED], owner="a", lease_s=24 * HOUR, limit=1)
     await store.repair_due_times()
     (again,) = await store.claim_attempts(Lane.LIVENESS, owner="b", lease_s=30, limit=9)
     assert again.attempt.id == far.attempt.id
     assert len(await store.claim_jobs([JobState.QUEUED], owner="b", lease_s=30, limit=9)) == 1
-    written = [replace(leased.attempt, detail="written under the lease") for leased in (far, near)]
-    changes = [Change(attempt=(leased.attempt, to)) for leased, to in zip((far, near), written, strict=True)]
+    written = [replace(leased.attempt, detail="written under the lease") for leased in (far, attempt)]
+    changes = [Change(attempt=(leased.attempt, to)) for leased, to in zip((far, attempt), written, strict=True)]
     assert await store.apply(changes) == [False, True]
 
 

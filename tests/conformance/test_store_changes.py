@@ -82,13 +82,15 @@ async def test_launching_broker_reports_completion_while_another_leases_the_row(
     assert await store.apply([Change(attempt=(leased.attempt, sent))]) == [True]
     (read,) = await store.unproven_launches()
     assert (read.id, read.launched_by) == (sent.id, "a")
-    (held,) = await store.claim_attempts(Lane.TERMINATION, owner="b", lease_s=HOUR, limit=9)
+    (attempt,) = await store.claim_attempts(Lane.TERMINATION, owner="b", lease_s=HOUR, limit=9)
     await store.mark_launchers_finished([replace(read, launched_by="another")])
     assert len(await store.unproven_launches()) == 1
     await store.mark_launchers_finished([read])
     assert await store.unproven_launches() == []
     # The other broker's lease still holds, and its write does not reset the completion.
-    assert await store.apply([Change(attempt=(held.attempt, replace(held.attempt, destroy_failures=3)))]) == [True]
+    assert await store.apply([Change(attempt=(attempt.attempt, replace(attempt.attempt, destroy_failures=3)))]) == [
+        True
+    ]
     (after,) = await store.attempts(read.job_id)
     assert (after.launched_by, after.destroy_failures) == ("", 3)
 
@@ -100,7 +102,7 @@ async def test_no_launcher_completes_while_its_create_may_repeat(store: Store) -
     assert await store.apply([Change(attempt=(leased.attempt, sent))]) == [True]
     assert await store.unproven_launches() == []
     await store.mark_launchers_finished([sent])
-    assert [one.launched_by for one in await store.attempts(sent.job_id)] == ["a"]
+    assert [attempt.launched_by for attempt in await store.attempts(sent.job_id)] == ["a"]
 
 
 async def test_a_job_has_one_live_attempt(store: Store) -> None:
@@ -228,8 +230,8 @@ async def test_racing_brokers_charge_once(store: Store) -> None:
 
 async def test_the_cap_signal_is_never_taken_back(store: Store) -> None:
     attempt, job = await running(store)
-    near = Charge(attempt_id=attempt.id, job_id=job.id, since=None, to=START, usd=Decimal(1), signal=Signal.CAP)
-    await store.charge([near, replace(near, since=START, to=START + timedelta(hours=1), signal=None)])
+    charge = Charge(attempt_id=attempt.id, job_id=job.id, since=None, to=START, usd=Decimal(1), signal=Signal.CAP)
+    await store.charge([charge, replace(charge, since=START, to=START + timedelta(hours=1), signal=None)])
     assert (await store.attempts(job.id))[0].signal is Signal.CAP
 
 

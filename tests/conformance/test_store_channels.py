@@ -184,16 +184,16 @@ async def test_dropped_deliveries_are_counted_by_reason(store: Store) -> None:
 async def test_no_event_is_lost_between_writers_and_settlements(store: Store) -> None:
     jobs = [await submit_with_events(store, "first") for _ in range(4)]
     got: dict[str, list[int]] = {job.id: [] for job in jobs}
-    written = asyncio.Event()
+    event = asyncio.Event()
 
     async def write() -> None:
         await asyncio.gather(*(say(store, job, *["more"] * 15) for job in jobs))
-        written.set()
+        event.set()
 
     async def read() -> None:
         while True:
             streams = await claim(store, depth=2)
-            if not streams and written.is_set() and not (await status(store, "log")).waiting:
+            if not streams and event.is_set() and not (await status(store, "log")).waiting:
                 return
             for stream in streams:
                 got[stream.name] += [p.delivery.event.seq for p in stream.pending if p.delivery.event]

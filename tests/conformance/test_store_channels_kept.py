@@ -145,7 +145,7 @@ async def test_a_channel_is_kept_as_it_was_given(store: Store) -> None:
     assert await store.delete_channel(stored.id)
     assert not await store.delete_channel(stored.id)
     assert not await store.write_channel(changed)
-    assert [one.channel.name for one in await store.channels()] == ["log"]
+    assert [channel.channel.name for channel in await store.channels()] == ["log"]
 
 
 async def test_another_teams_channel_does_not_exist(store: Store) -> None:
@@ -160,9 +160,9 @@ async def test_another_teams_channel_does_not_exist(store: Store) -> None:
         with pytest.raises(StoreError):
             await ann.add_channel(foreign)
     assert await ann.add_channel(make_channel("own"))
-    assert [one.channel.name for one in await ann.channels()] == ["own"]
+    assert [channel.channel.name for channel in await ann.channels()] == ["own"]
     bob = store.as_tenant(Tenant(team="nlp", owner="bob"))
-    assert [one.channel.name for one in await bob.channels()] == ["theirs"]
+    assert [channel.channel.name for channel in await bob.channels()] == ["theirs"]
 
 
 async def test_writes_to_channels_are_audited_without_a_secret(store: Store) -> None:

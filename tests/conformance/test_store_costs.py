@@ -19,8 +19,8 @@ STRANGER = Tenant(team="others", owner="bob")
 
 
 def forecast(**changes: object) -> Forecast:
-    made = Forecast(usd=Decimal("12.345678"), finish_at=START + timedelta(hours=1), step_s=0.25, made_at=START)
-    return replace(made, **changes)  # type: ignore[arg-type]
+    forecast = Forecast(usd=Decimal("12.345678"), finish_at=START + timedelta(hours=1), step_s=0.25, made_at=START)
+    return replace(forecast, **changes)  # type: ignore[arg-type]
 
 
 async def test_a_charge_records_the_price_and_keeps_traffic_apart(store: Store) -> None:

@@ -24,20 +24,20 @@ def observation(
 async def end(store: Store, *, seen: str = "l40s", rate: float = 100.0, stale: bool = False) -> tuple[bool, Job]:
     """End an attempt with its observation; `stale`: under a lease that was lost."""
     await running(store, AttemptState.TERMINATING)
-    (one,) = await store.claim_attempts(Lane.TERMINATION, owner="a", lease_s=HOUR, limit=1)
-    read = replace(one.attempt, epoch=one.attempt.epoch - stale)
-    ended = replace(one.attempt, state=AttemptState.ENDED, reason=Reason.OOM, ended_at=START)
+    (attempt,) = await store.claim_attempts(Lane.TERMINATION, owner="a", lease_s=HOUR, limit=1)
+    read = replace(attempt.attempt, epoch=attempt.attempt.epoch - stale)
+    ended = replace(attempt.attempt, state=AttemptState.ENDED, reason=Reason.OOM, ended_at=START)
     remedy = PlanAdjustment(
         failed_plans=("micro-batch 8 on l40s",), micro_batch=4, memory_factor=1.25, oom_device_bytes=10
     )
-    after = replace(one.job, state=JobState.RECOVERING, remedy=remedy)
+    after = replace(attempt.job, state=JobState.RECOVERING, remedy=remedy)
     change = Change(
         attempt=(read, ended),
-        job=(one.job, after),
+        job=(attempt.job, after),
         observation=observation(ended.id, hardware=seen, rate=rate),
     )
     (held,) = await store.apply([change])
-    return held, one.job
+    return held, attempt.job
 
 
 async def test_observation_is_stored_with_the_attempts_end(store: Store) -> None:
@@ -66,7 +66,9 @@ async def test_the_latest_of_each_gpu_are_read_older_ones_first(store: Store) ->
     for rate in (1.0, 2.0, 3.0):
         await end(store, rate=rate)
         await end(store, rate=10 * rate, seen="l4")
-    rates = [(one.hardware, one.tokens_per_s) for one in await store.observations(max_per_pair=2)]
+    rates = [
+        (observation.hardware, observation.tokens_per_s) for observation in await store.observations(max_per_pair=2)
+    ]
     assert rates == [("l40s", 2.0), ("l4", 20.0), ("l40s", 3.0), ("l4", 30.0)]
 
 

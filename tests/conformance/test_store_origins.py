@@ -23,8 +23,8 @@ async def rested(store: Store, state: JobState = JobState.FAILED) -> Job:
 
 
 def heir_of(origin: Job, **changes: Any) -> Job:
-    made = make_job(**changes)
-    return replace(made, spec=made.spec.model_copy(update={"init_from": f"job/{origin.id}"}))
+    job = make_job(**changes)
+    return replace(job, spec=job.spec.model_copy(update={"init_from": f"job/{origin.id}"}))
 
 
 async def test_a_checkpoint_is_either_deleted_or_used_as_an_origin(store: Store) -> None:

@@ -16,10 +16,10 @@ NLP = Tenant(team="nlp", owner="eve")
 
 
 def link(team: str = DEFAULT_TEAM, **changes: object) -> SlackUser:
-    made = SlackUser(
+    slack_user = SlackUser(
         team=team, workspace="T1", user="U1", owner="ann", scopes=("read", "submit"), name="Ann", linked_by="ann"
     )
-    return replace(made, **changes)  # type: ignore[arg-type]
+    return replace(slack_user, **changes)  # type: ignore[arg-type]
 
 
 def plain(found: SlackUser) -> SlackUser:

@@ -38,8 +38,8 @@ def root(store: Store, red: TenantStore) -> TenantStore:
 
 
 def token(name: str, **changes: object) -> Token:
-    made = Token(id=name, team="red", owner="ann", scopes=("read",), created_at=START)
-    return replace(made, **changes)  # type: ignore[arg-type]
+    token = Token(id=name, team="red", owner="ann", scopes=("read",), created_at=START)
+    return replace(token, **changes)  # type: ignore[arg-type]
 
 
 async def test_a_job_and_its_rows_are_visible_to_its_team_only(

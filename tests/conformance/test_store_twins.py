@@ -196,7 +196,7 @@ class Player:
                 for job in sorted(jobs, key=lambda job: job.id)
             ],
             await self.store.counts(),
-            [(one.policy, one.usage) for one in (await self.store.budgets())[1]],
+            [(budget.policy, budget.usage) for budget in (await self.store.budgets())[1]],
         )
 
 

@@ -75,8 +75,8 @@ class Store:
         return [f"--volume={outside}:{inside}:ro" for inside, outside in binds.items() if outside.exists()]
 
     def config(self, image: str) -> Mapping[str, list[str]]:
-        told = json.loads(self.buildah("inspect", "--type", "image", image))
-        found: Mapping[str, list[str]] = told["OCIv1"]["config"]
+        document = json.loads(self.buildah("inspect", "--type", "image", image))
+        found: Mapping[str, list[str]] = document["OCIv1"]["config"]
         return found
 
     def mount(self, image: str) -> Path:

@@ -149,7 +149,7 @@ async def test_an_attempt_signalled_before_its_launch_buys_no_machine(
     await rig.market.step()
     job = await rig.submit(max_duration=3600)
     fleet = rig.fleet("one")
-    controllers = {one.name: one for one in fleet.controllers}
+    controllers = {controller.name: controller for controller in fleet.controllers}
     await controllers["placement"].step()
     (leased,) = await store.live_attempts()
     note = Note(attempt=leased.attempt, job=leased.job, forecast=None, idle=None, signal=signal)
@@ -167,7 +167,7 @@ async def test_a_wait_reason_is_cleared_once_the_job_is_admitted(build_rig: RigB
     rig = build_rig()
     await rig.market.step()
     job = await rig.submit()
-    controllers = {one.name: one for one in rig.fleet("one").controllers}
+    controllers = {controller.name: controller for controller in rig.fleet("one").controllers}
     await controllers["placement"].step()
     (leased,) = await store.live_attempts()
     await store.note([Note(attempt=leased.attempt, job=leased.job, forecast=None, idle=None, signal=Signal.BUDGET)])

@@ -110,7 +110,9 @@ def test_long_broker_absence_is_charged_up_to_the_self_stop_only(tmp_path: Path,
         (alone,) = await rig.attempts(job)
         await rig.clock.sleep(60 * 3600)
         if billed_first:
-            (billing,) = (one for one in rig.fleet("second").controllers if isinstance(one, Billing))
+            (billing,) = (
+                controller for controller in rig.fleet("second").controllers if isinstance(controller, Billing)
+            )
             for _ in range(2):  # a single listing says nothing
                 await billing._inventory.refresh("simulated", max_age_s=0.0)
             await billing.step()

@@ -66,7 +66,7 @@ async def test_an_attempt_ends_once_a_user_confirms_its_launcher_dead(unproven: 
         assert await confirm_lost(unproven.store, attempt, unproven.provider)
         await unproven.state_of(job, JobState.CANCELLED)
         assert not await confirm_lost(unproven.store, attempt, unproven.provider), "it has ended"
-    (message,) = [one.message for one in await unproven.events(job) if one.kind == "attempt.launcher_lost"]
+    (message,) = [event.message for event in await unproven.events(job) if event.kind == "attempt.launcher_lost"]
     assert repr(attempt.launched_by) in message
 
 

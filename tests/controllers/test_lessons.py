@@ -72,12 +72,12 @@ async def test_own_spot_history_is_read_at_once_and_then_now_and_then(
     lessons = ObservedRuns(fleet.context)
     await lessons.step()
     first = lessons()
-    assert [one.preemptions for one in first.spots.values()] == [1]
+    assert [spot.preemptions for spot in first.spots.values()] == [1]
     for _ in range(19):
         await lessons.step()
     assert lessons() is first
     await lessons.step()
-    assert [one.preemptions for one in lessons().spots.values()] == [2]
+    assert [spot.preemptions for spot in lessons().spots.values()] == [2]
 
 
 async def test_a_real_spot_attempt_becomes_history_of_its_own_market(build_rig: RigBuilder) -> None:

@@ -115,14 +115,14 @@ def test_stopped_job_is_cancelled_though_its_machine_is_listed_as_gone(
         async with rig.running():
             job = await rig.submit(**WORTH)
             (first,) = await rig.train([job])
-            (machine,) = [one for one in await rig.provider.list() if one.handle.name == first.name]
+            (machine,) = [attempt for attempt in await rig.provider.list() if attempt.handle.name == first.name]
             await rig.stop(job)
             await rig.until(job, lambda found: found.state is JobState.CANCELLED)
         begin_again(rig, store)
         cloud_of(rig).extra[machine.handle.id] = replace(machine, state=InstanceState.GONE)
         async with rig.running():
             await rig.until(job, lambda found: found.state is JobState.CANCELLED)
-        assert [one.reason for one in await rig.attempts(job)] == [Reason.STOPPED]
+        assert [attempt.reason for attempt in await rig.attempts(job)] == [Reason.STOPPED]
 
     run_in_virtual_time(story())
 

@@ -151,11 +151,11 @@ def test_an_image_that_was_pulled_since_is_not_refused_twice(tmp_path: Path) -> 
         rig = build(tmp_path, faults=CloudFaults(create_errors=[refused, None, refused]))
         async with rig.running():
             job = await rig.submit(cap_usd="10")
-            while not any(one.state is AttemptState.TRAINING for one in await rig.attempts(job)):
+            while not any(attempt.state is AttemptState.TRAINING for attempt in await rig.attempts(job)):
                 await rig.clock.sleep(1)
             rig.body._instances.clear()
             found = await rig.state_of(job, JobState.SUCCEEDED, JobState.FAILED, within_s=900)
-            reasons = [one.reason for one in await rig.attempts(job)]
+            reasons = [attempt.reason for attempt in await rig.attempts(job)]
             assert reasons[0] is reasons[2] is Reason.IMAGE
             assert (found.state, reasons[3]) == (JobState.SUCCEEDED, Reason.COMPLETED), found.reason
 

@@ -122,8 +122,8 @@ def test_a_launch_that_another_attempt_has_followed_is_not_made_again(build: Bui
         async with rig.running():
             held = await rig.until(job, lambda found: found.state is JobState.QUEUED and "exists" in found.reason)
             assert f"{second.name} at simulated exists and bills" in held.reason
-        (known,) = await rig.attempts(job)
-        assert (known.state, known.reason) == (AttemptState.ENDED, Reason.PREEMPTED)
+        (attempt,) = await rig.attempts(job)
+        assert (attempt.state, attempt.reason) == (AttemptState.ENDED, Reason.PREEMPTED)
         assert await rig.machines() == [second.name]
         assert rig.provider.created == [first.name, second.name]
 
@@ -146,7 +146,7 @@ def test_unsent_intent_followed_by_another_is_not_sent(build: BuildOnBackup, mon
         async with rig.running():
             await rig.until(job, lambda found: found.state is JobState.QUEUED and "exists" in found.reason)
         assert rig.provider.created == await rig.machines() == [second.name]
-        assert [one.reason for one in await rig.attempts(job)] == [Reason.QUOTE_EXPIRED]
+        assert [attempt.reason for attempt in await rig.attempts(job)] == [Reason.QUOTE_EXPIRED]
 
     run_in_virtual_time(story())
 

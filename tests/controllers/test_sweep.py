@@ -314,7 +314,7 @@ def test_a_cloud_that_hangs_keeps_no_other_waiting(tmp_path: Path, monkeypatch: 
 def _notices(yard: Yard) -> list[tuple[str, str]]:
     store = yard.context.store
     assert isinstance(store, MemoryStore)
-    return [(one.kind, one.message) for one in store._state.outbox.notices.values()]
+    return [(notice.kind, notice.message) for notice in store._state.outbox.notices.values()]
 
 
 def test_undestroyable_orphan_is_reported_with_growing_intervals(

@@ -59,7 +59,7 @@ async def _quiet(rig: BrokerRig) -> None:
     """Wait until no notice waits for the webhook."""
 
     async def done() -> bool:
-        (hook,) = [one for one in await rig.store.channels() if one.channel.id == "hook"]
+        (hook,) = [channel for channel in await rig.store.channels() if channel.channel.id == "hook"]
         await asyncio.sleep(0)
         return hook.waiting == 0
 

@@ -24,7 +24,7 @@ async def test_each_message_is_recorded_once_and_an_unfit_host_avoided(build_rig
         attempt = attempt_id(job, 1)
 
         async def is_in(state: AttemptState) -> bool:
-            return (found := await rig.attempts(job)) != [] and found[0].state is state
+            return (attempts := await rig.attempts(job)) != [] and attempts[0].state is state
 
         await rig.eventually(lambda: is_in(AttemptState.TRAINING))
         beat = Heartbeat(attempt=attempt, boot="b", seq=50, messages=(FIRST,))

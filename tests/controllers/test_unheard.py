@@ -53,7 +53,7 @@ def test_the_reason_why_an_attempt_does_not_end_is_reported(
             change(rig.faults)
             await rig.stop(job)
             await rig.clock.sleep(2 * HOUR)
-            messages = [one.message for one in await rig.events(job) if one.kind == "attempt.destroy_failed"]
+            messages = [event.message for event in await rig.events(job) if event.kind == "attempt.destroy_failed"]
             assert 1 <= len(messages) <= 8, "it is reported less and less often"
             assert all(words in message for message in messages)
             (attempt,) = await rig.attempts(job)
@@ -98,7 +98,7 @@ def test_silent_machine_of_a_silent_cloud_is_reported_once(tmp_path: Path) -> No
             await rig.clock.sleep(HOUR / 2)
             (attempt,) = await rig.attempts(job)
             assert attempt.state is AttemptState.TRAINING, "unknown is not dead"
-            (message,) = [one.message for one in await rig.events(job) if one.kind == "attempt.silent"]
+            (message,) = [event.message for event in await rig.events(job) if event.kind == "attempt.silent"]
             assert "simulated cannot be listed: the key may not list (403)" in message
             assert attempt.detail in message
             rig.faults.list_error = None

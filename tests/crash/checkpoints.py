@@ -129,11 +129,13 @@ class Saved:
             await proxy.stop()
         reports = [json.loads(line) for line in (folder / TOLD).read_text().splitlines()]
         passed = {
-            Point(name=one["passed"], number=one["number"], moment="before") for one in reports if "passed" in one
+            Point(name=report["passed"], number=report["number"], moment="before")
+            for report in reports
+            if "passed" in report
         }
         reports += [{"passed": p.name, "number": p.number} for p in gate.passages if p not in passed]
         self._judge(reports, kill)
-        killed = killed or any("killed" in one for one in reports)
+        killed = killed or any("killed" in report for report in reports)
         self._found.kills += killed
         if kill is not None and not killed:
             self._found.missed.append(f"{self._kind}: {kill}")
@@ -197,18 +199,18 @@ class Saved:
 
     def _judge(self, reports: Sequence[dict[str, Any]], kill: Kill | None) -> None:
         found, where = self._found, f"{self._kind}, machine {self._machines}"
-        for one in reports:
-            if "passed_over" in one:
+        for report in reports:
+            if "passed_over" in report:
                 found.torn_commits += 1
-                found.broken.append(f"{where}: {one['passed_over']}")
-            elif "restored" in one and not one["whole"]:
+                found.broken.append(f"{where}: {report['passed_over']}")
+            elif "restored" in report and not report["whole"]:
                 found.torn_loads += 1
-                found.broken.append(f"{where}: step {one['restored']} is not what was saved")
-            elif "restored" in one and one["restored"] < self.told_step:
+                found.broken.append(f"{where}: step {report['restored']} is not what was saved")
+            elif "restored" in report and report["restored"] < self.told_step:
                 found.without_a_good_one += 1
-                found.broken.append(f"{where}: step {one['restored']}, and {self.told_step} was committed")
-            self.told_step = max(self.told_step, one.get("committed", 0))
-        if not any("ended" in one for one in reports) and (kill is None or kill.worker_only):
+                found.broken.append(f"{where}: step {report['restored']}, and {self.told_step} was committed")
+            self.told_step = max(self.told_step, report.get("committed", 0))
+        if not any("ended" in report for report in reports) and (kill is None or kill.worker_only):
             found.broken.append(f"{where}: its agent did not come to its end ({kill})")
 
 
@@ -250,9 +252,11 @@ async def enumerate_points(bench: Bench, store: StoreKind) -> list[Kill]:
     """
     found = CrashCounts()
     saved = Saved(bench, store, found)
-    reports = [one for _ in range(2) for one in await saved.life(None)]
+    reports = [report for _ in range(2) for report in await saved.life(None)]
     assert not found.broken, found.broken
-    passed = sorted({(one["passed"], one["number"]) for one in reports if one.get("number", PASSAGES + 1) <= PASSAGES})
+    passed = sorted(
+        {(report["passed"], report["number"]) for report in reports if report.get("number", PASSAGES + 1) <= PASSAGES}
+    )
     points = [Point(name=n, number=i, moment=moment) for n, i in passed for moment in ("before", "after")]
     if store == "s3":
         return [Kill(point=point) for point in points if point.name.startswith("blob:")]
@@ -270,7 +274,7 @@ async def killed_at(bench: Bench, store: StoreKind, kills: Sequence[Kill], seed:
     for kill in kills:
         await saved.life(kill, hurry=kill.point is None, again=draw.random() < 1 / 3)
     reports = await saved.life(None)
-    assert any("restored" in one for one in reports), reports
+    assert any("restored" in report for report in reports), reports
 
 
 def drawn(points: Sequence[Kill], count: int, seed: int) -> list[Kill]:

@@ -56,11 +56,11 @@ async def _stopped(rig: DaemonRig) -> None:
 
 async def _stopped_early(rig: DaemonRig) -> None:
     """Stop the job during its create, which arrives when the launch is cancelled, or never if the caller is dead."""
-    gate, daemon, held, given_up = rig.daemon.gate, rig.daemon, asyncio.Event(), asyncio.Event()
+    gate, daemon, event, given_up = rig.daemon.gate, rig.daemon, asyncio.Event(), asyncio.Event()
 
     async def hold() -> bool:
         caller = daemon.starts, gate.killed
-        held.set()
+        event.set()
         await given_up.wait()
         return caller == (daemon.starts, gate.killed)
 
@@ -69,7 +69,7 @@ async def _stopped_early(rig: DaemonRig) -> None:
     gate.hold_at, gate.hold = Point(name=f"stopped early/{CREATE}", number=1, moment="before"), hold
     job = await rig.submit()
     async with Within(SETTLE_S, "the create is on its way", daemon.status_message):
-        await held.wait()
+        await event.wait()
     await _stop(rig, job)
     await rig.until("its launch is given up", "SELECT 1 FROM attempts WHERE state IN ('terminating', 'ended')")
     given_up.set()

@@ -137,8 +137,8 @@ class SupervisedDaemon:
 
     def client(self) -> AsyncClient:
         """Return a client. Raises OSError before the first start."""
-        found = json.loads((self.home / "client.json").read_text())
-        return AsyncClient(found["url"], found["token"])
+        document = json.loads((self.home / "client.json").read_text())
+        return AsyncClient(document["url"], document["token"])
 
     async def leave(self) -> None:
         """Kill the daemon; only `start` starts it again."""

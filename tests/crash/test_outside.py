@@ -53,9 +53,9 @@ async def run(home: Path, *words: str) -> Ran:
 
 def buy_by_hand(services: SharedServices, name: str) -> SoldMachine:
     """Sell a machine that a user bought by hand."""
-    sold = SoldMachine(id=name, name=InstanceName(name), attempt=name.rsplit("-", 1)[-1], born=0.0)
-    services.cloud.sold[name] = sold
-    return sold
+    sold_machine = SoldMachine(id=name, name=InstanceName(name), attempt=name.rsplit("-", 1)[-1], born=0.0)
+    services.cloud.sold[name] = sold_machine
+    return sold_machine
 
 
 async def gone(sold: SoldMachine) -> None:

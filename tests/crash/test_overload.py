@@ -64,11 +64,10 @@ async def test_refusing_cloud_slows_no_other_and_excess_callers_must_retry() -> 
 
 async def crowd(daemon: SupervisedDaemon) -> Counter[tuple[int, str | None]]:
     """Return (status, Retry-After) of many requests that reach the daemon at the same moment."""
-    found = json.loads((daemon.home / "client.json").read_text())
-    host, port = found["url"].removeprefix("http://").split(":")
-    asks = (
-        f"GET /v1/jobs HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {found['token']}\r\nConnection: close\r\n\r\n"
-    )
+    document = json.loads((daemon.home / "client.json").read_text())
+    host, port = document["url"].removeprefix("http://").split(":")
+    headers = f"Host: {host}\r\nAuthorization: Bearer {document['token']}\r\nConnection: close"
+    asks = f"GET /v1/jobs HTTP/1.1\r\n{headers}\r\n\r\n"
     streams = [await asyncio.open_connection(host, int(port)) for _ in range(CALLERS)]
     daemon.signal(signal.SIGSTOP)
     try:

@@ -101,9 +101,9 @@ def _show(found: CloudFindings) -> None:
     )
     for text in (*found.notes, *filter(None, [found.error])):
         print(f"  {text}")
-    width = max((len(one.field) for one in found.differences), default=0)
-    for one in found.differences:
-        print(f"  {'NEEDED ' if one.needed else '       '}{one.field:<{width}}  {one.what}")
+    width = max((len(difference.field) for difference in found.differences), default=0)
+    for difference in found.differences:
+        print(f"  {'NEEDED ' if difference.needed else '       '}{difference.field:<{width}}  {difference.what}")
 
 
 def _document(found: CloudFindings) -> dict[str, Any]:

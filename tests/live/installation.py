@@ -106,8 +106,8 @@ class LiveInstallation:
         return (self.home / "daemon.log").read_text(errors="replace")
 
     def client(self) -> AsyncClient:
-        found = json.loads((self.home / "client.json").read_text())
-        return AsyncClient(found["url"], found["token"])
+        document = json.loads((self.home / "client.json").read_text())
+        return AsyncClient(document["url"], document["token"])
 
     # -------------------------------------------------------------------------------------------------------- the jobs
 
@@ -193,8 +193,8 @@ async def _sweep(installation: LiveInstallation, cloud: str) -> None:
             empty = 0
             for one in standing:
                 print(f"  sweep: destroying {one.handle.name} ({one.handle.id}) at {cloud}")
-                found = outside.FoundMachine(provider=cloud, observed=one, orphan="the run has ended")
-                if why := await outside.destroy(found, native, clock):  # type: ignore[arg-type]  # it lists and destroys
+                found_machine = outside.FoundMachine(provider=cloud, observed=one, orphan="the run has ended")
+                if why := await outside.destroy(found_machine, native, clock):  # type: ignore[arg-type]  # it lists and destroys
                     raise ProviderError(f"{one.handle.name} ({one.handle.id}) stands: {why}")
             continue
         empty += 1

@@ -46,7 +46,7 @@ class CloudFindings:
 
     @property
     def ok(self) -> bool:
-        return not self.error and not any(one.needed for one in self.differences)
+        return not self.error and not any(difference.needed for difference in self.differences)
 
 
 def missing(cloud: str, env: Mapping[str, str], home: Path) -> str:
@@ -62,30 +62,36 @@ def missing(cloud: str, env: Mapping[str, str], home: Path) -> str:
 
 async def look(cloud: str, endpoint: str | None, env: Mapping[str, str], home: Path) -> CloudFindings:
     """Compare one cloud's answers with the schema files; send read requests only."""
-    found, answers = CloudFindings(cloud=cloud), Answers(cloud)
+    cloud_findings, answers = CloudFindings(cloud=cloud), Answers(cloud)
     settings = {"endpoint": endpoint, **_ALL.get(cloud, {})}
     section = ProvidersConfig.model_validate({cloud: settings}).rented()[cloud]
     native = CLOUD_CLASSES[cloud][0](section, installation=OURS, clock=SystemClock(), env=env, home=home)
     with reading(answers):
         try:
             if (problem := await native.check()) is not None:
-                found.notes.append(problem)
+                cloud_findings.notes.append(problem)
             offer_filter = OfferFilter(GpuAsk())
             await native.rows(offer_filter)
-            found.offers, found.dropped = len(offer_filter.offers), offer_filter.dropped
-            found.machines = len(await native.list())
+            cloud_findings.offers, cloud_findings.dropped = len(offer_filter.offers), offer_filter.dropped
+            cloud_findings.machines = len(await native.list())
         except ProviderError as e:
-            found.error = str(e)
+            cloud_findings.error = str(e)
         except Exception as e:  # what a provider meets in an answer that has changed; the differences say more
-            found.error = f"its answers cannot be read: {e!r}"
+            cloud_findings.error = f"its answers cannot be read: {e!r}"
         finally:
             await native.close()
-        found.differences, found.unseen, found.calls = answers.differences(), answers.unseen, answers.calls
+        cloud_findings.differences, cloud_findings.unseen, cloud_findings.calls = (
+            answers.differences(),
+            answers.unseen,
+            answers.calls,
+        )
         if cloud == "runpod" and answers.queries:
-            await _introspect(found, answers, endpoint, key_of("runpod", env, home).key)
-    if found.dropped.get(UNREADABLE):
-        found.error = found.error or f"{found.dropped[UNREADABLE]} rows of what it sells cannot be read"
-    return found
+            await _introspect(cloud_findings, answers, endpoint, key_of("runpod", env, home).key)
+    if cloud_findings.dropped.get(UNREADABLE):
+        cloud_findings.error = (
+            cloud_findings.error or f"{cloud_findings.dropped[UNREADABLE]} rows of what it sells cannot be read"
+        )
+    return cloud_findings
 
 
 async def _introspect(found: CloudFindings, answers: Answers, endpoint: str | None, key: str) -> None:

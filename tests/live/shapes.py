@@ -85,7 +85,7 @@ class Shape:
     @property
     def unseen(self) -> int:
         """Return the number of fields that cannot be judged, because no answer contained their parent."""
-        return sum(1 for seen in self._fields.values() if not seen.objects)
+        return sum(1 for field in self._fields.values() if not field.objects)
 
     def _wrong(self, seen: _Seen) -> Iterator[str]:
         if seen.objects and not seen.present:

@@ -51,7 +51,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        return not self.left and bool(self.scenarios) and all(said == "ok" for said in self.scenarios.values())
+        return not self.left and bool(self.scenarios) and all(scenario == "ok" for scenario in self.scenarios.values())
 
 
 Scenario = Callable[[LiveInstallation, str, Decimal], Awaitable[None]]
@@ -125,7 +125,7 @@ async def _nothing_stands(installation: LiveInstallation, cloud: str) -> None:
 async def _never_two(installation: LiveInstallation, cloud: str) -> None:
     while True:
         try:
-            names = [one.handle.name for one in await installation.machines(cloud)]
+            names = [machine.handle.name for machine in await installation.machines(cloud)]
         except ProviderError:
             names = []
         assert len(names) == len(set(names)), f"two machines of one name: {names}"

@@ -93,8 +93,8 @@ def _many(method: F) -> F:
     async def call(*given: Any, **named: Any) -> AsyncIterator[Any]:
         try:
             async with aclosing(method(*given, **named)) as answers:
-                async for found in answers:
-                    yield found
+                async for answer in answers:
+                    yield answer
         except grpc.aio.AioRpcError as error:
             raise refused(error) from None
 

@@ -187,7 +187,7 @@ async def test_a_cap_is_raised_and_never_lowered(servers: ApiServers) -> None:
     job, _ = await ada.submit(await good(ada))
     assert (await ada.raise_cap(job.id, "7.50")).cap_usd == Decimal("7.50")
     assert (await ada.raise_cap(job.id, "7.5")).cap_usd == Decimal("7.50"), "asked again for want of an answer"
-    told = [one.kind async for one in ada.events(job.id, follow=False) if isinstance(one, EventView)]
+    told = [event.kind async for event in ada.events(job.id, follow=False) if isinstance(event, EventView)]
     assert told.count("job.cap_raised") == 1
     for lower in ("5", "7.49", "Infinity", "x", ""):
         with pytest.raises(Refused) as refused:

@@ -191,12 +191,12 @@ async def test_follower_ends_at_token_expiry_while_the_database_is_down(
 @asynccontextmanager
 async def uploading(servers: ApiServers, authorization: str) -> AsyncIterator[asyncio.Task[str]]:
     """Yield an upload that began and does not continue; its result is the refusal."""
-    held = asyncio.Event()
+    event = asyncio.Event()
 
     async def by_http() -> str:
         async def body() -> AsyncIterator[bytes]:
             yield CSV.encode()
-            await held.wait()
+            await event.wait()
 
         headers = {"Authorization": authorization, "Content-Type": "application/octet-stream"}
         url = f"{servers.api.url}/v1/uploads?name=words.csv"
@@ -207,7 +207,7 @@ async def uploading(servers: ApiServers, authorization: str) -> AsyncIterator[as
         async def parts() -> AsyncIterator[pb.UploadRequest]:
             yield pb.UploadRequest(header=pb.UploadHeader(name="words.csv"))
             yield pb.UploadRequest(data=CSV.encode())
-            await held.wait()
+            await event.wait()
 
         try:
             stub = stubs.ArtifactServiceStub(servers.channel)
@@ -219,7 +219,7 @@ async def uploading(servers: ApiServers, authorization: str) -> AsyncIterator[as
     try:
         yield task
     finally:
-        held.set()
+        event.set()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

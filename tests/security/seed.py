@@ -39,8 +39,8 @@ async def _job(store: PostgresStore, team: str) -> Job:
 
 
 async def _channel(store: PostgresStore, team: str) -> None:
-    made = Channel(id=f"channel-{team}", kind="webhook", name="hook", team=team, created_at=START)
-    assert await store.as_tenant(Tenant(team=team, owner="ann")).add_channel(made)
+    channel = Channel(id=f"channel-{team}", kind="webhook", name="hook", team=team, created_at=START)
+    assert await store.as_tenant(Tenant(team=team, owner="ann")).add_channel(channel)
 
 
 async def _rest(store: PostgresStore, team: str, number: int) -> None:

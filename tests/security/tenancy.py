@@ -84,13 +84,13 @@ async def compare(driver: Driver, both: World, alone: World) -> Verdict:
             await both.stir()
         verdict.calls += 1
         try:
-            seen = plain[0].text(await driver.answer(both, ask))
+            text = plain[0].text(await driver.answer(both, ask))
             expected = plain[1].text(await driver.answer(alone, twin))
         except ServerFault as fault:
             verdict.leaks.append(f"{driver.name} {ask.label}: {fault}")
             continue
-        if seen != expected:
-            verdict.leaks.append(f"{driver.name} {ask.label}:\n  with blue:    {seen!r}\n  without blue: {expected!r}")
+        if text != expected:
+            verdict.leaks.append(f"{driver.name} {ask.label}:\n  with blue:    {text!r}\n  without blue: {expected!r}")
     return verdict
 
 

@@ -70,7 +70,11 @@ class Body(VirtualBackend):
     def standing(self) -> list[InstanceName]:
         """Return machines that bill now."""
         now = self._clock.monotonic()
-        return [one.machine.name for one in self._instances.values() if not one.over and now < one.dies_at]
+        return [
+            instance.machine.name
+            for instance in self._instances.values()
+            if not instance.over and now < instance.dies_at
+        ]
 
     def running(self) -> list[InstanceName]:
         return [name for name in self.standing() if name not in self.stopped]
@@ -83,9 +87,12 @@ class Body(VirtualBackend):
         """Return machines whose agents work."""
         now = self._clock.monotonic()
         return [
-            one
-            for one in self._instances.values()
-            if one.spec is not None and not one.over and now < one.dies_at and not self._does_nothing(one.machine.name)
+            instance
+            for instance in self._instances.values()
+            if instance.spec is not None
+            and not instance.over
+            and now < instance.dies_at
+            and not self._does_nothing(instance.machine.name)
         ]
 
     async def come_back(self, name: str) -> None:

@@ -86,7 +86,7 @@ class DrawnCloud(SimulatedCloud):
         bucket = int(self._clock.monotonic() // self._config.price_bucket_s)
         if bucket != self._sells[0]:
             moves = self.world.prices.moves
-            found = [replace(one, price_moves=moves and one.spot) for one in await super().offers(ask)]
+            found = [replace(offer, price_moves=moves and offer.spot) for offer in await super().offers(ask)]
             self._sells = (bucket, self.world.moves.listed(found, bucket))
         return self._sells[1]
 

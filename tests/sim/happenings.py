@@ -133,7 +133,7 @@ class Happenings:
 
         def ended() -> list[Attempt]:
             rows = (world.state.attempts[i].value for i in world.state.by_lane[None])
-            return [one for one in rows if one.create_sent_at is not None and one.name not in world.late]
+            return [row for row in rows if row.create_sent_at is not None and row.name not in world.late]
 
         one = await self._one_of(ended, fault)
         if one is None:

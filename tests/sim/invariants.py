@@ -125,7 +125,7 @@ class Watch:
         if name not in ("apply", "charge"):
             return None
         state = self._world.state
-        changes = args[0] if name == "apply" else [Change(charge=one) for one in args[0]]
+        changes = args[0] if name == "apply" else [Change(charge=arg) for arg in args[0]]
         attempts = [c.attempt[0].id for c in changes if c.attempt] + [c.charge.attempt_id for c in changes if c.charge]
         jobs = {c.job[0].id for c in changes if c.job} | {state.attempts[i].value.job_id for i in attempts}
         return Before(
@@ -159,9 +159,9 @@ class Watch:
                 self.job_adds_up(job_id)
 
     def _through(self, process: Process, attempts: Sequence[Attempt]) -> None:
-        for one in attempts:
-            if self._world.launching(one.name):
-                self._fail("launcher_at_rest", f"{process.id} calls the launch of {one.name} over, which goes on")
+        for attempt in attempts:
+            if self._world.launching(attempt.name):
+                self._fail("launcher_at_rest", f"{process.id} calls the launch of {attempt.name} over, which goes on")
 
     def _applied(self, process: Process, change: Change, before: Before) -> None:
         self.budgets.charged_together(process, change.charge)
@@ -194,7 +194,7 @@ class Watch:
 
     def _succeeded(self, own: JobId) -> None:
         finals = [self._world.objects.data.get(keys.final(i)) for i in self._world.state.of_job[own]]
-        if not any(found and b'"completed"' in found[0] for found in finals):
+        if not any(final and b'"completed"' in final[0] for final in finals):
             self._fail("success_is_real", f"{own} succeeded, and no machine said so")
 
     def _stepped(self, process: Process, was: Attempt, to: Attempt) -> None:
@@ -259,9 +259,9 @@ class Watch:
         state = self._world.state
         job = state.jobs[job_id].value
         attempts = [state.attempts[i].value for i in state.of_job[job_id]]
-        live = [one for one in attempts if one.live]
+        live = [attempt for attempt in attempts if attempt.live]
         if len(live) > 1:
-            self._fail("one_live_attempt", f"job {job_id}: {', '.join(one.id for one in live)}")
+            self._fail("one_live_attempt", f"job {job_id}: {', '.join(attempt.id for attempt in live)}")
         if (job.state is JobState.ACTIVE) != bool(live):
             self._fail("active_has_attempt", f"job {job_id} is {job.state} with {len(live)} live attempts")
         self.budgets.adds_up(job, attempts)

@@ -106,12 +106,12 @@ class Keeping:
         state = self._world.state
         attempts = [state.attempts[i].value for i in state.of_job[job_id]]
         found = furthest_first(self._world.objects.below(keys.checkpoints(job_id)))
-        number = {one.id: one.number for one in attempts if not one.live}.get(AttemptId(_attempt(key)))
+        number = {attempt.id: attempt.number for attempt in attempts if not attempt.live}.get(AttemptId(_attempt(key)))
         if number is None:
             return False
-        later = [one.id for one in attempts if one.number > number]
+        later = [attempt.id for attempt in attempts if attempt.number > number]
         beyond = [_attempt(other) for other in found if step_of(other) >= step_of(key)]
-        return any(beyond.count(one) >= ENOUGH for one in later)
+        return any(beyond.count(attempt) >= ENOUGH for attempt in later)
 
     def tick(self) -> None:
         """Check that machines which read an unchanged lease for too long have saved and stopped."""

@@ -92,16 +92,18 @@ class MoneyChecks:
             return
         now, listed = world.loop.time(), self._listed.get(process.id, ())
         latest = listed[-1] if listed and now - listed[-1].begun <= world.intervals.billing_s - FRESH_S else None
-        for one in charges:
-            attempt = world.state.attempts[one.attempt_id].value
+        for charge in charges:
+            attempt = world.state.attempts[charge.attempt_id].value
             prices = latest.prices.get(attempt.name, ()) if latest else ()
-            charged = Charged(to=world.time_of(one.to), asked=now)
+            charged = Charged(to=world.time_of(charge.to), asked=now)
             if latest and len(prices) >= attempt.line.nodes:
                 charged = replace(charged, begun=latest.begun, price=max(prices))
             elif latest and prices:
-                whole = (one.begun for one in listed if len(one.prices.get(attempt.name, ())) >= attempt.line.nodes)
+                whole = (
+                    charge.begun for charge in listed if len(charge.prices.get(attempt.name, ())) >= attempt.line.nodes
+                )
                 charged = replace(charged, partly=max(whole, default=latest.begun))
-            self._asked[process.id, one.attempt_id] = charged
+            self._asked[process.id, charge.attempt_id] = charged
 
     def charged(self, process: Process, charges: Sequence[Charge], held: Sequence[bool]) -> None:
         if not self._world.prices.moves:
@@ -123,11 +125,13 @@ class MoneyChecks:
 
     def restored(self, made_at: float) -> None:
         """Restore a backup of that moment."""
-        self._lost_since |= {one.id: made_at for one in self._world.brokers() if one.id not in self._lost_since}
+        self._lost_since |= {
+            broker.id: made_at for broker in self._world.brokers() if broker.id not in self._lost_since
+        }
         self._asked.clear()
         self._ledgers.clear()
         for own, written in self._charges.items():
-            self._charges[own] = [one for one in written if one.asked <= made_at]
+            self._charges[own] = [broker for broker in written if broker.asked <= made_at]
 
     def sent(self, attempt: Attempt) -> None:
         """Record the time of a create as the row has it, because a restored backup may have lost the real one."""
@@ -153,12 +157,13 @@ class MoneyChecks:
         world, lag_s = self._world, self._world.cloud.caps.list_lag_s
         if attempt.booted_at is not None:
             since = max(gone, world.time_of(attempt.booted_at) + lag_s) + CLOCK_S
-            return max(self._unseen(one, attempt.name, since) for one in world.brokers())
+            return max(self._unseen(broker, attempt.name, since) for broker in world.brokers())
         assert attempt.terminating_since is not None
         since = max(gone, world.time_of(attempt.terminating_since)) + CLOCK_S
         kept_from = self._sent[attempt.id] - 3 * lag_s - 5 * world.intervals.list_s
         return max(
-            self._unseen(one, attempt.name, since) + self._gap_s(one, kept_from) + lag_s for one in world.brokers()
+            self._unseen(broker, attempt.name, since) + self._gap_s(broker, kept_from) + lag_s
+            for broker in world.brokers()
         )
 
     def _latest_self_stop(self, attempt: Attempt, gone: float) -> float:
@@ -185,7 +190,7 @@ class MoneyChecks:
     def adds_up(self, job: Job, attempts: Sequence[Attempt]) -> None:
         """Check the sums after each write."""
         written, late = self._written(job.id)
-        charged = sum((one.charged_usd for one in attempts), ZERO)
+        charged = sum((attempt.charged_usd for attempt in attempts), ZERO)
         if not written == charged == job.spent_usd:
             message = f"job {job.id}: {written} written, {charged} charged, {job.spent_usd} spent"
             self._world.fail("ledger_adds_up", message)
@@ -209,12 +214,12 @@ class MoneyChecks:
         machine costs its rate until a broker lists it and the job has drained. `late`: dollars for machines that came
         after their attempt's end, against the promise of their launcher."""
         world, allowed = self._world, ZERO
-        for one in attempts:
-            since = world.time_of(one.create_sent_at or one.created_at)
-            until = world.time_of(one.ended_at) if one.ended_at else world.loop.time()
+        for attempt in attempts:
+            since = world.time_of(attempt.create_sent_at or attempt.created_at)
+            until = world.time_of(attempt.ended_at) if attempt.ended_at else world.loop.time()
             span = Decimal(str(disturbed_s(world.excuses, since, until)))
-            allowed += highest(one.line.offer) * one.line.nodes * span / 3600
-            allowed += highest(one.line.offer) * self._surplus_allowance_s(one, until) / 3600
+            allowed += highest(attempt.line.offer) * attempt.line.nodes * span / 3600
+            allowed += highest(attempt.line.offer) * self._surplus_allowance_s(attempt, until) / 3600
         if job.spent_usd - late > job.cap_usd + allowed:
             message = f"job {job.id}: {job.spent_usd} of {job.cap_usd}, {allowed:.4f} allowed"
             world.fail("spend_within_cap", message)
@@ -290,7 +295,7 @@ class MoneyChecks:
                 return first + CLOCK_S < now
             return ends - first - self._world.idle_s(one, first, ends) > TOLD_S
 
-        return any(could(one, shown[one.id]) for one in self._world.brokers() if one.id in shown)
+        return any(could(broker, shown[broker.id]) for broker in self._world.brokers() if broker.id in shown)
 
     def _not_overbilled(self, attempt: Attempt, stands: Sequence[MachineRecord]) -> None:
         """Check the charge of every machine: from the row that announced the create until all brokers knew that none is

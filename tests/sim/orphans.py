@@ -18,11 +18,11 @@ class Orphans:
     def tick(self) -> None:
         world, now = self._world, self._world.loop.time()
         longest_s = 2 * world.cloud.caps.list_lag_s + 3 * world.intervals.sweep_s + 30  # one of them may leave it out
-        orphans = [one for one in world.cloud.standing() if not self._has_an_owner(one)]
-        self._since = {one: self._since.get(one, now) for one in orphans}
-        for one, since in self._since.items():
+        orphans = [orphan for orphan in world.cloud.standing() if not self._has_an_owner(orphan)]
+        self._since = {orphan: self._since.get(orphan, now) for orphan in orphans}
+        for orphan, since in self._since.items():
             if world.watch.calm_s(since) > longest_s:
-                world.fail("no_leak", f"{one} stands for {now - since:.0f} s, and has no owner")
+                world.fail("no_leak", f"{orphan} stands for {now - since:.0f} s, and has no owner")
 
     def _has_an_owner(self, machine_id: str) -> bool:
         """Return True if the machine has an owner. A user ends machines whose rows a restored backup has lost."""

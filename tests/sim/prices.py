@@ -97,19 +97,19 @@ class Prices:
         """Yield the least prices. A charge covers at least its own listing's price, since the charge before it.
         Exceptions are the seconds by which clocks may differ, and those before a fall was listed."""
         before, previous = sent, sent
-        for one in charges:
-            if one.begun is not None:
-                begins, ends = max(before, previous) + CLOCK_S, one.to - CLOCK_S
+        for charge in charges:
+            if charge.begun is not None:
+                begins, ends = max(before, previous) + CLOCK_S, charge.to - CLOCK_S
                 if ends > begins:
-                    yield Span(begins=begins, ends=ends, low=one.price, high=one.price)
-                previous = one.asked
-            before = max(before, one.to)
+                    yield Span(begins=begins, ends=ends, low=charge.price, high=charge.price)
+                previous = charge.asked
+            before = max(before, charge.to)
 
 
 def _stale(charges: Sequence[Charged]) -> float:
     """Return the time since which the costs of only some machines are known, after the last charge that covers all."""
-    last = max(place for place, one in enumerate(charges) if one.begun is not None)
-    return min((one.partly for one in charges[last:] if one.partly is not None), default=math.inf)
+    last = max(place for place, charge in enumerate(charges) if charge.begun is not None)
+    return min((charge.partly for charge in charges[last:] if charge.partly is not None), default=math.inf)
 
 
 def _priced(offer: Offer, factor: Decimal) -> Decimal:

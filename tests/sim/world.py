@@ -193,7 +193,7 @@ class World:
         return max((fault.for_s for fault in self.plan if fault.kind == "freeze"), default=0.0)
 
     def launching(self, name: str, by: str | None = None) -> bool:
-        return any(one.name == name and by in (None, one.launched_by) for one in self.launches)
+        return any(launch.name == name and by in (None, launch.launched_by) for launch in self.launches)
 
     def job_of(self, machine_id: str) -> JobId | None:
         attempt = self.backups.attempt(attempt_of_machine(machine_id))
@@ -346,7 +346,7 @@ class World:
 
 def _mark_sweeps(fleet: Fleet) -> None:
     """Mark the sweep's calls, so that the cloud can identify the caller of a destroy."""
-    (sweep,) = (one for one in fleet.controllers if isinstance(one, Sweep))
+    (sweep,) = (controller for controller in fleet.controllers if isinstance(controller, Sweep))
     step = sweep.step
 
     async def marked() -> bool:

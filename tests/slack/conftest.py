@@ -80,9 +80,9 @@ class Rig:
 async def rig_of(**settings: Any) -> AsyncIterator[Rig]:
     clock = Clock()
     async with slack(now=clock.monotonic, **settings) as there:
-        made = Rig(there, clock)
-        yield made
-        await made.notifier.close()
+        rig = Rig(there, clock)
+        yield rig
+        await rig.notifier.close()
 
 
 @pytest.fixture

@@ -24,12 +24,12 @@ async def there() -> AsyncIterator[Slack]:
 
 @pytest.fixture
 async def daemon(there: Slack) -> AsyncIterator[Daemon]:
-    made = Daemon()
-    file = made.home / "gpubroker.yaml"
+    daemon = Daemon()
+    file = daemon.home / "gpubroker.yaml"
     file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"slack": {"api_url": f"{there.url}/api/"}}))
-    await made.start()
-    yield made
-    await made.remove()
+    await daemon.start()
+    yield daemon
+    await daemon.remove()
 
 
 async def gpubroker(daemon: Daemon, *words: str, stdin: str = "") -> Any:

@@ -215,6 +215,6 @@ async def test_a_click_renders_the_same_root_as_the_outbox(rig: Rig) -> None:
     job = await rig.job()
     url = rig.there.response_url()
     await rig.incoming._required_adapter.show(url, JobSnapshot(job=job))
-    (shown,) = rig.answers(url)
-    assert shown["replace_original"]
-    assert "🕓" in str(shown["blocks"][0])
+    (answer,) = rig.answers(url)
+    assert answer["replace_original"]
+    assert "🕓" in str(answer["blocks"][0])

@@ -74,7 +74,7 @@ class Rig:
     async def all_delivered(self) -> None:
         """Run the outbox until no delivery is due and the refreshes are done."""
         async with asyncio.timeout(300):
-            while any(one.waiting for one in await self.store.channels() if one.channel.kind == "slack"):
+            while any(channel.waiting for channel in await self.store.channels() if channel.channel.kind == "slack"):
                 await self.live(5)
             await self.live(2 * REFRESH_S)
 
@@ -90,10 +90,10 @@ class Rig:
 async def rig() -> AsyncIterator[Rig]:
     time = Clock()
     async with slack(now=time.monotonic) as there:
-        made = Rig(there, time)
-        await made.store.add_channel(channel(created_at=time.now()))
-        yield made
-        for outbox, notifier in made.brokers:
+        rig = Rig(there, time)
+        await rig.store.add_channel(channel(created_at=time.now()))
+        yield rig
+        for outbox, notifier in rig.brokers:
             await outbox.close()
             await notifier.close()
 

@@ -55,13 +55,13 @@ class Rig:
 async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     monkeypatch.setattr("broker.notify.slack.socket_mode.BACK_OFF_S", (0.01, 0.05))
     async with slack() as there:
-        made = Rig(there, [secured()])
-        running = asyncio.create_task(run_forever(made.sockets, SystemClock()))
-        yield made
+        rig = Rig(there, [secured()])
+        running = asyncio.create_task(run_forever(rig.sockets, SystemClock()))
+        yield rig
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        await made.sockets.close()
-        await made.notifier.close()
+        await rig.sockets.close()
+        await rig.notifier.close()
 
 
 async def test_a_command_is_received_and_acknowledged(rig: Rig) -> None:

@@ -36,10 +36,10 @@ async def test_a_newer_schema_shows_in_the_heartbeat_and_in_readiness(postgres_d
 @pytest.fixture
 async def daemon(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Daemon]:
     monkeypatch.setenv("GPUBROKER_DATABASE_URL", postgres_dsn)
-    made = Daemon()
-    await made.start()
-    yield made
-    await made.remove()
+    daemon = Daemon()
+    await daemon.start()
+    yield daemon
+    await daemon.remove()
 
 
 async def test_a_newer_schema_ends_the_daemon_with_its_own_exit_code(daemon: Daemon, postgres_dsn: str) -> None:

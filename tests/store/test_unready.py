@@ -93,10 +93,10 @@ def damage(folder: Path, path: str, block: int) -> None:
 
 @pytest.fixture
 async def daemon(postgres_dsn: str) -> AsyncIterator[Daemon]:
-    made = Daemon(database_url=postgres_dsn)
-    await made.start()
-    yield made
-    await made.remove()
+    daemon = Daemon(database_url=postgres_dsn)
+    await daemon.start()
+    yield daemon
+    await daemon.remove()
 
 
 async def test_claims_that_fail_make_the_daemon_unready_within_five_seconds(daemon: Daemon, postgres_dsn: str) -> None:

@@ -13,9 +13,9 @@ WORDS = 4000
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
-    yield made
-    made.close()
+    bench = Bench(tmp_path)
+    yield bench
+    bench.close()
 
 
 @pytest.fixture
@@ -23,9 +23,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """Yield a Hub with the LFS protocol, which the client speaks if Xet is switched off."""
     monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-    made = Hub()
-    server = serve(made)
-    yield made
+    hub = Hub()
+    server = serve(hub)
+    yield hub
     server.shutdown()
     server.server_close()
 

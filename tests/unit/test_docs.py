@@ -33,9 +33,9 @@ NAMED = re.compile(r"(?:`|^    |; )gpubroker ([a-z-]+)(?: ([a-z-]+))?", re.MULTI
 def test_commands_that_are_named_exist(document: Path) -> None:
     runner = CliRunner()
     for first, second in set(NAMED.findall(document.read_text())):
-        shown = runner.invoke(app, [first, "--help"])
-        assert shown.exit_code == 0, first
-        if second.strip("-") == second != "" and "COMMAND" in shown.stdout.splitlines()[1]:
+        result = runner.invoke(app, [first, "--help"])
+        assert result.exit_code == 0, first
+        if second.strip("-") == second != "" and "COMMAND" in result.stdout.splitlines()[1]:
             assert runner.invoke(app, [first, second, "--help"]).exit_code == 0, f"{first} {second}"
 
 

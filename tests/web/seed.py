@@ -21,13 +21,13 @@ LOSSES = 45
 
 
 def line(cloud: str, gpu: str, per_hour: str, p50: str, *, spot: bool = True) -> QuoteLine:
-    made = make_line()
+    line = make_line()
     offer = replace(
-        made.offer, cloud=cloud, accelerator=gpu, spot=spot, usd_per_hour=Decimal(per_hour), simulated=True,
+        line.offer, cloud=cloud, accelerator=gpu, spot=spot, usd_per_hour=Decimal(per_hour), simulated=True,
         id=f"simulated/{cloud}/eu-1/{gpu}/{'spot' if spot else 'on-demand'}", region="eu-1",
         on_demand_usd_per_hour=Decimal(per_hour) * 2,
     )  # fmt: skip
-    return replace(made, offer=offer, usd_p50=Decimal(p50), usd_p90=Decimal(p50) * Decimal("1.3"))
+    return replace(line, offer=offer, usd_p50=Decimal(p50), usd_p90=Decimal(p50) * Decimal("1.3"))
 
 
 def spec(name: str, cap: str, labels: Mapping[str, str], lr: float | None = None) -> JobSpec:

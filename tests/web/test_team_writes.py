@@ -60,8 +60,8 @@ async def test_a_policy_of_all_teams_is_opened_and_deleted_as_such(api: Running,
     version = hidden((await root.get(delete)).text, "version")
     assert (await root.send(delete, version=version)).status == 303
     assert (await root.send(delete, version=version)).status == 409
-    (kept,) = await api.service.store.policies()
-    assert kept.policy.team == "default"
+    (policy,) = await api.service.store.policies()
+    assert policy.policy.team == "default"
 
 
 async def test_an_editor_never_overwrites_a_newer_policy(api: Running, boss: Visitor, root: Visitor) -> None:
@@ -76,8 +76,8 @@ async def test_an_editor_never_overwrites_a_newer_policy(api: Running, boss: Vis
         assert f"the policy monthly of team default is at version 2, but {seen}" in stale.text
         assert "limit_usd: 70" in stale.text
         assert fields == {} or editor(stale.text) == opened
-    (kept,) = await api.service.store.policies()
-    assert (kept.version, kept.policy.budgets[0].limit_usd) == (2, 60)
+    (policy,) = await api.service.store.policies()
+    assert (policy.version, policy.policy.budgets[0].limit_usd) == (2, 60)
 
 
 async def test_a_dry_run_keeps_the_version_that_was_opened(boss: Visitor) -> None:

@@ -16,13 +16,13 @@ from broker.ports import Charge
 
 def up_to(attempt: Attempt, until: datetime, prices: Sequence[PriceChange] = ()) -> Charge:
     """Return the charge of everything owed up to `until`. `prices`: price changes that are not recorded yet."""
-    known = replace(attempt, prices=(*attempt.prices, *prices)) if prices else attempt
+    priced = replace(attempt, prices=(*attempt.prices, *prices)) if prices else attempt
     return Charge(
         attempt_id=attempt.id,
         job_id=attempt.job_id,
         since=attempt.charged_to,
         to=max(until, attempt.charged_to or until),
-        usd=uncharged_usd(known, until),
+        usd=uncharged_usd(priced, until),
         traffic_usd=traffic_owed(attempt, until),
         prices=tuple(prices),
     )

@@ -118,8 +118,8 @@ async def answer(channel: grpc.aio.Channel, method: Any, call: Call) -> str:
 
 
 async def _request_stream(requests: tuple[bytes, ...]) -> AsyncIterator[bytes]:
-    for one in requests:
-        yield one
+    for request in requests:
+        yield request
 
 
 async def _heard(begun: Any, method: Any, leaves_after: int | None) -> str:

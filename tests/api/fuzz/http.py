@@ -117,4 +117,4 @@ def answers(world: World) -> dict[int, int]:
 def violations(report: dict[str, Any]) -> int:
     """Return failures of any check but that for server errors, which the server counts, and what could not be tried."""
     problems = [*report.get("failures", ()), *report.get("errors", ())]
-    return sum(one["count"] for one in problems if not re.match(SERVER_ERROR, one["title"]))
+    return sum(problem["count"] for problem in problems if not re.match(SERVER_ERROR, problem["title"]))

@@ -180,8 +180,8 @@ class Scene:
                 process.kill()
 
     def client(self) -> AsyncClient:
-        found = json.loads((self.home / "client.json").read_text())
-        return AsyncClient(found["url"], found["token"])
+        document = json.loads((self.home / "client.json").read_text())
+        return AsyncClient(document["url"], document["token"])
 
     def log(self) -> str:
         return (self.home / "daemon.log").read_text()[-60_000:]

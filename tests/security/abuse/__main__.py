@@ -35,13 +35,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="duration of each attack")
     options = parser.parse_args()
     figures = asyncio.run(run(options.only or list(attacks()), options.seconds))
-    survived = sum(found.survived for found in figures.values())
+    survived = sum(figure.survived for figure in figures.values())
     summary = {
         "attacks": len(figures),
         "survived": survived,
-        "other_team_p99_ms": round(max(found.p99_ms for found in figures.values()), 1),
-        "peak_mb": round(max(found.peak_mb for found in figures.values())),
-        "loop_stall_max_ms": round(max(found.stall_ms for found in figures.values())),
+        "other_team_p99_ms": round(max(figure.p99_ms for figure in figures.values()), 1),
+        "peak_mb": round(max(figure.peak_mb for figure in figures.values())),
+        "loop_stall_max_ms": round(max(figure.stall_ms for figure in figures.values())),
     }
     print(json.dumps(summary))
     sys.exit(survived < len(figures))

@@ -15,12 +15,14 @@ EVERY_S = 0.1
 
 
 def main() -> None:
-    asked = json.loads(sys.stdin.readline())
+    document = json.loads(sys.stdin.readline())
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
     latencies_ms: list[float] = []
     failed = 0
-    request = urllib.request.Request(f"{asked['url']}/v1/jobs", headers={"Authorization": f"Bearer {asked['token']}"})
+    request = urllib.request.Request(
+        f"{document['url']}/v1/jobs", headers={"Authorization": f"Bearer {document['token']}"}
+    )
     while not ended.is_set():
         started = time.perf_counter()
         try:

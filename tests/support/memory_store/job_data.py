@@ -89,7 +89,11 @@ class MemoryGlobalJobData(MemoryPart):
         return gone
 
     async def known_uploads(self, hashes: Collection[str]) -> Collection[str]:
-        return {one.sha256 for one in self._state.uploads.values() if one.sha256 in hashes and one.gone_at is None}
+        return {
+            upload.sha256
+            for upload in self._state.uploads.values()
+            if upload.sha256 in hashes and upload.gone_at is None
+        }
 
 
 def _starts_from(state: State, origin: JobId) -> Job | None:

@@ -272,12 +272,12 @@ class MemoryStore(MemoryTenant, MemoryChannels, MemoryGlobalPolicies, MemoryGlob
     async def observations(self, *, max_per_pair: int) -> Sequence[RunObservation]:
         seen: Counter[tuple[str, str, str]] = Counter()
         latest: list[RunObservation] = []
-        for one in reversed(self._state.observations):
-            shape = one.workload.shape
-            cell = (one.hardware, one.workload.method, shape.family if shape else "")
+        for observation in reversed(self._state.observations):
+            shape = observation.workload.shape
+            cell = (observation.hardware, observation.workload.method, shape.family if shape else "")
             seen[cell] += 1
             if seen[cell] <= max_per_pair:
-                latest.append(one)
+                latest.append(observation)
         return latest[::-1]
 
     async def spot_hours(self, *, within_s: float) -> Sequence[SpotHours]:

@@ -47,10 +47,10 @@ class MemoryTeams(MemoryPart):
             raise fences.refused(f"team {name}", "made_by_operator")
         if name in self._state.teams:
             return None
-        made = Team(name=name, created_at=self._state.clock.now(), note=fences.clean(note))
-        self._state.teams[name] = made
+        team = Team(name=name, created_at=self._state.clock.now(), note=fences.clean(note))
+        self._state.teams[name] = team
         self._state.write_audit(self._tenant.audit_entry("team.create", name, team=name))
-        return made
+        return team
 
     async def teams(self) -> Sequence[Team]:
         return [team for name, team in sorted(self._state.teams.items()) if self._sees(name)]

@@ -66,19 +66,19 @@ def test_the_final_report_has_the_peak_and_speed_of_its_own_steps(bench: WarmBen
 
 def test_another_device_or_version_is_allowed_and_reported(bench: WarmBench, train: TrainConfig) -> None:
     first = ended(bench, train, at=(3, 1))
-    assert "moved" not in {one.kind for one in first.messages}
+    assert "moved" not in {message.kind for message in first.messages}
     key, manifest = bench.committed()[0]
     state = bench.files(key) / "state.json"
-    told = json.loads(state.read_text())
-    here, told["environment"] = told["environment"], ELSEWHERE
-    state.write_text(json.dumps(told))
+    document = json.loads(state.read_text())
+    here, document["environment"] = document["environment"], ELSEWHERE
+    state.write_text(json.dumps(document))
     content = state.read_bytes()
     changed = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
     files = tuple(f.model_copy(update=changed) if f.path == "state.json" else f for f in manifest.files)
     bench.put(key, manifest.model_copy(update={"files": files}))
     last = ended(bench, train)
     assert last.resumed_from == 3
-    (moved,) = [one.message for one in last.messages if one.kind == "moved"]
+    (moved,) = [message.message for message in last.messages if message.kind == "moved"]
     assert moved.startswith(f"the checkpoint was made on {ELSEWHERE}, this is {here}: the data continues exactly")
     assert [row["step"] for row in bench.metrics(bench.committed()[0][0])] == list(range(1, STEPS + 1))
 

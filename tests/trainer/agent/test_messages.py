@@ -41,10 +41,10 @@ def test_uploads_that_wait_for_a_day_are_reported_after_pauses_that_double(state
 def test_a_message_that_a_worker_repeats_is_reported_once(state: AgentState) -> None:
     lines = [*[["save_failed", "the results could not be written: 28"]] * 500, ["not_published", "the Hub refused it"]]
     state.run.messages_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert [(one.seq, one.kind) for one in state.messages()] == [(1, "save_failed"), (2, "not_published")]
+    assert [(message.seq, message.kind) for message in state.messages()] == [(1, "save_failed"), (2, "not_published")]
 
 
 def test_the_first_messages_of_a_kind_are_all_reported(state: AgentState) -> None:
     for step in range(9):
         state.add_message("skipped", f"step {step}: the loss is not a finite number")
-    assert [one.message[:6] for one in state.messages()] == [f"step {step}" for step in range(5)]
+    assert [message.message[:6] for message in state.messages()] == [f"step {step}" for step in range(5)]

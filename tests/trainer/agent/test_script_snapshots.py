@@ -135,10 +135,10 @@ def test_a_program_s_files_may_be_named_like_the_protocol_s_own(bench: Bench) ->
 def test_a_start_from_zero_without_a_usable_checkpoint_is_reported(bench: Bench) -> None:
     lost = ("checkpoints/gone/a/0000000002-ab/manifest.json", "checkpoints/gone/a/0000000001-ab/manifest.json")
     final = script(bench, NAMED, "--once", resume_from=lost).wait()
-    assert [(one.kind, one.message) for one in final.messages if one.kind == "started_over"] == [
+    assert [(message.kind, message.message) for message in final.messages if message.kind == "started_over"] == [
         ("started_over", "no checkpoint of the 2 named could be used; starting from the beginning")
     ]
-    assert "started_over" not in {one.kind for one in script(bench, NAMED, "--once").wait().messages}
+    assert "started_over" not in {message.kind for message in script(bench, NAMED, "--once").wait().messages}
 
 
 def test_a_program_whose_results_cannot_be_saved_has_not_completed(bench: Bench) -> None:
@@ -149,5 +149,5 @@ def test_a_program_whose_results_cannot_be_saved_has_not_completed(bench: Bench)
     final = agent.wait()
     assert final.outcome is Outcome.INFRASTRUCTURE
     assert final.message == "the results could not be written to the blob store in time"
-    assert "save_failed" in {one.kind for one in final.messages}
+    assert "save_failed" in {message.kind for message in final.messages}
     assert bench.committed() == []

@@ -46,10 +46,10 @@ class Clock(SimpleNamespace):
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
+    clock = Clock()
     for module in (checkpoint, effort):
-        monkeypatch.setattr(module, "time", made)
-    return made
+        monkeypatch.setattr(module, "time", clock)
+    return clock
 
 
 @pytest.fixture
@@ -139,26 +139,26 @@ async def test_a_store_that_was_away_is_no_part_of_what_a_save_takes(
 
 
 def test_the_quickest_of_the_latest_saves_counts(clock: Clock) -> None:
-    known, quick = SaveCost(), Sending(folder=Path(), bytes=1000, whole=True, began=0.0)
-    assert known.save_s(None) is None
-    assert known.upload_s(10, None) is None
+    save_cost, quick = SaveCost(), Sending(folder=Path(), bytes=1000, whole=True, began=0.0)
+    assert save_cost.save_s(None) is None
+    assert save_cost.upload_s(10, None) is None
     clock.now = 10.0
     quick.more(1000)
     for save_s in (12.0, 900.0, 20.0):
-        known.saved(save_s, quick)
-    assert known.save_s(None) == 12.0
-    assert known.upload_s(500, None) == 5.0
-    known.saved(30.0, quick)
-    assert known.save_s(None) == 20.0, "of the three latest"
+        save_cost.saved(save_s, quick)
+    assert save_cost.save_s(None) == 12.0
+    assert save_cost.upload_s(500, None) == 5.0
+    save_cost.saved(30.0, quick)
+    assert save_cost.save_s(None) == 20.0, "of the three latest"
 
 
 def test_before_the_first_commit_the_save_in_progress_gives_the_duration(clock: Clock) -> None:
-    known, first = SaveCost(), Sending(folder=Path(), bytes=1000, whole=True, began=0.0)
-    assert known.save_s(first) is None
+    save_cost, first = SaveCost(), Sending(folder=Path(), bytes=1000, whole=True, began=0.0)
+    assert save_cost.save_s(first) is None
     clock.now = 10.0
     first.more(100)
-    assert known.save_s(first) == 100.0
-    assert known.upload_s(first.bytes - first.sent, first) == 90.0
+    assert save_cost.save_s(first) == 100.0
+    assert save_cost.upload_s(first.bytes - first.sent, first) == 90.0
 
 
 # ------------------------------------------------------------------------------------------------- what is under way

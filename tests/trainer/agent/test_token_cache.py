@@ -111,16 +111,16 @@ def swapped(folder: Path) -> None:
     """Swap pieces between token caches, so that each piece verifies but belongs to another cache."""
     path = folder / keys.MANIFEST
     made = TokenCacheManifest.model_validate_json(path.read_bytes())
-    first = next(one for one in made.pieces if one.path.startswith(ROWS))
+    first = next(piece for piece in made.pieces if piece.path.startswith(ROWS))
     path.write_text(made.model_copy(update={"pieces": tuple(p for p in made.pieces if p != first)}).model_dump_json())
 
 
 def renamed(path: str) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
-        made = json.loads((folder / keys.MANIFEST).read_text())
-        first = next(one for one in made["pieces"] if one["path"].startswith(ROWS))
+        document = json.loads((folder / keys.MANIFEST).read_text())
+        first = next(one for one in document["pieces"] if one["path"].startswith(ROWS))
         first["path"] = ROWS + path
-        (folder / keys.MANIFEST).write_text(json.dumps(made))
+        (folder / keys.MANIFEST).write_text(json.dumps(document))
 
     return write
 

@@ -142,7 +142,7 @@ def test_trackers_that_work_and_that_fail_next_to_a_training(bench: Bench, tiny_
     )  # fmt: skip
     final = agent.wait()
     assert final.outcome is Outcome.COMPLETED, final.message
-    failed = [one.message for one in final.messages if one.kind == "tracker_failed"]
+    failed = [message.message for message in final.messages if message.kind == "tracker_failed"]
     assert len(failed) == 1
     assert failed[0].startswith("mlflow: ")
     assert KEY not in agent.log + final.model_dump_json()
@@ -153,5 +153,7 @@ def test_trackers_that_work_and_that_fail_next_to_a_training(bench: Bench, tiny_
         record = Record()
         record.ParseFromString(data)
         found.append({"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item})
-    assert [one["train/step"] for one in found if "train/step" in one] == list(range(1, tiny_jobs.STEPS + 1))
-    assert next(one["eval/step"] for one in found if "eval/step" in one) == 0
+    assert [message["train/step"] for message in found if "train/step" in message] == list(
+        range(1, tiny_jobs.STEPS + 1)
+    )
+    assert next(message["eval/step"] for message in found if "eval/step" in message) == 0

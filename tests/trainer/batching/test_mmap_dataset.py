@@ -54,10 +54,10 @@ def test_a_mapped_dataset_returns_its_rows(kind: type, tmp_path_factory: pytest.
             writer.append(one)
         assert rows_note(folder) is None, "no reader uses an incomplete file"
         writer.close({"rows": len(made)})
-        found = MmapDataset(folder, kind)
-        assert [list(found), found[-9:9], rows_note(folder)] == [made, made, {"rows": len(made)}]
+        mmap_dataset = MmapDataset(folder, kind)
+        assert [list(mmap_dataset), mmap_dataset[-9:9], rows_note(folder)] == [made, made, {"rows": len(made)}]
         with pytest.raises(IndexError):
-            found[len(made)]
+            mmap_dataset[len(made)]
 
     comes_back()
 

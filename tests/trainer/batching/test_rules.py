@@ -118,9 +118,9 @@ def test_chunks_are_bounded_and_whole_lines() -> None:
 
 
 def test_a_truncated_log_says_so() -> None:
-    held = LogBuffer(Redactor({}), max_held_bytes=1000)
-    held.feed(b"".join(b"line %d\n" % i for i in range(1000)))
-    assert b"log truncated" in (first := held.chunk())
+    log_buffer = LogBuffer(Redactor({}), max_held_bytes=1000)
+    log_buffer.feed(b"".join(b"line %d\n" % i for i in range(1000)))
+    assert b"log truncated" in (first := log_buffer.chunk())
     assert first.endswith(b"line 999\n")
     heard: list[str] = []
     bounded = LogBuffer(Redactor({"TOKEN": "hunter2-hunter2"}), total=1000, echo=heard.append)

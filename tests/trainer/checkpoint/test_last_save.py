@@ -44,13 +44,13 @@ def saved(folder: Path, weights: dict[str, torch.Tensor], *, still: bool) -> Sto
     (folder / "metrics.jsonl").touch()
     held: Held = {"model": parallel.DataParallel(Accelerator(cpu=True)).held(weights), "optimizer": {}, "gradients": {}}
     plan = snapshot.joined([snapshot.writer_plan(held, SnapshotWriter())])
-    taken = Snapshots(run, SnapshotWriter())
+    snapshots = Snapshots(run, SnapshotWriter())
     progress = Progress(step=1)
-    taken.begin(
+    snapshots.begin(
         LocalSnapshot(progress=progress, held=held, plan=plan, metrics=folder / "metrics.jsonl", tensors_frozen=still)
     )
-    taken.join()
-    assert not taken.failure()
+    snapshots.join()
+    assert not snapshots.failure()
     (made,) = run.waiting()
     return StoredSnapshot(made)
 
@@ -71,8 +71,8 @@ def test_the_last_save_copies_no_tensor(tmp_path: Path) -> None:
 
     def peak(how: str) -> int:
         argv = [sys.executable, "-c", PEAK, str(tmp_path / how), how]
-        told = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=GUARD_S, check=True)
-        return int(told.stdout.splitlines()[-1]) << 10
+        completed = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=GUARD_S, check=True)
+        return int(completed.stdout.splitlines()[-1]) << 10
 
     assert peak("still") < SIZE / 3
     assert peak("moving") > SIZE * 2 / 3, "what this test measures"

@@ -100,9 +100,9 @@ class Bucket:
 @pytest.fixture
 async def bucket(s3: str, request: pytest.FixtureRequest) -> AsyncIterator[Bucket]:
     async with aiohttp.ClientSession() as http:
-        made = Bucket(s3, f"b-{hashlib.sha256(request.node.name.encode()).hexdigest()[:12]}", http)
-        await made.make()
-        yield made
+        bucket = Bucket(s3, f"b-{hashlib.sha256(request.node.name.encode()).hexdigest()[:12]}", http)
+        await bucket.make()
+        yield bucket
 
 
 def test_part_size_and_parallel_bytes_grow_with_the_file() -> None:
@@ -117,8 +117,8 @@ def test_a_large_file_is_not_held_in_memory(tmp_path: Path) -> None:
     small, large = filled(tmp_path / "small", 6 * MIB), filled(tmp_path / "large", 32 * MIB)
     env = os.environ | {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     argv = [sys.executable, "-c", PEAK, (tmp_path / "store").as_uri(), str(small), str(large)]
-    told = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=GUARD_S, check=True)
-    assert int(told.stdout) < 12 * 1024, told.stdout
+    completed = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=GUARD_S, check=True)
+    assert int(completed.stdout) < 12 * 1024, completed.stdout
     assert (tmp_path / "store/inst/large").read_bytes() == large.read_bytes()
 
 

@@ -39,7 +39,7 @@ def kind(cells: list[Any]) -> Any:
 
 @pytest.fixture
 def shelves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shelves]:
-    made = Shelves(files={
+    shelves = Shelves(files={
         "2026/one.csv": ROWS[0], "2026/two.jsonl": ROWS[1], "2026/notes.txt": b"-", "2025/old.csv": b"a,b\n0,w\n",
     })  # fmt: skip
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -47,8 +47,8 @@ def shelves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shelves
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     for name in ("HF_HUB_OFFLINE", "HF_TOKEN", "AWS_ACCESS_KEY_ID"):
         monkeypatch.delenv(name, raising=False)
-    with served(made):
-        yield made
+    with served(shelves):
+        yield shelves
 
 
 def rows(path: str, beside: Path, env: dict[str, str] | None = None, **more: Any) -> tuple[str, str, list[Any]]:

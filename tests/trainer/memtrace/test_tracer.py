@@ -244,13 +244,13 @@ def test_the_command_prints_one_json_object(tmp_path: Path) -> None:
         "full",
     ]
     done = subprocess.run([*command, "--gradient-checkpointing"], capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
+    document = json.loads(done.stdout)
     deep = {**LLAMA, "num_hidden_layers": 12}
     here = peak("full", deep, sequence=64, micro_batch=4, gradient_checkpointing=True)
-    assert found["segments"] == here.segments  # by libraries that are whole
-    assert found["peak_allocated_bytes"] == sum(found["by_category"].values())
-    assert set(found["by_category"]) == set(CATEGORIES)
-    assert found["by_category"]["communication"] == 0
+    assert document["segments"] == here.segments  # by libraries that are whole
+    assert document["peak_allocated_bytes"] == sum(document["by_category"].values())
+    assert set(document["by_category"]) == set(CATEGORIES)
+    assert document["by_category"]["communication"] == 0
 
 
 @pytest.mark.parametrize(

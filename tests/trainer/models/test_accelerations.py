@@ -56,8 +56,10 @@ def test_sharding_with_one_process_is_reported(
 ) -> None:
     from accelerate import Accelerator
 
-    found = shares.build_arrangement(Parallelism.model_validate({"kind": "fsdp", **how}), Accelerator(cpu=True), "fp32")
-    assert not found.divided
+    arrangement = shares.build_arrangement(
+        Parallelism.model_validate({"kind": "fsdp", **how}), Accelerator(cpu=True), "fp32"
+    )
+    assert not arrangement.divided
     line = f"notice: {said}a single process trains here, so nothing is sharded\n"
     assert capsys.readouterr().out == (line if said else "")
 

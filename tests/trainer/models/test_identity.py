@@ -24,10 +24,10 @@ JOB = "job"
 def permuted(folder: Path) -> Path:
     """Return its tokenizer with the same tokens under other numbers."""
     path = folder / "tokenizer.json"
-    found = json.loads(path.read_text())
-    words = found["model"]["vocab"]
-    found["model"]["vocab"] = words | {"w3": words["w40"], "w40": words["w3"]}
-    path.write_text(json.dumps(found))
+    document = json.loads(path.read_text())
+    words = document["model"]["vocab"]
+    document["model"]["vocab"] = words | {"w3": words["w40"], "w40": words["w3"]}
+    path.write_text(json.dumps(document))
     return folder
 
 

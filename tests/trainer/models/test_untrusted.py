@@ -78,10 +78,10 @@ def with_code(tiny: Path, to: Path, marker: Path, *, own: bool = True, module: s
     """Return a model whose classes are its own. `own`: transformers does not know it otherwise."""
     folder = copied(tiny, to)
     (folder / "own.py").write_text(CODE.format(marker=str(marker)))
-    said = json.loads((folder / "config.json").read_text())
-    said["auto_map"] = {"AutoConfig": f"{module}.OwnConfig", "AutoModelForCausalLM": f"{module}.{name}"}
-    said["model_type"] = "own" if own else said["model_type"]
-    (folder / "config.json").write_text(json.dumps(said))
+    document = json.loads((folder / "config.json").read_text())
+    document["auto_map"] = {"AutoConfig": f"{module}.OwnConfig", "AutoModelForCausalLM": f"{module}.{name}"}
+    document["model_type"] = "own" if own else document["model_type"]
+    (folder / "config.json").write_text(json.dumps(document))
     return folder
 
 

@@ -226,9 +226,9 @@ def test_own_code_with_an_absent_package_is_a_warning(tmp_path: Path, capsys: py
     path = spec(tmp_path, ROWS, model=str(folder), data=PLAIN | {"eval_share": 0.3}, trust_remote_code=True)
     capsys.readouterr()  # a bar of the model's saving
     code = preflight.main([str(path), "--json", remote_code.FLAG])
-    found = json.loads(capsys.readouterr().out)
+    document = json.loads(capsys.readouterr().out)
     assert code == 0
-    (warning,) = found["warnings"]
+    (warning,) = document["warnings"]
     assert warning.startswith("no row was tried in the model, because its code does not load here (")
     assert "no_such_kernels" in warning
     (folder / "own_model.py").write_text(OWN_MODEL.format(imports=""))

@@ -69,8 +69,8 @@ def test_several_processes_have_ddps_buckets_as_well(tmp_path: Path) -> None:
     fields = {"model": str(heads.llama(tmp_path / "llama")), "data": {"path": "d", "completion": "{a}"}}
     train = TrainConfig.model_validate({**fields, "method": {"kind": "full"}, "global_batch": 64, "max_length": 512})
     alone, beside = (fit._peak(train, 1, processes, in_process) for processes in (1, 4))
-    found = json.loads(in_process(["--config", f"{train.model}/config.json", "--method", "full", "--seq", "8"]))
-    assert beside - alone == pytest.approx(found["by_category"]["weights"], rel=0.1)
+    document = json.loads(in_process(["--config", f"{train.model}/config.json", "--method", "full", "--seq", "8"]))
+    assert beside - alone == pytest.approx(document["by_category"]["weights"], rel=0.1)
 
 
 @pytest.mark.parametrize(

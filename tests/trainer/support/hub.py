@@ -65,11 +65,13 @@ class Hub:
 
     def _repository(self, method: str, path: str, body: bytes) -> tuple[int, Any] | None:
         if path == "/api/repos/create":
-            wanted = json.loads(body)
-            name = f"{wanted['organization']}/{wanted['name']}" if wanted.get("organization") else wanted["name"]
+            document = json.loads(body)
+            name = (
+                f"{document['organization']}/{document['name']}" if document.get("organization") else document["name"]
+            )
             if name in self.private:
                 return 409, {"error": "You already created this model repo", "url": f"{self.url}/{name}"}
-            self.private[name] = wanted.get("private", wanted.get("visibility") == "private")
+            self.private[name] = document.get("private", document.get("visibility") == "private")
             return 200, {"url": f"{self.url}/{name}", "id": name, "name": name}
         name = path.removeprefix("/api/models/")
         return (200, {"id": name, "private": self.private[name]}) if method == "GET" and name in self.private else None

@@ -136,4 +136,4 @@ def really(
     for process in processes:
         process.kill()
     assert codes == [0] * many, f"exit codes {codes}"
-    return [(one["segments"], one["allocated"]) for one in json.loads(out.read_text())]
+    return [(load["segments"], load["allocated"]) for load in json.loads(out.read_text())]

@@ -12,10 +12,10 @@ def tokenizer(**special: str) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     vocabulary = {"<pad>": 0, "<unk>": 1, "<eos>": 2, **{f"w{i}": i + 3 for i in range(WORDS - 3)}}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     names = {"pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "<eos>"}
-    return PreTrainedTokenizerFast(tokenizer_object=made, **names | special)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names | special)
 
 
 BERT: dict[str, Any] = {

@@ -17,15 +17,15 @@ def byte_level() -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(
+    tokenizer.train_from_iterator(
         TEXTS, trainers.BpeTrainer(vocab_size=SIZE, special_tokens=list(SPECIAL), initial_alphabet=alphabet)
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, bos_token="<|endoftext|>", eos_token="<|im_end|>", pad_token="<pad>"
+        tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|im_end|>", pad_token="<pad>"
     )
 
 
@@ -33,33 +33,33 @@ def sentence_pieces(*, legacy: bool) -> Any:
     """Return a BPE over `▁` in place of spaces. `legacy`: with a mark before each text, as Llama 2 and Phi-3 have."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-    made = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     if legacy:
-        made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-        made.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        tokenizer.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
     else:
-        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     bytes_ = [f"<0x{number:02X}>" for number in range(256)]
-    made.train_from_iterator(
+    tokenizer.train_from_iterator(
         TEXTS, trainers.BpeTrainer(vocab_size=SIZE, special_tokens=["<unk>", "<s>", "</s>", *bytes_])
     )
     if legacy:
-        made.pre_tokenizer = None
-    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    return _with_start(made)
+        tokenizer.pre_tokenizer = None
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return _with_start(tokenizer)
 
 
 def unigram() -> Any:
     """Return a unigram model with a mark before the text, as T5 and XLNet have."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    made = Tokenizer(models.Unigram())
-    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-    made.train_from_iterator(
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    tokenizer.train_from_iterator(
         TEXTS, trainers.UnigramTrainer(vocab_size=SIZE, special_tokens=["<unk>", "<s>", "</s>"], unk_token="<unk>")
     )
-    made.decoder = decoders.Metaspace(prepend_scheme="always")
-    return _with_start(made)
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    return _with_start(tokenizer)
 
 
 def word_pieces() -> Any:
@@ -67,15 +67,15 @@ def word_pieces() -> Any:
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
-    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    made.normalizer = normalizers.BertNormalizer()
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    made.train_from_iterator(TEXTS, trainers.WordPieceTrainer(vocab_size=SIZE, special_tokens=names))
-    made.decoder = decoders.WordPiece()
-    made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    tokenizer.train_from_iterator(TEXTS, trainers.WordPieceTrainer(vocab_size=SIZE, special_tokens=names))
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
     )
 
 

@@ -195,8 +195,8 @@ def test_answers_of_a_chat_are_its_last_turns(
     train = config(made, task, data=data, max_length=64, global_batch=1, micro_batch=1)
     trained = tasks.build_task(train)
     first = trained.examples(tmp_path / "rows.jsonl", "jsonl")[0][0]
-    asked = Chat(messages=[*(EARLIER if "n" not in rows else []), USER])
-    before = answer_spans.render(tokenizer, asked, ask=True)
+    chat = Chat(messages=[*(EARLIER if "n" not in rows else []), USER])
+    before = answer_spans.render(tokenizer, chat, ask=True)
     for example, answer in ((first.chosen, "w5 <eos>"), (first.rejected, "w50 w9 <eos>")):
         assert tokenizer.decode(example.ids) == f"{tokenizer.decode(tokenizer(before).input_ids)} {answer}"
         assert tokenizer.decode([i for i in example.labels if i != IGNORED]) == answer, "the last answer alone"

@@ -58,10 +58,10 @@ TOOLS = [
 
 
 def published() -> list[Path]:
-    found = find_spec("trl")
-    assert found is not None
-    assert found.submodule_search_locations
-    return sorted(Path(found.submodule_search_locations[0], "chat_templates").glob("*.jinja"))
+    spec = find_spec("trl")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return sorted(Path(spec.submodule_search_locations[0], "chat_templates").glob("*.jinja"))
 
 
 TEMPLATES = published()

@@ -133,8 +133,8 @@ def test_contradicting_settings_for_generation_are_left_as_published(
     (folder / "generation_config.json").write_text(json.dumps(published))
     base = AutoModelForCausalLM.from_pretrained(folder)
     model.save_whole(tmp_path / "model", base)
-    found = json.loads((tmp_path / "model/generation_config.json").read_text())
-    assert (found["temperature"], found["eos_token_id"]) == (0.9, 2)
+    document = json.loads((tmp_path / "model/generation_config.json").read_text())
+    assert (document["temperature"], document["eos_token_id"]) == (0.9, 2)
     assert base.generation_config.temperature == 0.9
     notices = [line for line in capsys.readouterr().out.splitlines() if line.startswith("notice:")]
     assert len(notices) == 1

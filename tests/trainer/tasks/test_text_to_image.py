@@ -191,10 +191,10 @@ def test_captions_are_measured_and_shown_before_a_purchase(
     (tmp_path / "job.yaml").write_text(train.model_dump_json())
     capsys.readouterr()
     assert preflight.main([str(tmp_path / "job.yaml"), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["rows"], found["max_length"], found["truncated_share"]) == (36, 16, 1)
-    assert found["lengths"]["max"] == len("triangledrawnwithapen") + 2
-    assert found["rendered"][0]["learned"] == "circle/00.png: 64 x 64 pixels, as 16 x 16"
+    document = json.loads(capsys.readouterr().out)
+    assert (document["rows"], document["max_length"], document["truncated_share"]) == (36, 16, 1)
+    assert document["lengths"]["max"] == len("triangledrawnwithapen") + 2
+    assert document["rendered"][0]["learned"] == "circle/00.png: 64 x 64 pixels, as 16 x 16"
 
 
 def test_a_preflight_finds_the_attention_of_a_unet(

@@ -93,8 +93,8 @@ def test_a_bad_row_is_named(row: dict[str, Any], message: str, model: Path, data
 def test_scores_count_whole_spans() -> None:
     several = ["B-A", "I-A", "O", "B-A", "B-B", "I-A"]
     assert label_metrics.spans(several) == {("A", 0, 2), ("A", 3, 4), ("B", 4, 5), ("A", 5, 6)}
-    wanted, found = label_metrics.spans(["B-A", "I-A", "O", "B-B"]), label_metrics.spans(["B-A", "O", "O", "B-B"])
-    assert label_metrics.span_f1([(wanted, found)]) == 2 / 4
+    spans, found = label_metrics.spans(["B-A", "I-A", "O", "B-B"]), label_metrics.spans(["B-A", "O", "O", "B-B"])
+    assert label_metrics.span_f1([(spans, found)]) == 2 / 4
     assert label_metrics.span_f1([]) == 0
 
 

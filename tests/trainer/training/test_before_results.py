@@ -84,11 +84,11 @@ class Place:
         self.train = TrainConfig.model_validate({**made, "samples": {"prompts": ["w1 w2"]}, **changes})
 
     def worker(self, name: str, harm: Callable[[int], None] | None = None, **more: Any) -> Worker:
-        made = Worker(self.folder / name, self.train, self.data, **more)
-        text = made.run.job.read_text().replace('"save_every_s":0.0', '"save_every_s":3600.0')
+        worker = Worker(self.folder / name, self.train, self.data, **more)
+        text = worker.run.job.read_text().replace('"save_every_s":0.0', '"save_every_s":3600.0')
         assert "3600.0" in text
-        made.run.job.write_text(text)
-        return made.start(harm)
+        worker.run.job.write_text(text)
+        return worker.start(harm)
 
 
 def test_a_drain_within_a_sample_loses_nothing(tmp_path: Path) -> None:

@@ -205,5 +205,5 @@ def test_an_agent_starts_the_worker_again_and_says_what_happened(bench: Bench, t
     wary = train(tmp_path, guard={"skip": 0, "rollbacks": 4, "back_steps": 1}, max_steps=3, eval_every_steps=2)
     agent = bench.start(train=wary, data=bench.data(tiny_jobs.data(KIND), "csv"), checkpoint={"every_s": 1})
     assert agent.wait().outcome is Outcome.COMPLETED, agent.log
-    assert {"rolled_back", "left_out"} <= {one.kind for one in agent.final.messages}, agent.final.messages
+    assert {"rolled_back", "left_out"} <= {message.kind for message in agent.final.messages}, agent.final.messages
     assert [row["step"] for row in bench.metrics(bench.committed()[0][0])] == [1, 2, 3]

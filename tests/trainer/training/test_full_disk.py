@@ -85,12 +85,14 @@ def test_training_survives_results_without_disk_space(tmp_path: Path) -> None:
     if "permitted" in done.stderr or "denied" in done.stderr:
         pytest.skip("no file system may be mounted here")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    document = json.loads(done.stdout.splitlines()[-1])
     steps = tiny_jobs.STEPS
-    assert (found["code"], found["left"]) == (ExitCode.INFRASTRUCTURE, [[steps, False]]), found
-    assert re.search(r"about [\d.]+ [kM]B are wanted, [\d.]+ ([kM]B|bytes) are free at /", found["message"])
-    assert f"; free space there, or use a larger disk; the training itself is saved at step {steps}" in found["message"]
-    assert (found["again"], found["same"]) == (ExitCode.COMPLETED, True)
+    assert (document["code"], document["left"]) == (ExitCode.INFRASTRUCTURE, [[steps, False]]), document
+    assert re.search(r"about [\d.]+ [kM]B are wanted, [\d.]+ ([kM]B|bytes) are free at /", document["message"])
+    assert (
+        f"; free space there, or use a larger disk; the training itself is saved at step {steps}" in document["message"]
+    )
+    assert (document["again"], document["same"]) == (ExitCode.COMPLETED, True)
 
 
 def alone(*argv: str) -> tuple[int, str]:

@@ -167,12 +167,12 @@ def test_fewer_steps_than_are_done_are_noticed(tmp_path: Path) -> None:
     done = workers.finished(tmp_path / "run", train, data)
     shorter = train.model_copy(update={"max_steps": 2})
     again = workers.Worker(tmp_path / "again", shorter, data, restore=done)
-    said = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "trainer.training.worker", str(again.run.root)], capture_output=True, text=True,
         timeout=workers.HANGS_S,
     )  # fmt: skip
-    assert said.returncode == ExitCode.COMPLETED, said.stderr[-2000:]
-    assert "notice: max_steps or epochs give 2 steps, and 3 are done" in said.stdout
+    assert completed.returncode == ExitCode.COMPLETED, completed.stderr[-2000:]
+    assert "notice: max_steps or epochs give 2 steps, and 3 are done" in completed.stdout
 
 
 async def test_results_with_a_file_gone_do_not_count(objects: Objects, tmp_path: Path) -> None:
@@ -191,10 +191,10 @@ def test_the_card_has_the_cost_so_far(tmp_path: Path) -> None:
     )  # fmt: skip
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text('{"step": 1, "attempt": 1}\n{"step": 2, "attempt": 2}\n')
-    told = card.text(job, metrics=metrics, scores={}, made_on="1 x cpu", rate=Rate(lr=1e-4))
-    assert "| cost | about 2.50" in told
-    assert "USD, 1.5000 of it before the last attempt |" in told
-    assert "| learning rate | 0.0001, set by the job |" in told
+    text = card.text(job, metrics=metrics, scores={}, made_on="1 x cpu", rate=Rate(lr=1e-4))
+    assert "| cost | about 2.50" in text
+    assert "USD, 1.5000 of it before the last attempt |" in text
+    assert "| learning rate | 0.0001, set by the job |" in text
 
 
 def test_a_rate_that_was_chosen_stays_through_a_resume(tmp_path: Path) -> None:

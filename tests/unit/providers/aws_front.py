@@ -110,7 +110,7 @@ class Front:
     def _placement(self, action: str, name: str) -> web.Response:
         """Return codes as the EC2 API reference lists them."""
         if action == "DescribePlacementGroups":
-            return _xml(action, "placementGroupSet", [{"groupName": one} for one in self.groups])
+            return _xml(action, "placementGroupSet", [{"groupName": group} for group in self.groups])
         creates = action == "CreatePlacementGroup"
         if creates is (name in self.groups):
             return _error(400, f"InvalidPlacementGroup.{'Duplicate' if creates else 'Unknown'}", json_protocol=False)

@@ -34,9 +34,9 @@ CUR_2 = (
 
 
 def test_a_pod_history_of_runpod() -> None:
-    found = read_invoice(json.dumps(RUNPOD).encode(), "runpod")
-    (line,) = found.lines
-    assert (line.machine, line.usd, found.ignored) == ("xedezhzb9la3ye", Decimal("100.5"), 1)
+    invoice = read_invoice(json.dumps(RUNPOD).encode(), "runpod")
+    (line,) = invoice.lines
+    assert (line.machine, line.usd, invoice.ignored) == ("xedezhzb9la3ye", Decimal("100.5"), 1)
     assert line.since == datetime(2023, 1, 1, tzinfo=UTC)
 
 
@@ -49,9 +49,9 @@ def test_runpod_rest_v2_billing() -> None:
         {"podId": None, "totalAmount": 1},
     ]  # fmt: skip
     for extra in ({}, {"metadata": {"recordCount": 2}}, {"metadata": {}}, {"metadata": None}):
-        found = read_invoice(json.dumps({"records": records} | extra).encode(), "runpod")
-        (line,) = found.lines
-        assert (line.machine, line.usd, found.ignored) == ("p", Decimal("1.25"), 1)
+        invoice = read_invoice(json.dumps({"records": records} | extra).encode(), "runpod")
+        (line,) = invoice.lines
+        assert (line.machine, line.usd, invoice.ignored) == ("p", Decimal("1.25"), 1)
         assert (line.since, line.until) == (datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 11, 2, tzinfo=UTC))
     with pytest.raises(InvalidInput, match="2 of 3 records"):
         read_invoice(json.dumps({"records": records, "metadata": {"recordCount": 3}}).encode(), "runpod")
@@ -59,24 +59,24 @@ def test_runpod_rest_v2_billing() -> None:
 
 @pytest.mark.parametrize("whole", [VAST, {"invoices": VAST, "current": {}}])
 def test_charges_of_vast_by_id_or_description(whole: object) -> None:
-    found = read_invoice(json.dumps(whole).encode(), "vast")
-    assert [(line.machine, line.usd) for line in found.lines] == [("123", Decimal("1.000")), ("123", Decimal("0.25"))]
-    assert found.ignored == 1
-    assert found.lines[0].since == datetime(2021, 9, 30, 21, 20, tzinfo=UTC)
+    invoice = read_invoice(json.dumps(whole).encode(), "vast")
+    assert [(line.machine, line.usd) for line in invoice.lines] == [("123", Decimal("1.000")), ("123", Decimal("0.25"))]
+    assert invoice.ignored == 1
+    assert invoice.lines[0].since == datetime(2021, 9, 30, 21, 20, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(("text", "usd", "ignored"), [(CUR, "1.861", 1), (CUR_2, "2.5", 0)])
 def test_a_cost_and_usage_report_of_aws(text: str, usd: str, ignored: int) -> None:
     for data in (text.encode(), gzip.compress(text.encode(), mtime=0)):
-        found = read_invoice(data, "aws")
-        assert [(line.machine, line.usd) for line in found.lines] == [("i-0abc", Decimal(usd))]
-        assert (found.ignored, found.lines[0].since) == (ignored, datetime(2026, 1, 1, tzinfo=UTC))
+        invoice = read_invoice(data, "aws")
+        assert [(line.machine, line.usd) for line in invoice.lines] == [("i-0abc", Decimal(usd))]
+        assert (invoice.ignored, invoice.lines[0].since) == (ignored, datetime(2026, 1, 1, tzinfo=UTC))
 
 
 def test_positions_of_lambda_are_by_type() -> None:
-    found = read_invoice(b"instance_type,usd,since,until\ngpu_1x_a10,$7.50,2026-01-01,2026-01-08\n", "lambda")
-    assert not found.by_machine
-    assert [(line.machine, line.usd) for line in found.lines] == [("gpu_1x_a10", Decimal("7.50"))]
+    invoice = read_invoice(b"instance_type,usd,since,until\ngpu_1x_a10,$7.50,2026-01-01,2026-01-08\n", "lambda")
+    assert not invoice.by_machine
+    assert [(line.machine, line.usd) for line in invoice.lines] == [("gpu_1x_a10", Decimal("7.50"))]
 
 
 @pytest.mark.parametrize(

@@ -38,14 +38,14 @@ def beat(step: int, saved: int | None = None, resumed: int | None = None) -> Hea
 def paid(*attempts: PaidAttempt, slices: tuple[Slice, ...] = ()) -> Paid:
     whole = [
         Slice(
-            job_id=one.attempt.job_id, attempt_id=one.attempt.id, category=LedgerCategory.COMPUTE, day=date(2026, 1, 1),
-            usd=one.compute_usd,
+            job_id=attempt.attempt.job_id, attempt_id=attempt.attempt.id, category=LedgerCategory.COMPUTE,
+            day=date(2026, 1, 1), usd=attempt.compute_usd,
         )
-        for one in attempts
+        for attempt in attempts
     ]  # fmt: skip
     return Paid(
         slices=(*whole, *slices),
-        attempts={one.attempt.id: one for one in attempts},
+        attempts={attempt.attempt.id: attempt for attempt in attempts},
         jobs={JOB_ID: PaidJob(name="tune", team="nlp", owner="ann")},
     )
 

@@ -18,14 +18,14 @@ def told(*argv: str) -> list[dict[str, Any]]:
 
 
 def test_every_model_of_the_catalogue_is_listed_with_what_its_config_says() -> None:
-    models = {one["id"]: one for one in told("models")}
+    models = {model["id"]: model for model in told("models")}
     assert set(models) == set(catalogue.names())
     llama = models["meta-llama/Llama-3.1-8B"]
     assert llama["parameters"] == 8_030_261_248
     assert (llama["family"], llama["context_tokens"], llama["gated"]) == ("llama", 131_072, True)
     assert models["google/gemma-3-4b-it"]["context_tokens"] == 131_072, "that of its text model"
     assert models["google/flan-t5-xl"]["context_tokens"] is None, "relative positions end nowhere"
-    assert all(one["family"] for one in models.values())
+    assert all(model["family"] for model in models.values())
 
 
 def test_words_choose_by_name_and_family() -> None:

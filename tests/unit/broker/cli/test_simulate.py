@@ -32,17 +32,17 @@ def pools(folder: Path, *names: str) -> str:
 def test_a_policy_is_compared_with_the_optimum(policy: str) -> None:
     code, text, _ = simulate("--policy", policy, "--regions", "a,b", *SHORT, "--json")
     assert code == Exit.OK
-    found = json.loads(text)
-    assert (found["policy"], found["n"], found["misses"]) == (policy, 2, 0)
-    assert found["cost_over_optimum"] >= 0.999
-    assert found["cost_over_optimum"] <= found["on_demand_over_optimum"] + 0.2
-    for run in found["runs"]:
+    document = json.loads(text)
+    assert (document["policy"], document["n"], document["misses"]) == (policy, 2, 0)
+    assert document["cost_over_optimum"] >= 0.999
+    assert document["cost_over_optimum"] <= document["on_demand_over_optimum"] + 0.2
+    for run in document["runs"]:
         assert run["zones"] == ["a", "b"]
         timeline = run["timeline"]
         assert timeline[0]["from_s"] == 0
         assert all(one["to_s"] == other["from_s"] for one, other in itertools.pairwise(timeline))
     if policy == "optimum":
-        assert found["cost_over_optimum"] == pytest.approx(1, abs=0.001)
+        assert document["cost_over_optimum"] == pytest.approx(1, abs=0.001)
 
 
 def test_the_same_seed_draws_the_same_traces() -> None:

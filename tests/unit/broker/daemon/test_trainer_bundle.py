@@ -111,8 +111,8 @@ def test_a_wheel_installs_the_recipe_where_the_daemon_finds_it() -> None:
 
 async def test_the_bundle_is_uploaded_once_and_signed_for_each(bucket: dict[str, str]) -> None:
     blobs = ObstoreBlobs.open("s3://bucket/once", HERE, options=bucket)
-    one, other = TrainerSource(blobs, None), TrainerSource(blobs, None)
-    got = await asyncio.gather(one(), one(), other())
+    trainer_source, other = TrainerSource(blobs, None), TrainerSource(blobs, None)
+    got = await asyncio.gather(trainer_source(), trainer_source(), other())
     assert len(await blobs.list("trainer/")) == 1
     for given in got:
         assert isinstance(given, TrainerBundle)

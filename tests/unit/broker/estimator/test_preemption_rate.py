@@ -81,10 +81,10 @@ def test_on_demand_is_never_preempted_in_estimates() -> None:
 
 def of(one: Offer, history: SpotHours | None) -> QuoteLine:
     work = Workload(shape=None, method="script", steps=100)
-    known = Corrections(spots={} if history is None else {place_of_offer(one): history})
+    corrections = Corrections(spots={} if history is None else {place_of_offer(one): history})
     made = quote(
         spec(), work, [one], now=T0, local_files=False, scoped_store=True, spent=Decimal(0),
-        cap_left=Decimal(100), excluded={}, caps={}, learned=known,
+        cap_left=Decimal(100), excluded={}, caps={}, learned=corrections,
     )  # fmt: skip
     (line,) = made.lines
     return line

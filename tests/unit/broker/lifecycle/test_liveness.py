@@ -123,8 +123,8 @@ def test_no_attempt_is_hung_while_one_machine_is_not_listed() -> None:
     """The missing machine may be gone, or the listing may have omitted it."""
     two = build.attempt(line=replace(build.line(), nodes=2))
     for shown, event in ((1, None), (2, AttemptEvent.HUNG)):
-        seen = AttemptObservation(listed=(machine(),) * shown, beat=BEAT, beat_age_s=400.0)
-        assert judge(two, seen, build.at(10), TIMEOUTS, 600) is event
+        attempt_observation = AttemptObservation(listed=(machine(),) * shown, beat=BEAT, beat_age_s=400.0)
+        assert judge(two, attempt_observation, build.at(10), TIMEOUTS, 600) is event
 
 
 @pytest.mark.parametrize(
@@ -171,15 +171,19 @@ def test_most_silent_machine_decides_and_a_finished_one_is_not_missed(
 ) -> None:
     two = build.attempt(line=replace(build.line(), nodes=2))
     shown = (machine(), machine(second, handle=Handle(provider="simulated", id="i-2", name=two.name)))
-    looked = AttemptObservation(**{"listed": shown, "beat": BEAT, "beat_age_s": 1.0} | seen)
-    assert judge(two, looked, build.at(10), TIMEOUTS, 600) is expected
+    attempt_observation = AttemptObservation(**{"listed": shown, "beat": BEAT, "beat_age_s": 1.0} | seen)
+    assert judge(two, attempt_observation, build.at(10), TIMEOUTS, 600) is expected
 
 
 def test_hung_first_machine_is_found_after_its_peer_finished() -> None:
     two = build.attempt(line=replace(build.line(), nodes=2))
-    looked = AttemptObservation(listed=(machine(),), lost=frozenset({"i-2"}), finished=1, beat=BEAT, beat_age_s=1.0)
-    assert judge(two, looked, build.at(10), TIMEOUTS, 600) is None
-    stuck = replace(looked, beat=BEAT.model_copy(update={"phase": "saving"}), progress_age_s=TIMEOUTS.stuck_s)
+    attempt_observation = AttemptObservation(
+        listed=(machine(),), lost=frozenset({"i-2"}), finished=1, beat=BEAT, beat_age_s=1.0
+    )
+    assert judge(two, attempt_observation, build.at(10), TIMEOUTS, 600) is None
+    stuck = replace(
+        attempt_observation, beat=BEAT.model_copy(update={"phase": "saving"}), progress_age_s=TIMEOUTS.stuck_s
+    )
     assert judge(two, stuck, build.at(10), TIMEOUTS, 600) is AttemptEvent.HUNG
 
 

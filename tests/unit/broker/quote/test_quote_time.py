@@ -50,10 +50,10 @@ def by(seconds: float, *, lead_s: float = 0, cap_usd: int = 1000, offers: Sequen
 
 def seconds(only: Offer) -> tuple[float, float]:
     """Return P50 and P90 of the duration on an offer."""
-    (kept,) = by(1e9, offers=[only]).lines
-    assert kept.hours_p50 is not None
-    assert kept.hours_p90 is not None
-    return kept.hours_p50 * 3600, kept.hours_p90 * 3600
+    (line,) = by(1e9, offers=[only]).lines
+    assert line.hours_p50 is not None
+    assert line.hours_p90 is not None
+    return line.hours_p50 * 3600, line.hours_p90 * 3600
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_the_p90_must_keep_the_deadline_and_leave_time_for_the_drain(
     lead_s: float, spare_s: float, drop: DropReason | None
 ) -> None:
     made = by(P90_S + DRAINED_S + spare_s, lead_s=lead_s)
-    assert {each.offer.id: each.drop for each in made.lines} == {offer().id: drop, FAST.id: None}
+    assert {line.offer.id: line.drop for line in made.lines} == {offer().id: drop, FAST.id: None}
     assert not made.deadline_at_risk
 
 
@@ -84,9 +84,9 @@ def test_the_fastest_offer_within_the_cap_leads_those_at_risk() -> None:
     slower = replace(FAST, id="cloud/slower", gpus=4, usd_per_hour=Decimal(1))
     between = seconds(slower)[0] + DRAINED_S + 1
     assert between < seconds(FAST)[1] + DRAINED_S
-    assert [each.offer.id for each in by(between, offers=[slower, FAST]).lines] == [FAST.id, slower.id]
+    assert [line.offer.id for line in by(between, offers=[slower, FAST]).lines] == [FAST.id, slower.id]
     capped = by(between, offers=[slower, FAST], cap_usd=2)
-    assert [(each.offer.id, each.drop) for each in capped.lines] == [(slower.id, None), (FAST.id, DropReason.CAP)]
+    assert [(line.offer.id, line.drop) for line in capped.lines] == [(slower.id, None), (FAST.id, DropReason.CAP)]
 
 
 def test_the_p50_must_fit_into_the_machine_time_that_is_left() -> None:

@@ -16,7 +16,7 @@ def told(seq: int) -> AgentMessage:
 
 
 def heard(before: dict[str, Any], after: dict[str, Any]) -> list[int]:
-    return [one.seq for one in new_agent_messages(build.attempt(**before), build.attempt(**after))]
+    return [message.seq for message in new_agent_messages(build.attempt(**before), build.attempt(**after))]
 
 
 def test_each_message_is_recorded_once_in_order() -> None:

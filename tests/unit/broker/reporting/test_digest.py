@@ -29,7 +29,7 @@ PERIOD = DigestPeriod(
 
 
 def labels(now: datetime, plan: DigestPlan = PLAN) -> list[tuple[str, str]]:
-    return [(one.every, one.label) for one in periods(plan, now)]
+    return [(period.every, period.label) for period in periods(plan, now)]
 
 
 def test_the_day_before_is_reported_in_the_morning_of_its_zone() -> None:
@@ -49,7 +49,7 @@ def test_the_week_before_is_reported_on_monday() -> None:
 )
 def test_each_may_be_left_out(daily: bool, weekly: bool, told: list[str]) -> None:
     plan = replace(PLAN, daily=daily, weekly=weekly)
-    assert [one.every for one in periods(plan, datetime(2026, 3, 2, 12, tzinfo=UTC))] == told
+    assert [period.every for period in periods(plan, datetime(2026, 3, 2, 12, tzinfo=UTC))] == told
 
 
 def test_a_day_on_which_clocks_change_has_another_length() -> None:

@@ -76,11 +76,11 @@ async def started(own: BrokerIdentity, other: BrokerIdentity, *, lives: bool = T
     ],
 )
 async def test_a_broker_does_not_start_next_to_one_with_other_clouds(clouds: dict[str, str], words: str) -> None:
-    own, other = BrokerIdentity(home="here", clouds=CLOUDS), BrokerIdentity(home="there", clouds=clouds)
+    own, broker_identity = BrokerIdentity(home="here", clouds=CLOUDS), BrokerIdentity(home="there", clouds=clouds)
     with pytest.raises(OtherBroker) as refused:
-        await started(own, other)
+        await started(own, broker_identity)
     assert words in str(refused.value)
-    assert await started(own, other, lives=False) == pytest.approx(45), "it is dead, and blocks no broker"
+    assert await started(own, broker_identity, lives=False) == pytest.approx(45), "it is dead, and blocks no broker"
 
 
 async def test_broker_refuses_a_database_copy_while_the_other_lives() -> None:
@@ -96,10 +96,12 @@ async def test_broker_refuses_a_database_copy_while_the_other_lives() -> None:
 
 @pytest.mark.parametrize("every_s", [0.5, 20.0, 200.0])
 async def test_a_broker_is_waited_for_by_its_own_interval(every_s: float) -> None:
-    own, other = BrokerIdentity(home="here", clouds=CLOUDS), BrokerIdentity(home="there", clouds={})
+    own, broker_identity = BrokerIdentity(home="here", clouds=CLOUDS), BrokerIdentity(home="there", clouds={})
     with pytest.raises(OtherBroker):
-        await started(own, other, every_s=every_s)
-    assert await started(own, other, lives=False, every_s=every_s) == pytest.approx(2 * every_s + POLL_S, abs=POLL_S)
+        await started(own, broker_identity, every_s=every_s)
+    assert await started(own, broker_identity, lives=False, every_s=every_s) == pytest.approx(
+        2 * every_s + POLL_S, abs=POLL_S
+    )
 
 
 async def test_a_lease_states_its_brokers_interval() -> None:

@@ -229,7 +229,7 @@ def test_calls_respect_the_clouds_rate_and_the_queue_is_bounded() -> None:
         paper = Paper(caps=Caps(spot=False, calls_per_s=1.0))
         gate = gate_of(paper, waiting=10)
         answers = await asyncio.gather(*(gate.list() for _ in range(40)), return_exceptions=True)
-        assert sum(isinstance(one, Throttled) for one in answers) == 40 - 4 - 10  # at once, and in the queue
+        assert sum(isinstance(answer, Throttled) for answer in answers) == 40 - 4 - 10  # at once, and in the queue
         spans = [later - earlier for earlier, later in zip(paper.calls[4:], paper.calls[5:], strict=False)]
         assert len(paper.calls) == 14
         assert min(spans) >= 1 - 1e-6
@@ -255,7 +255,9 @@ def test_first_destroys_precede_repeats_and_listings_wait_for_neither() -> None:
                 await clock.sleep(1)
 
         machines = [replace(HANDLE, id=f"i-{n}") for n in range(20)]
-        calls: dict[str, Callable[[], Awaitable[object]]] = {one.id: partial(gate.destroy, one) for one in machines}
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            machine.id: partial(gate.destroy, machine) for machine in machines
+        }
         calls["prices"] = partial(gate.offers, GpuAsk())
         asking = [asyncio.create_task(again_and_again(what, call)) for what, call in calls.items()]
         while clock.monotonic() < 60:

@@ -41,11 +41,11 @@ BROKEN = "raise SystemExit(1)"
 @asynccontextmanager
 async def planner(code: str = "", *, wait_s: float = 60.0, build_limit_s: float = 60.0) -> AsyncIterator[SpotPlanner]:
     command = (sys.executable, "-c", code) if code else COMMAND
-    made = SpotPlanner(cache=SpotPlanCache(), wait_s=wait_s, build_limit_s=build_limit_s, command=command)
+    spot_planner = SpotPlanner(cache=SpotPlanCache(), wait_s=wait_s, build_limit_s=build_limit_s, command=command)
     try:
-        yield made
+        yield spot_planner
     finally:
-        await made.close()
+        await spot_planner.close()
 
 
 def costs(plan: SpotPlan | None) -> list[float]:

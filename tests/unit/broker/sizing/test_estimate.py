@@ -46,17 +46,17 @@ def test_the_stable_call_answers_with_its_fields() -> None:
     """Mistral-7B on an A100: 26,704,571,904 bytes allocated, 29,576 MiB shown (fms-acceleration, 876e2ed)."""
     ran = run(MISTRAL, *AS_MEASURED)
     assert ran.exit_code == 0
-    found = json.loads(ran.stdout)
-    assert found["peak_allocated_bytes"] == pytest.approx(26_704_571_904, rel=0.02)
-    assert found["device_used_bytes"] == pytest.approx(29_576 * 2**20, rel=0.05)
-    assert set(found["by_category"]) == {
+    document = json.loads(ran.stdout)
+    assert document["peak_allocated_bytes"] == pytest.approx(26_704_571_904, rel=0.02)
+    assert document["device_used_bytes"] == pytest.approx(29_576 * 2**20, rel=0.05)
+    assert set(document["by_category"]) == {
         *("weights", "gradients", "optimizer", "activations", "logits", "temporary", "communication", "context")
     }
-    assert sum(found["by_category"].values()) == found["device_used_bytes"]
-    assert (found["evidence"], found["margin_pct"]) == ("measured", 3.0)
-    low, high = found["tokens_per_s_interval"]
-    assert low < found["tokens_per_s"] < high
-    assert found["fits"] is True
+    assert sum(document["by_category"].values()) == document["device_used_bytes"]
+    assert (document["evidence"], document["margin_pct"]) == ("measured", 3.0)
+    low, high = document["tokens_per_s_interval"]
+    assert low < document["tokens_per_s"] < high
+    assert document["fits"] is True
 
 
 def test_a_config_is_taken_from_a_file_a_folder_and_inline(tmp_path: Path) -> None:
@@ -307,8 +307,8 @@ def test_a_failing_tracer_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatc
 def test_the_default_estimate_is_the_trainers_own_step() -> None:
     """A change of the trainer's defaults must not go unnoticed here."""
     assert TrainConfig.model_fields["precision"].default == "auto"
-    found = broker.estimate(MISTRAL)
-    assert found["peak_allocated_bytes"] > 14 * GIB
+    estimate = broker.estimate(MISTRAL)
+    assert estimate["peak_allocated_bytes"] > 14 * GIB
 
 
 @pytest.mark.parametrize("positions", ["4096", -1, 0, 2048.0])

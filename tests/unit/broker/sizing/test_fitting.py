@@ -50,10 +50,10 @@ def test_a_smaller_micro_batch_keeps_pairs_together() -> None:
 
 
 def test_what_does_not_fit_prints_no_speed_and_a_table() -> None:
-    shown = CliRunner().invoke(app, ["estimate", MISTRAL, *CASES["full"]])
-    assert shown.exit_code == 1
-    assert "tokens/s" not in shown.stdout
-    assert "change  nvidia-smi  options" in shown.stdout
+    result = CliRunner().invoke(app, ["estimate", MISTRAL, *CASES["full"]])
+    assert result.exit_code == 1
+    assert "tokens/s" not in result.stdout
+    assert "change  nvidia-smi  options" in result.stdout
     document = json.loads(run(*CASES["full"]).stdout)
     assert (document["tokens_per_s"], document["tokens_per_s_basis"]) == (None, "does not fit")
 

@@ -82,7 +82,7 @@ def test_the_command_accepts_several_stack_options() -> None:
 @pytest.mark.parametrize(("theirs", "ours"), HF_OPTIMIZERS.items())
 def test_an_optimizer_is_known_by_transformers_name(theirs: str, ours: str) -> None:
     names = pytest.importorskip("transformers.training_args").OptimizerNames
-    assert theirs in {one.value for one in names}
+    assert theirs in {name.value for name in names}
     assert ours in OPTIMIZERS
     assert peak(method="full", optimizer=theirs) == peak(method="full", optimizer=ours)
     notes = estimate(config=TINY, seq=128, optimizer=theirs)["notes"]

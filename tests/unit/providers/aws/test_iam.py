@@ -268,11 +268,11 @@ async def test_skypilots_launch_and_our_own_calls_need_no_more(moto: str, keys: 
         assert await cloud.check() is None
         (seen,) = await cloud.list()
         assert (seen.handle.id, seen.handle.name, seen.spot, seen.accelerator) == (machine, NAME, True, "l40s")
-        bought = Purchase(
+        purchase = Purchase(
             cloud="aws", region=REGION, instance_type="g6e.xlarge", use_spot=True,
             config={"aws": {"disk_encrypted": True}},
         )  # fmt: skip
-        await cloud.confirm(seen.handle, bought)
+        await cloud.confirm(seen.handle, purchase)
         await cloud.destroy(seen.handle)
         assert [one.state for one in await cloud.list()] == [InstanceState.GONE]
         with pytest.raises(Gone):

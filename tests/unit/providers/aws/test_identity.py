@@ -59,7 +59,7 @@ print(json.dumps(found))
 def by_botocore(home: Path, environments: list[dict[str, str]]) -> list[str | None]:
     """Return the key that botocore itself chooses in each environment, as SkyPilot's workers call it."""
     env = {"PATH": os.environ["PATH"], "HOME": str(home)}
-    asked = json.dumps([{"AWS_EC2_METADATA_DISABLED": "true"} | given for given in environments])
+    asked = json.dumps([{"AWS_EC2_METADATA_DISABLED": "true"} | environment for environment in environments])
     done = subprocess.run(
         [sys.executable, "-c", BOTO], env=env, input=asked, capture_output=True, text=True, check=True
     )

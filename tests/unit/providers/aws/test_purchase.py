@@ -79,8 +79,8 @@ async def test_a_stoppable_machine_is_set_to_terminate_and_delete_its_disk(world
     await world.open().confirm(handle(machine), plain())
     told = ec2.describe_instance_attribute(InstanceId=machine, Attribute="instanceInitiatedShutdownBehavior")
     assert told["InstanceInitiatedShutdownBehavior"] == {"Value": "terminate"}
-    (found,) = ec2.describe_instances(InstanceIds=[machine])["Reservations"][0]["Instances"]
-    assert [one["Ebs"]["DeleteOnTermination"] for one in found["BlockDeviceMappings"]] == [True]
+    (instance,) = ec2.describe_instances(InstanceIds=[machine])["Reservations"][0]["Instances"]
+    assert [one["Ebs"]["DeleteOnTermination"] for one in instance["BlockDeviceMappings"]] == [True]
 
 
 async def test_a_machine_that_stays_stoppable_is_refused(world: World) -> None:
@@ -123,14 +123,14 @@ async def test_a_machine_with_a_role_is_refused(world: World) -> None:
 
 async def test_a_machine_outside_the_requested_place_is_refused(world: World) -> None:
     ec2, machine, cloud = world.ec2(), world.launch(), world.open()
-    (found,) = ec2.describe_instances(InstanceIds=[machine])["Reservations"][0]["Instances"]
+    (instance,) = ec2.describe_instances(InstanceIds=[machine])["Reservations"][0]["Instances"]
     base = {"cloud": "aws", "region": EAST, "instance_type": "g6e.xlarge", "use_spot": False}
     vpc = Purchase(**base, config={"aws": {"vpc_name": "lab"}})  # type: ignore[arg-type]
     subnet = Purchase(**base, config={"aws": {"subnet_names": ["left", "right"]}})  # type: ignore[arg-type]
     for purchase, why in ((vpc, "VPC lab"), (subnet, "subnets"), (plain(placement_group="gb-aaaa-"), "placement")):
         with pytest.raises(Rejected, match=why):
             await cloud.confirm(handle(machine), purchase)
-    ec2.create_tags(Resources=[found["VpcId"]], Tags=[{"Key": "Name", "Value": "lab"}])
-    ec2.create_tags(Resources=[found["SubnetId"]], Tags=[{"Key": "Name", "Value": "right"}])
+    ec2.create_tags(Resources=[instance["VpcId"]], Tags=[{"Key": "Name", "Value": "lab"}])
+    ec2.create_tags(Resources=[instance["SubnetId"]], Tags=[{"Key": "Name", "Value": "right"}])
     for purchase in (vpc, subnet):
         await cloud.confirm(handle(machine), purchase)

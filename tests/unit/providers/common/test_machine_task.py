@@ -357,8 +357,8 @@ def test_the_bundle_is_installed_next_to_the_torch_that_is_there(machine: Machin
     again = machine.do(task.setup, task, env=NOTHING_TO_FETCH)
     assert again.returncode == 0, again.stderr
     python = machine.srv / "venv" / "bin" / "python"
-    told = subprocess.run([python, "-m", "trainer"], cwd="/", env={}, capture_output=True, text=True, check=False)
-    assert (told.returncode, "GPUBROKER_BLOBS is not set" in told.stderr) == (64, True)
+    completed = subprocess.run([python, "-m", "trainer"], cwd="/", env={}, capture_output=True, text=True, check=False)
+    assert (completed.returncode, "GPUBROKER_BLOBS is not set" in completed.stderr) == (64, True)
 
 
 NOSY = """

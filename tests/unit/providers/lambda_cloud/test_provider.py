@@ -101,9 +101,9 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", api.answer)
     async with TestServer(app, host="127.0.0.1") as server:
-        made = World(api=api, endpoint=str(server.make_url("")), home=tmp_path)
-        yield made
-        for cloud in made.opened:
+        world = World(api=api, endpoint=str(server.make_url("")), home=tmp_path)
+        yield world
+        for cloud in world.opened:
             await cloud.close()
 
 

@@ -104,17 +104,21 @@ async def started(backend: ProcessBackend, tmp_path: Path) -> Path:
 async def test_machine_sees_its_jobs_objects_and_nothing_of_the_daemon(start: ProcessBackend, tmp_path: Path) -> None:
     program(start, SEE)
     folder = await started(start, tmp_path)
-    seen = json.loads((folder / "agent.log").read_text())
-    assert seen["home"] == ["instances"]
-    assert seen["files"] == [
+    document = json.loads((folder / "agent.log").read_text())
+    assert document["home"] == ["instances"]
+    assert document["files"] == [
         "i/attempts/a/spec.json", "i/broker/lease", "i/checkpoints/j/b/x", "i/checkpoints/o/d/x", "i/data/j.1",
     ]  # fmt: skip
     store = "/run/gpubroker/blobs/i"
-    assert seen["wrote"] == [f"{store}/attempts/a/final.json", f"{store}/heartbeats/a/0", f"{store}/checkpoints/j/a/x"]
+    assert document["wrote"] == [
+        f"{store}/attempts/a/final.json",
+        f"{store}/heartbeats/a/0",
+        f"{store}/checkpoints/j/a/x",
+    ]
     assert (tmp_path / "blobs" / "i" / "checkpoints" / "j" / "a" / "x").exists()
-    assert seen["links"] == ["/tmp"]
-    assert (seen["pids"], seen["capabilities"]) == (2, 0)
-    assert seen["cwd"] == seen["home_of_job"] == str(folder.resolve() / "work")
+    assert document["links"] == ["/tmp"]
+    assert (document["pids"], document["capabilities"]) == (2, 0)
+    assert document["cwd"] == document["home_of_job"] == str(folder.resolve() / "work")
 
 
 async def test_end_of_the_first_process_ends_all_that_left_the_session(start: ProcessBackend, tmp_path: Path) -> None:

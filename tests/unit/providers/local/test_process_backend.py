@@ -61,8 +61,8 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[[str], ProcessBackend]]
 
 
 async def the_one(body: ProcessBackend) -> Observed:
-    (found,) = await body.machines()
-    return found
+    (machine,) = await body.machines()
+    return machine
 
 
 async def started(body: ProcessBackend, tmp_path: Path, *, boot: BootSpec | None = None, **more: object) -> None:
@@ -101,14 +101,14 @@ async def test_the_environment_is_the_boot_spec_and_no_credential_of_the_daemon(
     body = make("import json, os; print(json.dumps(dict(os.environ)), flush=True); open('ready', 'w')")
     boot = BootSpec(env={"GPUBROKER_ATTEMPT": "a"}, secret_env={"GPUBROKER_ATTEMPT_KEY": "k"})
     await started(body, tmp_path, boot=boot)
-    seen = json.loads((tmp_path / NAME / "agent.log").read_text())
+    document = json.loads((tmp_path / NAME / "agent.log").read_text())
     folder = tmp_path.resolve() / NAME
-    assert {k: v for k, v in seen.items() if k.startswith("GPUBROKER_")} == {
+    assert {k: v for k, v in document.items() if k.startswith("GPUBROKER_")} == {
         "GPUBROKER_ATTEMPT": "a", "GPUBROKER_ATTEMPT_KEY": "k", "GPUBROKER_INSTANCE": NAME,
         "GPUBROKER_INSTANCE_DIR": str(folder), "GPUBROKER_WORKDIR": str(folder / "work"),
     }  # fmt: skip
-    assert "AWS_SECRET_ACCESS_KEY" not in seen
-    assert seen["PATH"] == os.environ["PATH"]
+    assert "AWS_SECRET_ACCESS_KEY" not in document
+    assert document["PATH"] == os.environ["PATH"]
 
 
 async def test_relative_module_folders_are_those_of_the_daemon(
@@ -120,8 +120,8 @@ async def test_relative_module_folders_are_those_of_the_daemon(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(("src", "", checkout)))
     body = make("import json, os; print(json.dumps(dict(os.environ)), flush=True); open('ready', 'w')")
     await started(body, tmp_path)
-    seen = json.loads((tmp_path / NAME / "agent.log").read_text())
-    assert seen["PYTHONPATH"].split(os.pathsep) == [str(tmp_path / "src"), checkout]
+    document = json.loads((tmp_path / NAME / "agent.log").read_text())
+    assert document["PYTHONPATH"].split(os.pathsep) == [str(tmp_path / "src"), checkout]
 
 
 async def test_a_secret_is_in_the_agents_environment_only(

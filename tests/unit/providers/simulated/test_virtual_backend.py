@@ -70,9 +70,9 @@ class World:
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
-    made = World()
-    yield made
-    await made.body.close()
+    world = World()
+    yield world
+    await world.body.close()
 
 
 A, B = "a" * 13, "b" * 13

@@ -108,8 +108,8 @@ def test_a_machine_with_user_data_is_known_before_the_first_contact(tmp_path: Pa
     shown = subprocess.run(["ssh-keygen", "-y", "-f", private], capture_output=True, text=True, check=True).stdout
     assert shown.split()[:2] == config["ssh_keys"]["ed25519_public"].split()[:2]
     pinned = sky_ssh.known_hosts_file(tmp_path, "gb-abcd-a")
-    found = subprocess.run(["ssh-keygen", "-F", "[192.0.2.7]:2222", "-f", pinned], capture_output=True, text=True)
-    assert shown.split()[1] in found.stdout
+    completed = subprocess.run(["ssh-keygen", "-F", "[192.0.2.7]:2222", "-f", pinned], capture_output=True, text=True)
+    assert shown.split()[1] in completed.stdout
     assert config["ssh_keys"]["ed25519_private"] not in pinned.read_text()
     assert strictness(pinned) == "yes"
     assert strictness(sky_ssh.known_hosts_file(tmp_path, "gb-abcd-b")) == "accept-new"

@@ -39,11 +39,11 @@ def job(status: str, log: str = "", ran_s: float = 0.0) -> SkyJob:
 
 
 async def test_the_state_of_a_task_is_read_from_its_machine(tmp_path: Path) -> None:
-    seen = await read_job(machine(tmp_path, running_s=100, log="é\n" * 20_000 + PULL))
-    assert seen is not None
-    assert (seen.status, 100 <= seen.ran_s < 130) == ("RUNNING", True)
-    assert seen.log.endswith(PULL)
-    assert len(seen.log) < 20_000
+    job = await read_job(machine(tmp_path, running_s=100, log="é\n" * 20_000 + PULL))
+    assert job is not None
+    assert (job.status, 100 <= job.ran_s < 130) == ("RUNNING", True)
+    assert job.log.endswith(PULL)
+    assert len(job.log) < 20_000
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ async def test_the_state_of_a_task_is_read_from_its_machine(tmp_path: Path) -> N
 async def test_each_task_file_gives_its_job_status(
     tmp_path: Path, running_s: float | None, code: int | None, status: str
 ) -> None:
-    seen = await read_job(machine(tmp_path, running_s=running_s, code=code))
-    assert seen is not None
-    assert seen.status == status
+    job = await read_job(machine(tmp_path, running_s=running_s, code=code))
+    assert job is not None
+    assert job.status == status
 
 
 async def test_a_machine_on_which_nothing_was_started_yet_has_no_job(tmp_path: Path) -> None:

@@ -53,10 +53,10 @@ class Rig:
         """Advance the time, and let the liveness controller record a heartbeat."""
         self.clock.time += timedelta(seconds=after_s)
         self.seq += 1
-        (one,) = await self.store.claim_attempts(Lane.LIVENESS, owner="l", lease_s=1, limit=1)
-        values = {"attempt": one.attempt.id, "boot": "b", "seq": self.seq, "phase": "training", "total_steps": 1000}
-        beaten = replace(one.attempt, beat=Heartbeat(**(values | changes)))
-        assert await self.store.apply([Change(attempt=(one.attempt, beaten))]) == [True]
+        (attempt,) = await self.store.claim_attempts(Lane.LIVENESS, owner="l", lease_s=1, limit=1)
+        values = {"attempt": attempt.attempt.id, "boot": "b", "seq": self.seq, "phase": "training", "total_steps": 1000}
+        beaten = replace(attempt.attempt, beat=Heartbeat(**(values | changes)))
+        assert await self.store.apply([Change(attempt=(attempt.attempt, beaten))]) == [True]
 
     async def told(self, job: Job) -> list[Event]:
         return [e for e in await self.store.events(job.id, after=0, limit=99) if e.kind.startswith("job.")]

@@ -101,16 +101,16 @@ class Rig:
             self.clock.time += timedelta(seconds=1)
 
     async def status(self, name: str = "hook") -> ChannelStatus:
-        (found,) = [one for one in await self.store.channels() if one.channel.name == name]
+        (found,) = [channel for channel in await self.store.channels() if channel.channel.name == name]
         return found
 
 
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
-    made = Rig(notifier=Scripted())
-    await made.add()
-    yield made
-    await made.outbox.close()
+    rig = Rig(notifier=Scripted())
+    await rig.add()
+    yield rig
+    await rig.outbox.close()
 
 
 def down(message: str = "refused") -> Act:
@@ -179,12 +179,12 @@ async def test_a_channel_down_for_an_hour_loses_nothing_and_floods_nothing(rig: 
     for job in jobs:
         assert rig.notifier.heard(job)[0] == "job.submitted"
         assert rig.notifier.heard(job)[-1] == "job.succeeded"
-    waits = [one for one in rig.notifier.told if one.kind == "job.waiting"]
+    waits = [wait for wait in rig.notifier.told if wait.kind == "job.waiting"]
     assert len(waits) <= 10
-    assert len(waits) + sum(one.folded for one in waits) == 36 * 5
+    assert len(waits) + sum(wait.folded for wait in waits) == 36 * 5
     after = await rig.status()
     assert (after.waiting, after.channel.enabled, after.channel.failures) == (0, True, 0)
-    assert after.dropped == {"folded": sum(one.folded for one in waits)}
+    assert after.dropped == {"folded": sum(wait.folded for wait in waits)}
 
 
 async def test_a_pause_is_obeyed_by_the_whole_channel_and_no_failure(rig: Rig) -> None:
@@ -244,7 +244,7 @@ async def test_one_poisonous_delivery_is_given_up_and_its_job_continues(rig: Rig
         await rig.live(60)
         assert rig.notifier.heard(other) == ["a"]
         assert len(rig.notifier.calls) < 1000
-    tries = [one.attempts for one in rig.notifier.calls if one.kind == "bad"]
+    tries = [call.attempts for call in rig.notifier.calls if call.kind == "bad"]
     assert tries == list(range(GIVE_UP_AFTER))
     assert (await rig.status()).dropped == {"never taken": 1}
 

@@ -189,7 +189,7 @@ def spans_s(seen: Inventory, *, max_age_s: float = 15.0) -> dict[str, tuple[floa
     def told(at: datetime | None) -> float | None:
         return None if at is None else (at - build.T0).total_seconds()
 
-    return {one.id: (told(one.since), told(one.until)) for one in seen.machine_spans(OWN, max_age_s=max_age_s)}
+    return {span.id: (told(span.since), told(span.until)) for span in seen.machine_spans(OWN, max_age_s=max_age_s)}
 
 
 async def test_the_last_absence_before_a_machines_birth_is_known() -> None:

@@ -293,22 +293,24 @@ def test_ddp_holds_buckets_and_fsdp_gathers() -> None:
 
 
 def test_rows_longer_than_the_window_need_a_mask_and_keys_of_their_own() -> None:
-    short, asked = of("mistral", window=512), EstimateOptions(length=1024, rows=2, precision="bf16")
-    masked, plain = estimate(short, asked), estimate(replace(short, window=None), asked)
+    short, estimate_options = of("mistral", window=512), EstimateOptions(length=1024, rows=2, precision="bf16")
+    masked, plain = estimate(short, estimate_options), estimate(replace(short, window=None), estimate_options)
     mask = 2 * 2 * 1024 * 1024
     assert masked.peak_allocated - plain.peak_allocated > short.layers * mask
-    assert estimate(short, replace(asked, attention="flash")).peak_allocated == plain.peak_allocated
+    assert estimate(short, replace(estimate_options, attention="flash")).peak_allocated == plain.peak_allocated
     assert (
-        estimate(short, replace(asked, length=511)).peak_allocated
-        < estimate(short, replace(asked, length=512)).peak_allocated * 0.99
+        estimate(short, replace(estimate_options, length=511)).peak_allocated
+        < estimate(short, replace(estimate_options, length=512)).peak_allocated * 0.99
     )
-    some = estimate(replace(short, windowed=(True, False, True, False, True)), asked)
+    some = estimate(replace(short, windowed=(True, False, True, False, True)), estimate_options)
     assert plain.peak_allocated < some.peak_allocated < masked.peak_allocated
     every = replace(short, kv_heads=short.heads)
     assert (
-        estimate(every, asked).peak_allocated - estimate(replace(every, window=None), asked).peak_allocated > 4 * mask
+        estimate(every, estimate_options).peak_allocated
+        - estimate(replace(every, window=None), estimate_options).peak_allocated
+        > 4 * mask
     )
-    single = replace(asked, precision="fp32")
+    single = replace(estimate_options, precision="fp32")
     assert estimate(replace(short, family="gemma2"), single).peak_allocated > 0
     assert estimate(short, single).peak_allocated < estimate(replace(short, window=None), single).peak_allocated
 

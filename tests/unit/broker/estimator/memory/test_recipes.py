@@ -97,9 +97,10 @@ def test_kept_chunks_count_until_the_backward_pass() -> None:
 
 def test_fused_norms_and_rotary_positions_need_less_without_checkpointing() -> None:
     """A fused norm holds its bf16 input; a norm in PyTorch's operations holds a float32 copy of it."""
-    asked = EstimateOptions(method="lora", length=1024, rows=8)
+    estimate_options = EstimateOptions(method="lora", length=1024, rows=8)
     plain, fused = (
-        estimate(LLAMA_3_8B, replace(asked, recipe=r)).by_category["activations"] for r in ("hf-trainer", "fms-foak")
+        estimate(LLAMA_3_8B, replace(estimate_options, recipe=r)).by_category["activations"]
+        for r in ("hf-trainer", "fms-foak")
     )
     assert plain - fused == pytest.approx((2 * L + 1) * 8 * 1024 * H * 2, rel=0.1)
 

@@ -67,9 +67,9 @@ def seen(number: int = 1, **changes: Any) -> RunObservation:
 
 
 def knows(*observations: RunObservation) -> Corrections:
-    found = [assess(one) for one in observations]
-    assert all(isinstance(one, ComparedRun) for one in found)
-    return learn([one for one in found if one is not None])
+    found = [assess(observation) for observation in observations]
+    assert all(isinstance(observation, ComparedRun) for observation in found)
+    return learn([observation for observation in found if observation is not None])
 
 
 def ended(**changes: Any) -> Attempt:

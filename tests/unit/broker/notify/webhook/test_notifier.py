@@ -25,7 +25,7 @@ def verify(secret: str, headers: dict[str, str], body: bytes) -> bool:
     content = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
     wanted = hmac.new(base64.b64decode(secret.removeprefix("whsec_")), content, hashlib.sha256).digest()
     signatures = headers["webhook-signature"].split(" ")
-    return any(hmac.compare_digest(one, "v1," + base64.b64encode(wanted).decode()) for one in signatures)
+    return any(hmac.compare_digest(signature, "v1," + base64.b64encode(wanted).decode()) for signature in signatures)
 
 
 # ------------------------------------------------------------------------------------------------------------ content
@@ -35,12 +35,12 @@ async def test_an_event_is_one_signed_post_with_the_job(rig: Rig) -> None:
     async with receiving(always(204)) as receiver:
         await rig.send(f"http://127.0.0.1:{receiver.port}/in?token=t")
     ((headers, body),) = receiver.got
-    told = json.loads(body)
-    assert (told["type"], told["timestamp"]) == ("attempt.preempted", START.isoformat())
-    assert told["data"]["message"] == "gone ü"
-    assert (told["data"]["seq"], told["data"]["folded"], told["data"]["detail"]) == (7, 2, {"step": 3})
-    assert told["data"]["job"]["spent_usd"] == "0"
-    assert told["data"]["job"]["attempt"]["usd_per_hour"] == "0.731234"
+    document = json.loads(body)
+    assert (document["type"], document["timestamp"]) == ("attempt.preempted", START.isoformat())
+    assert document["data"]["message"] == "gone ü"
+    assert (document["data"]["seq"], document["data"]["folded"], document["data"]["detail"]) == (7, 2, {"step": 3})
+    assert document["data"]["job"]["spent_usd"] == "0"
+    assert document["data"]["job"]["attempt"]["usd_per_hour"] == "0.731234"
     headers = {name.lower(): text for name, text in headers.items()}
     assert headers["content-type"] == "application/json"
     assert headers["webhook-id"] == DELIVERY.id
@@ -56,9 +56,13 @@ async def test_a_notice_has_no_job(rig: Rig) -> None:
     notice = Notice(id="n-1", kind="budget.threshold", message="80 %", team="nlp", data={"at": 0.8}, at=START)
     async with receiving(always(200)) as receiver:
         await rig.send(f"http://127.0.0.1:{receiver.port}/", delivery=Delivery(stream=NOTICES, notice=notice))
-    told = json.loads(receiver.got[0][1])
-    assert (told["type"], told["data"]["team"], told["data"]["detail"]) == ("budget.threshold", "nlp", {"at": 0.8})
-    assert "job" not in told["data"]
+    document = json.loads(receiver.got[0][1])
+    assert (document["type"], document["data"]["team"], document["data"]["detail"]) == (
+        "budget.threshold",
+        "nlp",
+        {"at": 0.8},
+    )
+    assert "job" not in document["data"]
 
 
 async def test_a_rotated_secret_and_the_one_before_both_sign_for_a_day(rig: Rig) -> None:

@@ -84,8 +84,8 @@ def test_every_gather_and_reduction_lives_as_long_as_in_torch() -> None:
 
 def test_fsdp_copies_what_is_gathered_in_another_type_or_from_the_host() -> None:
     """FSDP casts a shard, or copies a shard from the host, before it gathers the shard."""
-    asked = EstimateOptions(method="full", sharding="fsdp", gpus=4)
-    mixed, single = (numerics(SMOLLM2_135M, replace(asked, precision=p))[0] for p in ("bf16-autocast", "fp32"))
+    options = EstimateOptions(method="full", sharding="fsdp", gpus=4)
+    mixed, single = (numerics(SMOLLM2_135M, replace(options, precision=p))[0] for p in ("bf16-autocast", "fp32"))
     whole = SMOLLM2_135M.parameters
     for how, offload, cast in ((mixed, False, 2 * whole // 4), (single, False, 0), (single, True, 4 * whole // 4)):
         root, layer = units(SMOLLM2_135M, how, whole, 4, offload=offload)
@@ -110,27 +110,27 @@ def test_gathered_and_reduced_buffers_are_freed(labels: int, ask: dict[str, Any]
     head: dict[str, Any] = {"labels": labels, "head": "words", "head_parameters": labels * 576} if labels else {}
     parameters = root_parameters(replace(SMOLLM2_135M, **head)) + layers * 3_540_096
     shape = replace(SMOLLM2_135M, layers=layers, parameters=parameters, **head)
-    asked = EstimateOptions(sharding="fsdp", gpus=2, length=8, **ask)
-    how, _ = numerics(shape, asked)
+    options = EstimateOptions(sharding="fsdp", gpus=2, length=8, **ask)
+    how, _ = numerics(shape, options)
     step = Step(
-        numerics=how, rows=1, length=8, checkpointing=asked.checkpointing, accumulated=asked.accumulated, shards=2,
-        offload=asked.offload,
+        numerics=how, rows=1, length=8, checkpointing=options.checkpointing, accumulated=options.accumulated, shards=2,
+        offload=options.offload,
     )  # fmt: skip
     simulator = (ClassifierSimulator if labels else DecoderSimulator)(shape, step)
     found = simulator.run()
     by = found.segments["optimizer"]
     assert simulator.tape.live["communication"] == by["communication"] == 0
     assert by["gradients"] == step.share(how.trained * simulator.trained)
-    assert min(size for one in found.segments.values() for size in one.values()) >= 0
+    assert min(size for segment in found.segments.values() for size in segment.values()) >= 0
 
 
 def test_gradients_that_machines_sum_are_named_to_the_end_of_the_pass() -> None:
     """torch keeps both the gradients that hybrid sharding reduces between machines and the sums they are added to."""
-    asked = EstimateOptions(
+    options = EstimateOptions(
         method="full", precision="fp32", sharding="hybrid", gpus=4, nodes=2, length=64, checkpointing=True
     )
-    once, again = (estimate(LLAMA_3_8B, replace(asked, accumulated=a)).peak_allocated for a in (False, True))
-    within = replace(asked, sharding="fsdp", gpus=2, nodes=1)
+    once, again = (estimate(LLAMA_3_8B, replace(options, accumulated=a)).peak_allocated for a in (False, True))
+    within = replace(options, sharding="fsdp", gpus=2, nodes=1)
     alone, added = (estimate(LLAMA_3_8B, replace(within, accumulated=a)).peak_allocated for a in (False, True))
     share = 4 * (LLAMA_3_8B.parameters - root_parameters(LLAMA_3_8B)) // 2
     assert once == alone
