@@ -1,25 +1,25 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-# Otherwise every process of a test compiles all modules that it imports.
+# Without bytecode files every process of a test would compile all modules that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
 BIN    := .venv/bin
 STAMP  := .venv/.installed
-# SkyPilot's own environment: `sys.prefix` of the daemon's, and `-skypilot`, as providers/skypilot/environment.py looks for it.
+# SkyPilot's own environment: the daemon's `sys.prefix` with the suffix `-skypilot` (providers/skypilot/environment.py).
 SKY       := .venv-skypilot
 SKY_STAMP := $(SKY)/.installed
 EXTRAS    := server trainer trackers fp8 aws plots demo dev
 PROTO  := broker/api/proto
 MODEL  := .demo/models/smollm2-135m-instruct
-# Chat templates of published models, for the trainer's tests; what the wheel needs to run is not installed.
+# Chat templates of published models, for the trainer's tests. The wheel's own dependencies are not installed.
 TEMPLATES := trl==1.16.0
 CODE   := $(wildcard broker providers trainer examples benchmarks)
 ALL    := $(CODE) $(wildcard tests .ci)
 
-# Processes of pytest. Tests of the broker wait for most of their time, so there are two for each core, and eight at most.
-# The trainer's keep a core busy each: never more than two. Its slow ones wait for half of their time: three.
+# Processes of pytest. Tests of the broker mostly wait, so two run on each core, but at most eight. A test of the
+# trainer keeps a core busy, so at most two run. Slow tests of the trainer wait for half of their time, so three run.
 WORKERS         ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 4 ? 2 * n : 8 )))
 SLOW_WORKERS    ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? n : 8 )))
 TRAINER_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 2 ? n : 2 )))
@@ -28,12 +28,12 @@ SLOW_TRAINER_WORKERS ?= 3
 # Simulated lifetimes of `make reliability`; .ci/run takes fewer, with other seeds for every commit.
 LIFETIMES ?= 10000
 
-# Decisions are pure, so every branch of them can be tested, and is.
+# Decisions are pure functions, so tests must cover every branch.
 PURE    := estimator billing policy lifecycle quote reporting
 PURE_TESTS := tests/unit/broker
 COVERED := $(PURE:%=--cov=broker.%) --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
 
-# Tests that need emulated machines, and so root and namespaces: `make clouds-test` runs them.
+# Tests on emulated machines, which need root and namespaces: `make clouds-test` runs them.
 MACHINES := tests/clouds/scenarios $(addprefix tests/clouds/test_,isolation.py machines.py aws.py together.py sky_machines.py self_stop.py)
 
 BROKER_TESTS  = $(BIN)/pytest tests --ignore=tests/trainer $(MACHINES:%=--ignore=%) --dist loadfile
@@ -42,7 +42,7 @@ TEST_PARTS   := tests-of-broker-and-providers tests-of-the-trainer
 SLOW_PARTS   := $(TEST_PARTS:%=slow-%)
 FAST_LEAVES  := $(addprefix tests/unit/broker/,estimator model_catalog) tests/unit/providers
 
-# Run all parts, also after one that failed; print the seconds of each; fail if one has failed.
+# Runs all parts even if one fails, prints the seconds of each part, and fails if any part failed.
 run_all = failed=; table=; \
 	for part in $(1); do \
 		printf '\n== %s\n' "$$part"; began=$$SECONDS; outcome=passed; \
@@ -104,15 +104,15 @@ test-slow: venv ## the tests that make test leaves out, and the coverage of the 
 test-fast: venv ## unit tests of the broker's rules and of its controllers' decisions, for the inner loop; 3 minutes
 	$(BIN)/pytest tests/unit -m 'not slow' $(FAST_LEAVES:%=--ignore=%) -n $(WORKERS) --dist loadfile
 
-# Parts of the above, each a target of its own: `run_all` runs the next one after one that fails.
+# Each part is a separate target, so that `run_all` continues after a failed part.
 part-tests-of-broker-and-providers:
 	$(BROKER_TESTS) -n $(WORKERS) -m 'not slow'
 
 part-tests-of-the-trainer:
 	$(TRAINER_TESTS) -n $(TRAINER_WORKERS) -m 'not slow'
 
-# Without those of the pure rules: `coverage`, which runs after this part, runs all of them. In the order of
-# tests/tiers.py: by the number of tests, which is the default, files of one long test come last.
+# Leaves out the tests of pure rules, because `coverage` runs all of them after this part. tests/tiers.py sets the
+# order: pytest-xdist's default, by the number of tests, would start files with one long test last.
 part-slow-tests-of-broker-and-providers:
 	$(BROKER_TESTS) --no-loadscope-reorder --ignore=$(PURE_TESTS) -n $(WORKERS) -m slow $(SAMPLE)
 
@@ -126,7 +126,7 @@ reliability: ## simulated job lifetimes under faults, by default 10,000, and kil
 	@$(MAKE) --no-print-directory simulations
 	@$(MAKE) --no-print-directory kills
 
-# Every lifetime has a clock of its own, so other load makes the simulations longer and changes nothing else.
+# Every lifetime has its own clock, so other load on the machine only makes the simulations take longer.
 simulations: venv ## the first part of `make reliability`: simulated job lifetimes
 	$(BIN)/python -m tests.sim --seeds commit --lifetimes $(LIFETIMES)
 	$(BIN)/python -m tests.sim --seeds commit --lifetimes 1000 --hints dropped
@@ -169,7 +169,7 @@ lint: docs licences ## ruff, mypy --strict, import contracts, prose, licences, S
 licences: venv ## no AGPL or GPL in what is installed with gpubroker, the trainer or SkyPilot
 	$(BIN)/python .ci/licences.py
 
-# Tools of the next two in throw-away environments, since their own pins differ from the product's.
+# The tools of the next two targets have temporary environments, because their pins differ from the product's.
 sbom: venv ## write a CycloneDX bill of materials into sbom/ for base, server, the broker's image and the trainer's
 	$(PYTHON) .ci/install.py --venv .venv-sbom 'cyclonedx-bom==7.5.0'
 	$(BIN)/python .ci/sbom.py --tools .venv-sbom sbom
@@ -185,11 +185,11 @@ fix: venv ## let ruff mend and format what it can
 proto: venv ## write the gRPC stubs again from the .proto files
 	$(BIN)/python .ci/proto.py
 
-# What clients may rely on. Fields may be added to it at any time; to be replaced at a release, never to silence lint.
+# The API that clients may rely on. Replace this file only at a release, and never to silence lint.
 proto-baseline: venv ## make the current gRPC contract the baseline that `make lint` compares with
 	$(BIN)/buf build $(PROTO) --exclude-source-info -o $(PROTO)/baseline.binpb
 
-# Without --find-links: a wheel of one machine (torch's +cpu build) must not become everyone's version.
+# Without --find-links, because a wheel of this machine (torch's +cpu build) must not be locked for all.
 COMPILE := env -u PIP_FIND_LINKS -u UV_FIND_LINKS UV_CUSTOM_COMPILE_COMMAND='make constraints' $(BIN)/uv pip compile \
 	--quiet --universal --python-version 3.11 --no-emit-index-url --no-annotate
 constraints: | $(BIN)/uv ## resolve constraints.txt, constraints-broker.txt, constraints-trainer.txt and constraints-skypilot.txt again

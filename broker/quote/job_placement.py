@@ -127,8 +127,8 @@ def _quote(facts: PlacementFacts, market: MarketFacts) -> QuotedMarket:
     job, free_gpu_limit = facts.job, free_gpus(facts.policies)
     shared = _shared_quote(facts, market, None if free_gpu_limit is None else free_gpu_limit[0])
     market_quote = _quote_of_job(facts, shared.quote)
-    cap_left, least = reservation(job), partial(_min_budget_usd, facts)
-    choice = choose(market_quote, cap_left=cap_left, attempt_number=job.attempts + 1, least=least)
+    cap_left, min_budget = reservation(job), partial(_min_budget_usd, facts)
+    choice = choose(market_quote, cap_left=cap_left, attempt_number=job.attempts + 1, min_budget=min_budget)
     room_message = free_gpu_limit[1] if free_gpu_limit else ""
     return QuotedMarket(quote=market_quote, shared=shared, choice=choice, room_message=room_message)
 

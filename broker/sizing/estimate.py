@@ -156,7 +156,7 @@ def _speed(shape: ModelShape, ask: EstimateOptions, hardware: Hardware | None, t
         gradient_checkpointing=ask.checkpointing,
     )
     target = (ask.target or ask.length) if shape.decoder_layers else 0
-    run = run_of(shape, ask, plan, ask.length, ask.nodes, written=target)
+    run = run_of(shape, ask, plan, ask.length, ask.nodes, generated_tokens=target)
     return for_other_code(speed(replace(run, reference=REFERENCE_PASSES.get(task or "", 0)), hardware))
 
 

@@ -111,7 +111,7 @@ async def _form(visit: Visit, fields: Mapping[str, str], faults: Mapping[str, st
     uses = USES.get(values["task"], ())
     is_script = values["task"] == SCRIPT
     # Further settings may name columns; those of a clone do.
-    if not is_script and not given.get(MORE) and not any(all(values[name] for name in needed) for needed, _ in uses):
+    if not is_script and not fields.get(MORE) and not any(all(values[name] for name in needed) for needed, _ in uses):
         values |= {name: values[name] or guess for name, guess in suggested(values["task"], columns).items()}
     if data is not None and not values["name"]:
         values["name"] = _name(data.name)
@@ -122,8 +122,8 @@ async def _form(visit: Visit, fields: Mapping[str, str], faults: Mapping[str, st
         "columns": columns,
         "mapping": mapping,
         "is_script": is_script,
-        "more": given.get(MORE, ""),
-        "source": given.get("source", ""),
+        "more": fields.get(MORE, ""),
+        "source": fields.get("source", ""),
         "upload_query": _upload_query(visit, values["task"]),
         "choices": CHOICES,
         "faults": faults or {},

@@ -34,7 +34,7 @@ class AnswerData(TaskData[E], Generic[E]):
     """True if the rows are chats. Set by `read`."""
 
     @property
-    def _used(self) -> set[str]:
+    def _template_columns(self) -> set[str]:
         """Columns that the task reads."""
         data = self.config.data
         templates = {f"data.{name}": getattr(data, name) for name in ("prompt", *self.answers)}
@@ -44,7 +44,7 @@ class AnswerData(TaskData[E], Generic[E]):
     def chat_answers(self, row: Row, number: int) -> list[Example] | None:
         """Return the row's answers if all are chats; otherwise None. Raises DataError."""
         columns = [whole_column(getattr(self.config.data, name)) or "" for name in self.answers]
-        if any(cells.turns(row.get(column)) is None for column in columns):
+        if any(cells.as_messages(row.get(column)) is None for column in columns):
             return None
         texts: dict[str, None] = {}
         answers = [self._chat_answer(row, number, name, texts) for name in self.answers]

@@ -30,7 +30,7 @@ WHERE id = $1 RETURNING *;
 DELETE FROM channels WHERE id = $1 RETURNING *;
 
 -- name: claim_streams
--- A channel that has just failed gives one stream; refreshes come when nothing waits.
+-- Claims one stream of a channel whose latest delivery failed. Claims refreshes only if no delivery waits.
 WITH clock AS MATERIALIZED (
     SELECT now, now + $4 * interval '1 second' AS until FROM clock_timestamp() AS now
 ), ready AS MATERIALIZED (
@@ -87,7 +87,7 @@ SELECT * FROM channels WHERE id = $1 FOR NO KEY UPDATE;
 SELECT name, epoch FROM streams WHERE channel_id = $1 AND name = ANY ($2::text[]) ORDER BY name FOR NO KEY UPDATE;
 
 -- name: drop_deliveries
--- Of locked streams.
+-- The streams must be locked.
 WITH gone AS (
     DELETE FROM deliveries WHERE channel_id = $1 AND id = ANY ($2::bigint[]) RETURNING stream
 ), counted AS (
@@ -110,7 +110,7 @@ SELECT $1, reason, count(*) FROM unnest($2::text[]) AS reason GROUP BY reason OR
 ON CONFLICT (channel_id, reason) DO UPDATE SET n = drops.n + excluded.n;
 
 -- name: move_channel
--- What a person disabled meanwhile stays so, with that person's reason.
+-- A channel that a user disabled in the meantime stays disabled, with the user's reason.
 UPDATE channels SET failures = $2, reason = CASE WHEN enabled THEN $3 ELSE reason END, enabled = enabled AND $4,
     not_before = GREATEST(not_before, clock_timestamp() + $5 * interval '1 second')
 WHERE id = $1;
@@ -120,7 +120,7 @@ INSERT INTO notices (id, team, kind, message, data) VALUES ($1, $2, $3, $4, $5) 
 RETURNING id;
 
 -- name: overdue
--- The oldest of a channel that are too old, or too many, with the reason.
+-- Selects a channel's oldest deliveries that exceed the age or the number, with the reason.
 SELECT id, stream, CASE WHEN late THEN 'too old' ELSE 'too many' END AS reason FROM (
     SELECT d.id, d.stream, d.at < clock_timestamp() - $2 * interval '1 second' AS late,
         d.id <= (SELECT id FROM deliveries WHERE channel_id = $1 ORDER BY id DESC OFFSET $3 LIMIT 1) AS beyond
@@ -128,7 +128,7 @@ SELECT id, stream, CASE WHEN late THEN 'too old' ELSE 'too many' END AS reason F
 ) AS oldest WHERE late OR beyond;
 
 -- name: forget
--- Streams nothing was told through for long, old notices and keys.
+-- Deletes streams without recent deliveries, old notices and old keys.
 WITH idle AS (
     DELETE FROM streams WHERE (channel_id, name) IN (
         SELECT channel_id, name FROM streams

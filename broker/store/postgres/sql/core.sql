@@ -1,6 +1,6 @@
 -- Every statement of the PostgreSQL store, loaded by name (postgres_pool.py).
--- Locks are taken on jobs before attempts, each in the order of their ids, so that no two transactions wait in a circle.
--- `clock` is read once a statement: an index can serve the comparison, and a lease's end and due_at are the same moment.
+-- Locks are taken on jobs before attempts, each in the order of their ids, so that transactions do not deadlock.
+-- Each statement reads `clock` once, so that an index serves the comparison and a lease's end equals due_at.
 
 -- ---------------------------------------------------------------------------------------------------------- claiming
 
@@ -64,7 +64,7 @@ WITH clock AS MATERIALIZED (
 SELECT claimed.*, prices_of(claimed.id) AS prices, {job_columns} FROM claimed JOIN jobs j ON j.id = claimed.job_id;
 
 -- name: release_jobs
--- due_at before the lease's end is a signal that came during the lease: due at once.
+-- A due_at before the lease's end means that a signal arrived during the lease: the row is due now.
 WITH held AS (
     SELECT j.id FROM jobs j JOIN unnest($1::text[], $2::bigint[]) AS read (id, epoch) USING (id, epoch)
     ORDER BY j.id FOR NO KEY UPDATE OF j
@@ -85,15 +85,15 @@ UPDATE attempts a SET lease_until = NULL, lease_owner = NULL,
 FROM held WHERE a.id = held.id;
 
 -- name: end_leases
--- A claim that is not committed yet keeps its own.
+-- A claim that is not committed yet keeps its lease.
 WITH held AS (
     SELECT id FROM attempts WHERE lane IS NOT NULL AND lease_owner = $1 ORDER BY id FOR NO KEY UPDATE
 )
 UPDATE attempts a SET epoch = a.epoch + 1, lease_until = NULL, lease_owner = NULL, due_at = clock_timestamp()
 FROM held WHERE a.id = held.id;
 
--- Rows whose times lie further ahead than any lease, after the clock was set back. Without them a row would wait as long
--- as the clock was ahead.
+-- Repairs rows whose times are later than any lease allows, which happens when the clock was set back. Without a repair
+-- a row would wait for as long as the clock was ahead.
 
 -- name: repair_jobs
 UPDATE jobs j SET epoch = j.epoch + 1, lease_until = NULL, lease_owner = NULL, due_at = clock_timestamp(),
@@ -151,7 +151,7 @@ FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::timestamptz[], $
 WHERE a.id = u.id;
 
 -- name: write_jobs
--- A NULL state leaves the controllers' columns and the lease alone: only money and the event counter move.
+-- A NULL state changes neither the controllers' columns nor the lease, only money and the event counter.
 UPDATE jobs j SET state = COALESCE(u.state, j.state), reason = COALESCE(u.reason, j.reason),
     attempts = COALESCE(u.attempts, j.attempts), retries_used = COALESCE(u.retries_used, j.retries_used),
     preemptions_without_progress = COALESCE(u.preemptions_without_progress, j.preemptions_without_progress),
@@ -181,7 +181,7 @@ FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::text[], $6::ti
     stop_requested);
 
 -- name: write_charges
--- Every charge moves its fence, also one that covers no time: then whoever read the same before is refused.
+-- Every charge advances the fence, even a charge for no time, so that a writer with older values is refused.
 UPDATE attempts a SET charged_usd = a.charged_usd + u.usd + u.traffic_usd, traffic_usd = a.traffic_usd + u.traffic_usd,
     charged_to = GREATEST(u.charged_to, a.charged_to + interval '1 microsecond'), signal = COALESCE(a.signal, u.signal),
     due_at = CASE WHEN u.signal IS NOT NULL AND a.signal IS NULL THEN clock_timestamp() ELSE a.due_at END
@@ -211,7 +211,8 @@ SELECT pg_notify('gpubroker', payload) FROM unnest($1::text[]) AS payload;
 -- ------------------------------------------------------------------------------------------------- reading and money
 
 -- name: live_versions
--- xmin changes with every committed write of a row. A price change is written with a charge, which moves its attempt.
+-- xmin changes with every committed write of a row. A price change is written with a charge, which also writes the
+-- attempt's row.
 SELECT a.id, a.xmin::text::bigint AS version, j.xmin::text::bigint AS j_version
 FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.lane IS NOT NULL;
 
@@ -279,7 +280,7 @@ GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4;
 -- ----------------------------------------------------------------------------------------------- the API's use cases
 
 -- name: submit
--- Sorted by key, so that two brokers with the same keys do not wait for each other in a circle.
+-- Sorted by key, so that two brokers with the same keys do not deadlock.
 INSERT INTO jobs AS j (id, team, owner, spec, workload, created_at, state, reason, attempts, retries_used,
     finished_at, spent_usd, cap_usd, stop_requested, retry_of, idempotency_key, body_sha256, due_at, event_seq)
 SELECT u.id, u.team, u.owner, u.spec::jsonb, u.workload::jsonb, clock_timestamp(), u.state, u.reason, u.attempts,
@@ -327,7 +328,7 @@ WHERE ($1::text IS NULL OR owner = $1)
 ORDER BY created_at DESC, id DESC LIMIT $7;
 
 -- name: labelled_jobs
--- Of the jobs with the first label, newest first, those that have all labels.
+-- Selects the jobs that have all labels, newest first, by the index on the first label.
 SELECT jobs.* FROM job_labels AS first JOIN jobs ON jobs.id = first.job_id
 WHERE first.label = ($9::text[])[1]
     AND ($1::text IS NULL OR jobs.owner = $1)
@@ -357,7 +358,7 @@ UPDATE jobs SET cap_usd = $2, event_seq = event_seq + 1,
     state = CASE WHEN state = 'capped' THEN 'queued' ELSE state END,
     reason = CASE WHEN state = 'capped' THEN '' ELSE reason END,
     finished_at = CASE WHEN state = 'capped' THEN NULL ELSE finished_at END,
-    -- what it makes from now on is not what was deleted
+    -- data that the job creates from now on was not deleted
     deleted = CASE WHEN state = 'capped' THEN deleted - ARRAY['artifacts', 'checkpoints', 'logs'] ELSE deleted END,
     due_at = CASE WHEN state IN ('capped', 'queued') THEN clock_timestamp() ELSE due_at END
 WHERE id = $1 RETURNING *;
@@ -376,7 +377,7 @@ SELECT 'jobs' AS of, state, count(*) AS n FROM jobs GROUP BY state
 UNION ALL
 SELECT 'attempts', state, count(*) FROM attempts GROUP BY state;
 
--- --------------------------------------------------------------------------------------------------------- the house
+-- ------------------------------------------------------------------------------------------------------ installation
 
 -- name: installation
 WITH proposed AS (INSERT INTO installation (id) VALUES ($1) ON CONFLICT DO NOTHING RETURNING id)

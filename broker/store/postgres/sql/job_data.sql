@@ -1,4 +1,4 @@
--- The costs of a job beside its hours: notes of the guard, what is kept in the blob store, uploads.
+-- Costs of a job in addition to its hours: notes of the spend guard, data in the blob store, uploads.
 
 -- name: lock_noted_jobs
 SELECT * FROM jobs WHERE id = ANY ($1::text[]) ORDER BY id FOR NO KEY UPDATE;
@@ -28,8 +28,8 @@ UPDATE jobs SET stored = $2, stored_due_at = clock_timestamp() + $3::double prec
 WHERE id = $1;
 
 -- name: lock_origins
--- Those who delete checkpoints lock the job for a change: they see who starts from it, or are seen by who would.
--- Before anything is inserted, and in the order of their ids.
+-- A transaction that deletes checkpoints locks the job's row. It therefore sees every job that starts from these
+-- checkpoints, and a later such job sees the deletion. Called before any insert, in the order of the ids.
 SELECT * FROM jobs WHERE id = ANY ($1::text[]) ORDER BY id FOR SHARE;
 
 -- name: starts_from
@@ -42,7 +42,7 @@ UPDATE jobs SET event_seq = event_seq + 1, stored_due_at = clock_timestamp(),
 WHERE id = $1 RETURNING *;
 
 -- name: forget_uploads
--- The last to have sent it counts, whoever that is: the content is one object.
+-- Only the latest sender counts, because all senders share one object.
 WITH old AS (
     SELECT sha256 FROM uploads GROUP BY sha256
     HAVING bool_or(gone_at IS NULL) AND max(put_at) < clock_timestamp() - $1 * interval '1 second' LIMIT $2

@@ -1,7 +1,7 @@
 -- Prices and availability over time.
 
 -- name: record_offers
--- The first document of a sample says that the listing was read: who inserts it writes the sample.
+-- The first document of a sample marks the listing as read. The broker that inserts it writes the sample.
 WITH given AS (
     SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bytea[])
         AS u (accelerator, provider, bucket, document)
@@ -32,7 +32,7 @@ SELECT provider, cloud, region, accelerator, gpus, spot, bucket FROM offer_refus
 WHERE accelerator = ANY ($1::text[]) AND bucket BETWEEN $2 AND $3;
 
 -- name: spot_evidence
--- Every broker reads the last two weeks every 10 minutes: each part by an index, all in one snapshot.
+-- Every broker reads the last two weeks every 10 minutes. An index serves each part; one snapshot serves all parts.
 SELECT 'listed' AS kind, provider, '' AS cloud, '' AS region, accelerator, 0::bigint AS gpus, 0::bigint AS nodes,
     bucket::double precision AS since, 0::double precision AS until, merged AS is_flagged, document
 FROM offer_history WHERE accelerator = ANY ($1::text[]) AND bucket > $2::bigint - 288
@@ -49,7 +49,7 @@ WHERE create_sent_at > to_timestamp($2 * 300.0) AND (line -> 'offer' ->> 'spot')
     AND (running_at IS NOT NULL OR reason = 'preempted');
 
 -- name: recorded_accelerators
--- One step of the index for each name, instead of a scan of all rows.
+-- Reads one index entry for each name instead of all rows.
 WITH RECURSIVE names AS (
     SELECT min(accelerator) AS name FROM offer_history
     UNION ALL

@@ -1,4 +1,4 @@
--- Policies, and what the jobs that they cover have spent and hold.
+-- Policies, and the dollars, GPUs and jobs that count against them.
 -- Policies are locked after jobs and attempts, in the order of their ids.
 
 -- name: policies
@@ -12,8 +12,8 @@ WHERE document IS NOT NULL AND EXISTS (
 ORDER BY id;
 
 -- name: enter_admission
--- Whoever makes a policy waits for the admissions under way, which do not know it: the next one sees what they reserved.
--- A statement of its own, since the next one's snapshot has to be later.
+-- A transaction that creates a policy waits for running admissions, which do not know the policy. Later admissions see
+-- the amounts that these reserved. This is a separate statement, because the next statement needs a later snapshot.
 SELECT pg_advisory_xact_lock_shared(hashtextextended('gpubroker.policies', 0));
 
 -- name: enter_policy
@@ -27,7 +27,8 @@ WHERE document IS NOT NULL AND EXISTS (
 ORDER BY id FOR NO KEY UPDATE;
 
 -- name: standings
--- One statement, so one snapshot: a charge that commits meanwhile is reserved or charged, never neither.
+-- One statement has one snapshot, so a charge that commits during it counts as reserved or as charged, but never as
+-- neither.
 WITH live AS MATERIALIZED (
     SELECT j.team, j.owner, sum(GREATEST(a.reserved_usd - a.charged_usd, 0)) AS outstanding,
         sum(a.gpus) AS gpus, count(*) AS jobs
@@ -53,7 +54,7 @@ SELECT *, clock_timestamp() AS now FROM policies WHERE COALESCE(team, '') = COAL
 FOR NO KEY UPDATE;
 
 -- name: put_policy
--- A row that another transaction inserts meanwhile is waited for and overwritten: the last write is the policy.
+-- Waits for another transaction that inserts the row, and overwrites that row: the last write wins.
 INSERT INTO policies AS p (team, person, name, version, document, changed_by) VALUES ($1, $2, $3, 1, $4, $5)
 ON CONFLICT (COALESCE(team, ''), name) DO UPDATE
 SET person = excluded.person, version = p.version + 1, document = excluded.document, changed_at = clock_timestamp(),
@@ -94,7 +95,7 @@ UPDATE attempts SET reserved_usd = reserved_usd + $2 WHERE id = $1;
 SELECT *, prices_of(id) AS prices FROM attempts WHERE job_id = $1 AND state <> 'ended' FOR NO KEY UPDATE;
 
 -- name: past_attempts
--- What was live within $1: by the quarter-hour, as a budget counts it.
+-- Attempts that were live since $1, with their dollars by quarter-hour as budgets count them.
 SELECT a.job_id, a.number, j.team, j.owner, a.gpus, j.cap_usd, a.reserved_usd, a.created_at AS at, a.ended_at,
     COALESCE(c.buckets, '{}') AS buckets, COALESCE(c.dollars, '{}') AS dollars
 FROM attempts a JOIN jobs j ON j.id = a.job_id

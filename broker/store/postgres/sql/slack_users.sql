@@ -1,4 +1,4 @@
--- Who of a Slack workspace acts as whom.
+-- Links of Slack users to users of teams.
 
 -- name: lock_slack_user
 SELECT * FROM slack_users WHERE team = $1 AND workspace = $2 AND slack_user = $3 FOR UPDATE;
@@ -16,7 +16,7 @@ WHERE ($1::text IS NULL OR workspace = $1) AND ($2::text IS NULL OR slack_user =
 ORDER BY team, workspace, slack_user;
 
 -- name: unlink_tokenless
--- Whoever has no token any more is nobody in Slack either.
+-- Deletes the Slack links of a user without tokens.
 DELETE FROM slack_users WHERE team = $1 AND owner = $2
     AND NOT EXISTS (SELECT id FROM tokens t WHERE t.team = $1 AND t.owner = $2) RETURNING *;
 

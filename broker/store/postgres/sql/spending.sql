@@ -1,4 +1,4 @@
--- What was paid, for reports. They read the ledger itself; an index serves their window.
+-- Reports of spending. They read the ledger; an index serves their time window.
 
 -- name: paid_slices
 SELECT job_id, attempt_id, category, (at AT TIME ZONE $3::text)::date AS day, sum(usd) AS usd

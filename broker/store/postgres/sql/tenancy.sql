@@ -1,5 +1,5 @@
--- Teams, and what they and their people have. Where a person's rows are asked for, the team is named in the statement as
--- well as held by the policies: an operator passes the policies, and has secrets of one team only.
+-- Teams with their tokens, secrets and uploads. A statement about a user's rows names the team, although row-level
+-- security also selects it: the policies admit an operator to all teams, but an operator reads the secrets of one team.
 
 -- name: enter
 SELECT set_config('gpubroker.team', $1, true), set_config('gpubroker.operator', $2, true);
@@ -28,8 +28,8 @@ SELECT EXISTS (SELECT FROM ended_sessions WHERE id = $1) AS ended;
 SELECT id, team, owner, scopes, created_at, expires_at, note FROM tokens ORDER BY created_at, id;
 
 -- name: enter_revocation
--- Two tokens that go at the same time: the second one sees that it is the last. A statement of its own, since the next
--- one's snapshot has to be later.
+-- Serialises two simultaneous revocations, so that the second sees that its token is the last. This is a separate
+-- statement, because the next statement needs a later snapshot.
 SELECT pg_advisory_xact_lock(hashtextextended('gpubroker.revocation', 0));
 
 -- name: delete_token
