@@ -11,7 +11,7 @@ import pytest
 from broker.domain.job import Job, PlanAdjustment
 from broker.domain.offer import GIB, Offer
 from broker.estimator.planning.corrections import NO_CORRECTIONS
-from broker.quote.job_placement import place
+from broker.quote.job_placement import decide_placement
 from broker.quote.placement_facts import FactsNeeded, MarketFacts, PlacementDecision, QuoteCache
 from tests.support.machines import CAPS, NOW, SCRIPT, WORK, offer, spec
 from tests.unit.broker.quote.test_job_placement import NONE_LOST, SETTINGS, facts, job, policy
@@ -38,7 +38,7 @@ def _decide(queued: Job, offers: Sequence[Offer], quotes: QuoteCache, **changes:
         "excluded": EXCLUDED,
         "market": market,
     }
-    decision = place(facts(queued, **values | changes))
+    decision = decide_placement(facts(queued, **values | changes))
     assert not isinstance(decision, FactsNeeded)
     return decision
 
