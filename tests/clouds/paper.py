@@ -209,7 +209,7 @@ class Server:
                 shown = (await self._call("GET", "/api/v1/instances"))["data"]
                 return any(m["id"] == rented.id and m["status"] == "active" for m in shown)
             case "runpod":
-                shown = (await self._call("query { myself { pods { id desiredStatus } } }"))["myself"]["pods"]
+                shown = (await self._ask("query { myself { pods { id desiredStatus } } }"))["myself"]["pods"]
                 return any(m["id"] == rented.id and m["desiredStatus"] == "RUNNING" for m in shown)
         shown = (await self._call("GET", "/api/v1/instances/"))["instances"]
         return any(str(m["id"]) == rented.id and m["actual_status"] == "running" for m in shown)
@@ -230,11 +230,11 @@ class Server:
         return str(answer["data"]["instance_ids"][0])
 
     async def _at_runpod(self, name: str, purchase: Purchase) -> str:
-        shown = (await self._call("query { myself { pods { id name } } }"))["myself"]["pods"]
+        shown = (await self._ask("query { myself { pods { id name } } }"))["myself"]["pods"]
         if standing := [m["id"] for m in shown if m["name"] == name]:
             return str(standing[0])
         self._at("before the key is registered")
-        await self._call(f'mutation {{ updateUserSettings(input: {{ pubKey: "{KEY}" }}) {{ id }} }}')
+        await self._ask(f'mutation {{ updateUserSettings(input: {{ pubKey: "{KEY}" }}) {{ id }} }}')
         self._at("the key is registered")
         count, gpu, _tier, zone, price = purchase.instance_type.split("_")
         kind = next(runpods for runpods, skys in SKY_NAMES.items() if skys == gpu)
@@ -248,7 +248,7 @@ class Server:
         )
         return str((await self._create("POST", "/graphql", {"query": query}))["data"][call]["id"])
 
-    async def _call(self, query: str) -> Any:
+    async def _ask(self, query: str) -> Any:
         return (await self._call("POST", "/graphql", {"query": query}))["data"]
 
     async def _at_vast(self, name: str, purchase: Purchase) -> str:

@@ -30,7 +30,7 @@ SomeLooks = Callable[["asyncio.Task[None]"], Awaitable[None]]
 
 @pytest.fixture
 def token_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TokenStore:
-    for name, value in {"PIECE": 1024, "AT_ONCE": 2, "LOOK_S": 0.001, "RETRY_S": 0.001, "RETRY_FOR_S": 0.0}.items():
+    for name, value in {"PIECE": 1024, "AT_ONCE": 2, "POLL_S": 0.001, "RETRY_S": 0.001, "RETRY_FOR_S": 0.0}.items():
         monkeypatch.setattr(rows, name, value)
     return TokenStore(tmp_path)
 
