@@ -164,7 +164,7 @@ def _system(fields: Mapping[str, Any], messages: list[dict[str, Any]], notices: 
     """Return the message of SYSTEM, or none if it is blank or the chat begins with its own. Raises BadChat."""
     text = fields.get(SYSTEM, "")
     if isinstance(text, list) and text and all(isinstance(part, Mapping) for part in text):
-        text = "".join(_part(part, f"{SYSTEM!r} next to the messages") for part in text)
+        text = "".join(_part_text(part, f"{SYSTEM!r} next to the messages") for part in text)
     if not isinstance(text, str):
         raise BadChat(f"has {SYSTEM!r} next to the messages, which is {_kind(text)}; give a text, or remove it")
     if not text.strip():

@@ -1,7 +1,7 @@
 """FSDP 2 during a simulated step: the buffers that torch's `_fsdp_param_group.py` gathers, sends and frees, and when.
 
 A buffer counts until Python releases it, as in the caching allocator. Each layer is a unit; the root holds all other
-weights and stays unsharded_bytes from before the embeddings to the end of the backward pass.
+weights and stays unsharded from before the embeddings to the end of the backward pass.
 """
 
 from dataclasses import dataclass
@@ -50,11 +50,11 @@ class Unit:
     """Weights that are gathered and reduced together; all sizes are in bytes."""
 
     gathered: int
-    """Bytes of the unsharded_bytes weights."""
+    """Bytes of the unsharded weights."""
     cast: int
     """Bytes of this device's shards that are gathered in another type than they are kept in, or from the host."""
     reduced: int
-    """Bytes of the unsharded_bytes gradients in the type of the reduction."""
+    """Bytes of the unsharded gradients in the type of the reduction."""
     named: int = 0
     """Bytes of the last gradient, which a loop variable of torch holds until the reduction is done."""
 
@@ -67,13 +67,13 @@ class Sharded(NoSharding):
         self.tape, self.root, self.layer, self.shards = tape, root, layer, shards
         self.keeps = keeps
         self.own = 0
-        """Communication bytes on the tape, unsharded_bytes gradients excluded."""
+        """Communication bytes on the tape, unsharded gradients excluded."""
         self.fetched = 0
         """Bytes of the latest forward gather's buffer, which lives until the next one has been copied out."""
         self.sent = 0
         """Bytes of the latest reduction's buffer, which lives until the next unit's reduction."""
         self.ends = 0
-        """Bytes of the root's unsharded_bytes gradients, until the end."""
+        """Bytes of the root's unsharded gradients, until the end."""
         tape.whole = "communication"
 
     def _shift(self, size: int) -> None:
