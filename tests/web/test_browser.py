@@ -72,6 +72,7 @@ async def test_the_theme_is_kept_and_no_page_is_wider_than_a_phone(api: Running,
     for path in (
         "/ui/jobs",
         "/ui/new",
+        "/ui/offers?accelerator=l40s",
         "/ui/team/secrets",
         "/ui/team/policies",
         "/ui/team/approvals",

@@ -3,24 +3,44 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from broker.api.core import problems
-from broker.api.schemas.queries import CalibrationParameters, OffersQuery, SpendParameters
+from broker.api.schemas.offers import OfferHistoryView
+from broker.api.schemas.queries import CalibrationParameters, OfferHistoryQuery, OffersQuery, SpendParameters
 from broker.api.service import offers as listing
 from broker.api.service import views
 from broker.api.service.spending import SpendQuery
-from broker.domain.errors import InvalidInput
+from broker.domain.errors import Busy, InvalidInput
 from broker.domain.offer import Offer
+from broker.domain.spec import Name
 from broker.domain.spending import SpendBy, error_text, within_text
 from broker.web.browser import Visit
+from broker.web.price_view import price_lines
 from broker.web.routes import Routes
 
 routes = Routes()
 OFFERS = 200
+HISTORY_DAYS = 7
+HISTORY_POINTS = HISTORY_DAYS * 24 + 1
+"""Maximum number of points of a price line: one an hour, both ends included."""
+HISTORY_SERIES = 150
+"""Maximum number of recorded series that are read for the price lines, the cheapest first."""
+HISTORY_GPUS = 8
+"""Maximum number of GPUs whose history is read at once."""
+
+
+class OffersPageQuery(OffersQuery):
+    """Filters of the page of offers."""
+
+    cloud: Name | None = None
+    market: Literal["spot", "on-demand"] | None = None
+
+    def accepts(self, offer: Offer) -> bool:
+        return self.cloud in (None, offer.cloud) and self.market in (None, "spot" if offer.spot else "on-demand")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +93,12 @@ def _query(visit: Visit, model: type[BaseModel], repeated: tuple[str, ...] = ())
 
 @routes.get("/ui/offers")
 async def offers(visit: Visit) -> web.Response:
-    """Show what is for sale: by GPU, then the cheapest offers, and the state of each provider."""
-    query, filters = _query(visit, OffersQuery, ("accelerator",))
+    """Show what is for sale: by GPU, then the prices of seven days, the cheapest offers, and each provider's state."""
+    query, filters = _query(visit, OffersPageQuery, ("accelerator",))
     market, accelerators = visit.service.quotes.market, query.accelerator
-    matching = listing.matching_offers(market, provider=query.provider, accelerators=accelerators)
+    listed = listing.matching_offers(market, provider=query.provider, accelerators=accelerators)
+    matching = [offer for offer in listed if query.accepts(offer)]
+    history, fault = await _history(visit, query)
     return visit.page(
         "offers.html",
         chosen=filters,
@@ -84,7 +106,28 @@ async def offers(visit: Visit) -> web.Response:
         offers=matching[:OFFERS],
         total=len(matching),
         providers=market.status(),
+        clouds=sorted({offer.cloud for offer in market.offers()}),
+        days=HISTORY_DAYS,
+        history=history,
+        history_fault=fault,
+        lines=price_lines(history) if history else (),
     )
+
+
+async def _history(visit: Visit, query: OffersPageQuery) -> tuple[OfferHistoryView | None, str]:
+    """Return (the recorded prices of the chosen GPUs, why they were not read); (None, ""): no GPU is chosen."""
+    if not query.accelerator:
+        return None, ""
+    if len(query.accelerator) > HISTORY_GPUS:
+        return None, f"Choose at most {HISTORY_GPUS} kinds of GPU for their prices over {HISTORY_DAYS} days."
+    where = OfferHistoryQuery(
+        gpu=query.accelerator, cloud=() if query.cloud is None else (query.cloud,), market=query.market,
+        days=HISTORY_DAYS, points=HISTORY_POINTS, limit=HISTORY_SERIES,
+    )  # fmt: skip
+    try:
+        return await visit.service.offer_history.history(visit.caller, where), ""
+    except Busy as error:
+        return None, str(error)
 
 
 @routes.get("/ui/spend")
