@@ -157,7 +157,7 @@ lint: docs licences ## ruff, mypy --strict, import contracts, prose, licences, S
 	$(BIN)/ruff format --check $(ALL)
 	$(BIN)/mypy $(CODE)
 	$(BIN)/lint-imports
-	$(BIN)/python .ci/prose.py $(ALL) docs deploy README.md CONTRIBUTING.md CHANGELOG.md
+	$(BIN)/python .ci/prose.py $(ALL) docs deploy .ci/run Makefile pyproject.toml README.md CONTRIBUTING.md CHANGELOG.md
 	$(BIN)/squawk broker/store/migrations/*.sql
 	$(BIN)/hadolint deploy/Containerfile.*
 	$(PYTHON) .ci/pin_images.py --check

@@ -1,6 +1,7 @@
 """Check English against the writing rules of CONTRIBUTING.md: `python .ci/prose.py [--counts] PATH...`.
 
 Reads docstrings, notes, comments and text literals of Python files, and paragraphs and table cells of Markdown files.
+Of SQL, TOML, shell scripts and the Makefile it reads the comments.
 Prints one line per finding and one JSON object, with --counts also the number of texts; exits with 1 on any finding.
 """
 
@@ -13,7 +14,7 @@ import json
 import re
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +32,8 @@ FIRST_WORDS = frozenset(
 WORDS = re.compile(
     r"\b(house|houses|doors?|rooms?|nobody|somebody|anybody|whoever|whatever|whom|stands|stood|beside|anew|likewise"
     r"|told|heard|likeness|else(?! \w*[:(])|tells|hears|gone by|at rest|takes? for|taken for|took for|tempo|patience"
-    r"|insists?|insisted|goes on|went on|go on)\b"
+    r"|insists?|insisted|goes on|went on|go on)\b",
+    re.IGNORECASE,
 )
 """Words with a standard term: see CONTRIBUTING.md."""
 MAX_WORDS = 25
@@ -51,6 +53,10 @@ COMMAND = re.compile(r"^\s+(?:\.venv/bin/)?(?:python|gpubroker) .*$", re.MULTILI
 """Line of a docstring that shows a command."""
 NO_ENGLISH = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH|CREATE|ALTER|LOCK|#!)\b|[<>{}\\|]|\w\(\w*\)|://\S+\s*$")
 """SQL, scripts, markup, patterns and templates, which are also string literals."""
+DIRECTIVE = re.compile(r"\s*(noqa|type:|fmt:|pragma|ruff:|!|shellcheck|syntax=|name: \w+$)|[-\s]*$")
+"""Comments that a tool reads, the names of the store's statements, rulers, and empty lines."""
+LINE_COMMENT = {".sql": "--", ".toml": "#", ".sh": "#", "": "#"}
+"""Begin of a comment, by suffix. Files without a suffix are the Makefile and the scripts named on the command line."""
 DEFINITIONS = "| instead of |"
 """Head of the table that lists the words to avoid."""
 
@@ -99,19 +105,30 @@ def _english(line: int, literal: str) -> Iterator[Text]:
 
 
 def _comments(source: str) -> Iterator[Text]:
-    """Yield comments; comments on consecutive lines are one text."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = ((t.start[0], t.line, t.string) for t in tokens if t.type == tokenize.COMMENT)
+    return _joined((line, not code.lstrip().startswith("#"), text.lstrip("#")) for line, code, text in comments)
+
+
+def _joined(comments: Iterable[tuple[int, bool, str]]) -> Iterator[Text]:
+    """Yield comments, given line, whether code precedes, and text; comments on consecutive lines are one text."""
     first, last, words = 0, -1, ""
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT and not re.match(r"#\s*(noqa|type:|fmt:|pragma|ruff:|!)", token.string):
-            if token.start[0] != last + 1 and words:
+    for line, follows_code, comment in comments:
+        if not DIRECTIVE.match(comment):
+            if words and (follows_code or line != last + 1):
                 yield Text(first, "comment", words)
                 words = ""
-            first, last = first if words else token.start[0], token.start[0]
-            words += token.string.lstrip("#") + " "
-            if not token.line.lstrip().startswith("#"):
-                last = -1
+            first, last = first if words else line, -1 if follows_code else line
+            words += comment + "\n"
     if words:
         yield Text(first, "comment", words)
+
+
+def texts_of_lines(source: str, mark: str) -> Iterator[Text]:
+    """Yield the comments of a language whose comments begin with `mark` and end with the line."""
+    pattern = re.compile(rf"(?P<code>.*?)(?:(?<!\S){re.escape(mark)}+)(?P<comment>[\s!].*|)$")
+    matches = ((number, pattern.fullmatch(line)) for number, line in enumerate(source.splitlines(), 1))
+    return _joined((number, bool(m["code"].strip()), m["comment"]) for number, m in matches if m)
 
 
 def texts_of_markdown(source: str) -> Iterator[Text]:
@@ -150,14 +167,21 @@ def findings(text: Text) -> Iterator[str]:
 
 def texts(path: Path) -> Iterator[Text]:
     """Yield the texts of a file; literals of tests are left out, because most are data."""
-    texts = (texts_of_python if path.suffix == ".py" else texts_of_markdown)(path.read_text())
+    source = path.read_text()
+    match path.suffix:
+        case ".py":
+            texts = texts_of_python(source)
+        case ".md":
+            texts = texts_of_markdown(source)
+        case suffix:
+            texts = texts_of_lines(source, LINE_COMMENT[suffix])
     return (text for text in texts if text.kind != "literal" or "tests" not in path.parts)
 
 
 def main() -> int:
     roots = [Path(word) for word in sys.argv[1:] if not word.startswith("-")]
     paths = sorted(p for root in roots for p in ([root] if root.is_file() else root.rglob("*.*")))
-    paths = [p for p in paths if p.suffix in (".py", ".md") and "_pb2" not in p.name]
+    paths = [p for p in paths if p.suffix in (".py", ".md", *LINE_COMMENT) and "_pb2" not in p.name and p.is_file()]
     total, kinds = 0, collections.Counter[str]()
     for path in paths:
         for text in texts(path):

@@ -21,7 +21,7 @@ has_torch() {
         "$torch" 2>/dev/null
 }
 
-# The Python to build on: one with torch before one without. Several may be there: SkyPilot brings its own.
+# The Python to build on: one with torch before one without. Several may exist, because SkyPilot brings its own.
 choose() {
     local found="" candidate
     for candidate in ${PYTHON:-python3 /usr/bin/python3 /usr/local/bin/python3 /opt/conda/bin/python3}; do
@@ -76,10 +76,10 @@ if ! pip --quiet --no-index --requirement /dev/stdin <<<"$requirements" 2>/dev/n
     index=
     [ -n "${GPUBROKER_AGENT_ONLY:-}" ] || index=$(torch_index)
     if [ -z "${GPUBROKER_AGENT_ONLY:-}$index" ] && ! has_torch "$venv/bin/python"; then
-        # Nothing to fit to: all locked packages, those of the extras too, each with the hash that was reviewed.
+        # No torch to keep: install all locked packages, with those of the extras, by their reviewed hashes.
         pip --require-hashes --no-deps --requirement "$source/constraints-trainer.txt"
     else
-        # Hashes and CUDA's packages are those of another build of torch, so only the versions of the others are constrained.
+        # The lock has the hashes and CUDA packages of another build of torch, so it only constrains the other versions.
         constraints=$(sed -n 's/^\([A-Za-z0-9][^\\]*\).*/\1/p' "$source/constraints-trainer.txt" |
             grep -v -e '^nvidia-' -e '^cuda-' -e '^triton=')
         pip ${index:+"$index"} --constraint <(echo "$constraints") --requirement /dev/stdin <<<"$requirements"

@@ -1,6 +1,6 @@
 # Prepares a rented machine to run the trainer. All parameters are GPUBROKER_* variables. Running it twice is safe.
 #
-#   GPUBROKER_WAY   image   the machine runs the trainer's image: checks it only
+#   GPUBROKER_WAY   image   only checks the machine, which runs the trainer's image
 #                   docker  pulls the image onto a plain machine
 #                   bundle  installs the trainer for the machine's own PyTorch
 set -euo pipefail

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Runs inside the new root file system, as its root: the users, and what the trainer imports.
-# uv is here for the bake alone; its indexes come by the environment.
+# Only the bake uses uv, which takes its indexes from the environment.
 set -euo pipefail
 
 useradd --create-home --shell /bin/bash --uid 1000 ubuntu

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.clouds.bake import CERTIFICATES, CHECKOUT, bootstrap, cache_folder, index_settings, local_indexes
 
 BASE_PACKAGES = ("ca-certificates", "python3", "python3-venv")
-"""Stands for `python:3.11.15-slim-bookworm`: the same Debian with its own Python 3.11."""
+"""Packages that replace the base image `python:3.11.15-slim-bookworm`: the same Debian with its own Python 3.11."""
 CONTAINERFILE = "deploy/Containerfile.trainer"
 CERTIFICATES_INSIDE = "/etc/pip-certificates.crt"
 

@@ -233,7 +233,7 @@ async def test_a_machine_seen_after_its_end_is_charged_once(
         await rig.eventually(several)  # what is asserted is a sum over time
         deaf = False
         await rig.eventually(lambda: _lists(rig, [stuck]))
-    # Nobody charges any more: the last charge may come after the machine's end.
+    # No broker charges now: the last charge may come after the machine's end.
     late = [e.usd for e in await rig.store.ledger(job) if e.kind is LedgerKind.ADJUSTMENT]
     found = await rig.store.job(job)
     (ended,) = await rig.attempts(job)

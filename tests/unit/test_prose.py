@@ -59,6 +59,35 @@ def test_a_text_of_a_page_is_refused(check: Check, source: str, finding: str) ->
 
 
 @pytest.mark.parametrize(
+    ("name", "source", "finding"),
+    [
+        ("0001_initial.sql", "-- The broker told the team.\nSELECT 1;\n", "has 'told'"),
+        ("0001_initial.sql", f"    state text, -- {LONG}\n", "has a sentence of 30 words"),
+        ("pyproject.toml", "# " + LONG.replace(" and the ", "\n# and the ", 1) + "\n", "has a sentence of 30 words"),
+        ("start.sh", 'run "$1" # Nobody waits.\n', "has 'Nobody'"),
+        ("Makefile", "test: venv ## the tests of a house\n", "has 'house'"),
+    ],
+)
+def test_a_comment_that_ends_with_its_line_is_refused(check: Check, name: str, source: str, finding: str) -> None:
+    (message,) = check(name, source)
+    assert finding in message
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("core.sql", "-- name: told\nSELECT 'house', told FROM room;\n"),
+        ("core.sql", f"-- {LONG[:90]}\n\n-- {LONG[:90]}\n"),
+        ("start.sh", f"# Usage:\n#   one   {LONG[:80]}\n#   two   {LONG[:80]}\n"),
+        ("start.sh", 'echo "${house#room} $#house"\n'),
+        ("Makefile", f"# {LONG[:90]}\ntest: ## {LONG[:90]}\n"),
+    ],
+)
+def test_a_correct_file_of_lines_has_no_finding(check: Check, name: str, source: str) -> None:
+    assert check(name, source) == []
+
+
+@pytest.mark.parametrize(
     "source",
     [
         'def f():\n    """Return the machines, so that the caller that owns them destroys those that are idle."""\n',

@@ -190,7 +190,7 @@ CREATE TABLE attempts (
     signal text,
     -- written by the spend guard
     idle text,
-    -- written by the review of attempts: the latest reason to stay that users were told, and the claim for a review
+    -- written by the review of attempts: the latest reported reason to stay, and the claim for a review
     stays text NOT NULL DEFAULT '',
     reviewed_at timestamptz NOT NULL DEFAULT '-infinity',
     reviewed_by text NOT NULL DEFAULT '',
@@ -460,8 +460,8 @@ CREATE FUNCTION channel_wants(patterns text[], kind text) RETURNS boolean LANGUA
         WHERE p = kind OR (right(p, 1) = '*' AND starts_with(kind, left(p, -1))))
 $$;
 
--- Triggers fan events and notices out, in the transaction that writes them and with the rights of the daemon: a team's
--- own write also reaches the channels of the installation, which that team does not see.
+-- Triggers fan events and notices out, in the transaction that writes them. The triggers have the daemon's rights,
+-- because a team's write also reaches the installation's channels, which the team does not see.
 -- Streams are locked in one order by the fan-out, the claim and the settlement, so that they do not deadlock.
 CREATE FUNCTION fan_out_events() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN

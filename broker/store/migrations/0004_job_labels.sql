@@ -8,14 +8,14 @@ CREATE INDEX jobs_newest ON jobs (created_at, id);
 CREATE INDEX jobs_of_owner ON jobs (owner, created_at, id);
 CREATE INDEX audit_newest ON audit (at, id);
 
--- An index on the labels within the spec would not serve the API: below row-level security only operators that
--- PostgreSQL calls leakproof may use an index, and those of jsonb are not. Equality of text is.
+-- An index on the labels within the spec would not serve the API. Below row-level security only leakproof operators may
+-- use an index; the operators of jsonb are not leakproof, and equality of text is.
 CREATE TABLE job_labels (
     job_id text NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,
     team text NOT NULL,
     -- key:value; a key has no colon
     label text COLLATE "C" NOT NULL,
-    -- the job's
+    -- equal to the created_at of the job
     created_at timestamptz NOT NULL,
     PRIMARY KEY (job_id, label)
 );

@@ -1,5 +1,5 @@
 -- Teams with their tokens, secrets and uploads. A statement about a user's rows names the team, although row-level
--- security also selects it: the policies admit an operator to all teams, but an operator reads the secrets of one team.
+-- security also selects it. The policies admit an operator to all teams, but an operator reads the secrets of one team.
 
 -- name: enter
 SELECT set_config('gpubroker.team', $1, true), set_config('gpubroker.operator', $2, true);

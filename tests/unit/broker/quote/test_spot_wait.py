@@ -226,7 +226,7 @@ def test_no_job_waits_in_vain(made: Quote) -> None:
     st.lists(st.tuples(st.booleans(), st.integers(1, 24)), min_size=1, max_size=30), st.sampled_from([1.2, 1.5, 2.0])
 )
 def test_no_market_makes_a_job_late(spells: list[tuple[bool, int]], slack: float) -> None:
-    """Whatever spells of spot there are, on-demand is bought in time, and costs no more than on-demand throughout."""
+    """A job ends in time with any availability of spot, and costs no more than on-demand throughout."""
     ticks = int(10 * slack * 6)
     available = [is_up for is_up, length in spells for _ in range(length)]
     available = (available * ticks)[:ticks]
