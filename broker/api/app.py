@@ -11,8 +11,9 @@ from aiohttp.typedefs import Handler, Middleware
 from broker.api.core.auth import Authenticator
 from broker.api.core.loop_lag import LoopLag
 from broker.api.core.metrics import Metrics
-from broker.api.core.problems import Overloaded, drop_tracebacks, problem
+from broker.api.core.problems import drop_tracebacks, problem
 from broker.api.core.readiness import Readiness
+from broker.api.core.request_slots import DaemonSlots
 from broker.api.core.sessions import WebSessions
 from broker.api.core.status_codes import again_after_s, answer_to, public_text
 from broker.api.core.stream_limits import StreamLimits, Streams
@@ -59,7 +60,7 @@ BODY_BYTES = 4 * 1024**2
 """Maximum size of a JSON body in bytes. Uploads are streamed under their own limit."""
 DEFAULT_LIMITS = StreamLimits()
 REQUESTS = 256
-"""Maximum number of concurrent requests, not counting open streams. More requests would only wait in memory."""
+"""Maximum number of concurrent requests, not counting open streams and probes."""
 PROBES = frozenset({"/healthz", "/readyz"})
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
 IDENTITY = "identity"
@@ -171,18 +172,14 @@ def _observed(measured: Metrics) -> Middleware:
 
 def _bounded(streams: Streams, requests: int) -> Middleware:
     """Refuse requests beyond a limit, so that an overloaded daemon answers instead of growing."""
-    here = 0
+    slots = DaemonSlots(requests, lambda: streams.open)
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        nonlocal here
-        if here - streams.open >= requests and request.path not in PROBES:
-            raise Overloaded(f"{requests} requests are being answered already; try again")
-        here += 1
-        try:
+        if request.path in PROBES:
             return await handler(request)
-        finally:
-            here -= 1
+        async with slots.slot():
+            return await handler(request)
 
     return middleware
 

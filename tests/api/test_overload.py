@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 
 from broker.api.core import request_slots
-from broker.api.core.problems import TooMany
-from broker.api.core.request_slots import LARGE_BYTES
+from broker.api.core.problems import Overloaded, TooMany
+from broker.api.core.request_slots import LARGE_BYTES, DaemonSlots
 from broker.api.core.stream_limits import StreamLimits
 from broker.api.http.context import AUTH, STREAMS
 from broker.runtime.clock import SystemClock
@@ -41,6 +41,7 @@ async def test_calls_beyond_the_concurrency_limit_get_503_with_retry_after(monke
         answering = [asyncio.create_task(jobs()) for _ in range(AT_ONCE)]
         for _ in range(AT_ONCE):
             await come.acquire()
+        monkeypatch.setattr(request_slots, "WAIT_S", 0.0)
         refused = await asyncio.gather(*(jobs() for _ in range(100)))
         assert set(refused) == {(503, "2")}
         async with session.get(f"{api.url}/healthz") as probe:
@@ -49,6 +50,70 @@ async def test_calls_beyond_the_concurrency_limit_get_503_with_retry_after(monke
         assert {status for status, _ in await asyncio.gather(*answering)} == {200}
         assert (await jobs())[0] == 200
     await store.close()
+
+
+async def test_a_call_in_a_burst_waits_for_a_slot() -> None:
+    """One call of another team got 503 in the instant in which 512 slow bodies arrived."""
+    slots, begun, end = DaemonSlots(1, lambda: 0), asyncio.Semaphore(0), asyncio.Semaphore(0)
+    answered: list[int] = []
+
+    async def call(number: int) -> None:
+        async with slots.slot():
+            begun.release()
+            await end.acquire()
+            answered.append(number)
+
+    calls = [asyncio.create_task(call(number)) for number in range(4)]
+    await begun.acquire()
+    calls[1].cancel()  # Its client leaves while it waits.
+    await asyncio.wait((calls[1],))
+    calls[0].cancel()  # Its client leaves in the moment of the answer; the slot goes to the next call.
+    for _ in calls[2:]:
+        await begun.acquire()
+        end.release()
+    await asyncio.gather(*calls, return_exceptions=True)
+    assert answered == [2, 3]
+
+
+async def test_a_slot_granted_to_a_client_that_left_is_not_lost() -> None:
+    slots = DaemonSlots(1, lambda: 0)
+    first, second = slots.slot(), slots.slot()
+    await first.__aenter__()
+    waiting = asyncio.ensure_future(second.__aenter__())
+    await asyncio.sleep(0)
+    await first.__aexit__(None, None, None)  # grants the slot
+    waiting.cancel()
+    await asyncio.wait((waiting,))
+    async with asyncio.timeout(10), slots.slot():
+        pass
+
+
+async def test_an_opened_stream_leaves_its_slot_to_a_waiting_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_slots, "WAIT_S", 0.0)
+    streams = 0
+    slots = DaemonSlots(1, lambda: streams)
+    async with slots.slot():
+        with pytest.raises(Overloaded, match="1 requests are being answered already"):
+            async with slots.slot():
+                pass
+        streams = 1
+        async with slots.slot():
+            pass
+
+
+async def test_calls_beyond_those_that_may_wait_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_slots, "WAIT_S", 600.0)
+    monkeypatch.setattr(request_slots, "MAX_WAITING", 2)
+    slots = DaemonSlots(1, lambda: 0)
+    async with slots.slot():
+        waiting = [asyncio.ensure_future(slots.slot().__aenter__()) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="2 requests are waiting already"):
+            async with slots.slot():
+                pass
+        for call in waiting:
+            call.cancel()
+        await asyncio.wait(waiting)
 
 
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"

@@ -3,9 +3,10 @@
 One sender of slow bodies could otherwise take all places, and fill the memory with parts of bodies.
 """
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from broker.api.core.problems import Overloaded, TooMany
 
@@ -16,6 +17,59 @@ ANONYMOUS_BODIES = 32
 LARGE_BYTES = 64 * 1024
 LARGE_OF_TEAM, LARGE = 16, 48
 """Maximum requests with a body over LARGE_BYTES, of a team and in all. A body has up to 4 MiB."""
+WAIT_S = 1.0
+"""Seconds that a request waits for a slot of the daemon. Most of a burst is refused by its team's limit within them."""
+MAX_WAITING = 1024
+"""Maximum requests that wait. Their bodies are not read yet."""
+
+
+class DaemonSlots:
+    """Limits the requests that a daemon answers at once. Requests beyond the limit wait in the order of arrival."""
+
+    def __init__(self, limit: int, uncounted: Callable[[], int]) -> None:
+        """Start with no request. `uncounted`: returns how many of the requests in progress do not count."""
+        self._limit, self._uncounted = limit, uncounted
+        self._used = 0
+        self._waiting: dict[asyncio.Future[None], None] = {}
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """Hold a slot during the block. Raises Overloaded if none is free within WAIT_S, or too many wait."""
+        await self._enter()
+        try:
+            yield
+        finally:
+            self._leave()
+
+    async def _enter(self) -> None:
+        if len(self._waiting) >= MAX_WAITING:
+            raise Overloaded(f"{MAX_WAITING} requests are waiting already; try again")
+        granted = asyncio.get_running_loop().create_future()
+        self._waiting[granted] = None
+        self._grant()
+        try:
+            if not granted.done():
+                await asyncio.wait((granted,), timeout=WAIT_S)
+                self._grant()  # A request that became a stream in the meantime has left its slot without a notice.
+        except asyncio.CancelledError:
+            if granted.done():
+                self._leave()
+            raise
+        finally:
+            self._waiting.pop(granted, None)
+        if not granted.done():
+            raise Overloaded(f"{self._limit} requests are being answered already; try again")
+
+    def _grant(self) -> None:
+        while self._waiting and self._used - self._uncounted() < self._limit:
+            first = next(iter(self._waiting))
+            del self._waiting[first]
+            first.set_result(None)
+            self._used += 1
+
+    def _leave(self) -> None:
+        self._used -= 1
+        self._grant()
 
 
 class RequestSlots:
