@@ -21,13 +21,13 @@ from typing import Any, get_args
 from benchmarks import resume_rivals
 from tests.trainer.support.kill_schedules import Matrix
 
-Say = Callable[[str], None]
+LogLine = Callable[[str], None]
 RIVALS: tuple[resume_rivals.Rival, ...] = get_args(resume_rivals.Rival)
 OURS = "ours"
 SHOW_EVERY = 5
 
 
-def ours(folder: Path, numbers: Iterable[int], seed: int, say: Say) -> dict[str, Any]:
+def ours(folder: Path, numbers: Iterable[int], seed: int, log_line: LogLine) -> dict[str, Any]:
     """This trainer's part of the last line."""
     matrix = Matrix(folder)
     found = matrix.found
@@ -35,9 +35,9 @@ def ours(folder: Path, numbers: Iterable[int], seed: int, say: Say) -> dict[str,
         before = len(found.broken)
         matrix.carry_out(number, seed)
         for line in found.broken[before:]:
-            say(line)
+            log_line(line)
         if found.schedules % SHOW_EVERY == 0:
-            say(f"ours: {found.exact} of {found.schedules} exact, {found.kills.total()} kills")
+            log_line(f"ours: {found.exact} of {found.schedules} exact, {found.kills.total()} kills")
     return {
         "schedules": found.schedules,
         "exact": found.exact,
@@ -49,7 +49,9 @@ def ours(folder: Path, numbers: Iterable[int], seed: int, say: Say) -> dict[str,
     }
 
 
-def rival(which: resume_rivals.Rival, folder: Path, numbers: Iterable[int], seed: int, say: Say) -> dict[str, Any]:
+def rival(
+    which: resume_rivals.Rival, folder: Path, numbers: Iterable[int], seed: int, log_line: LogLine
+) -> dict[str, Any]:
     """Return a rival's part of the last line."""
     schedules = resume_rivals.Schedules(rival=which, folder=folder)
     schedules.measure()
@@ -57,7 +59,9 @@ def rival(which: resume_rivals.Rival, folder: Path, numbers: Iterable[int], seed
     for number in numbers:
         schedules.carry_out(number, seed)
         if found.schedules % SHOW_EVERY == 0:
-            say(f"{which}: {found.exact} of {found.schedules} exact, {found.unloadable} of {found.kills} unloadable")
+            log_line(
+                f"{which}: {found.exact} of {found.schedules} exact, {found.unloadable} of {found.kills} unloadable"
+            )
     return {
         f"baseline_{which}_exact": found.exact,
         f"baseline_{which}_schedules": found.schedules,
@@ -84,16 +88,16 @@ def main() -> None:
     theirs = asked.schedules if asked.rival_schedules is None else asked.rival_schedules
     told: dict[str, Any] = {}
 
-    def say(line: str) -> None:
+    def log_line(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
     with tempfile.TemporaryDirectory(prefix="gb-") as folder:
         if OURS in which:
-            told |= ours(Path(folder) / OURS, within(asked.schedules, asked.minutes), asked.seed, say)
+            told |= ours(Path(folder) / OURS, within(asked.schedules, asked.minutes), asked.seed, log_line)
         for name in RIVALS:
             if name in which:
                 (Path(folder) / name).mkdir()
-                told |= rival(name, Path(folder) / name, within(theirs, asked.minutes), asked.seed, say)
+                told |= rival(name, Path(folder) / name, within(theirs, asked.minutes), asked.seed, log_line)
     print(json.dumps(told))
 
 

@@ -46,7 +46,7 @@ MEANING = {
 AFTER_BOOT = (*DISK, "step")
 ATTEMPTS = 6
 """Maximum number of attempts of a job: some never train, because a machine is sold out or a price moved."""
-LOOK_S = 0.05
+POLL_S = 0.05
 
 
 def seconds(at: datetime | None) -> float:
@@ -80,7 +80,7 @@ async def first_step(scene: Scene, job: str, *, after: int = 0, within_s: float 
                     for rented in scene.clouds.world.named(name):
                         if _has_row(rented, number):
                             return rented, scene.clouds.world.now().timestamp()
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
     except TimeoutError:
         raise RuntimeError(f"no step within {within_s:g} s\n{await scene.told(job)}") from None
 

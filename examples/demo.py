@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         out.error(e if isinstance(e, CliError) else cli_error(e))
         return 1
     except KeyboardInterrupt:
-        out.say("stopped")
+        out.print("stopped")
         return 130
     report = facts(summary, seconds=time.monotonic() - started)
     (home / "summary.json").write_text(json.dumps(report) + "\n")
@@ -149,7 +149,7 @@ def daemon(home: Path, out: Output) -> Iterator[None]:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
     try:
         _wait_until_ready(process, home, log)
-        out.say(
+        out.print(
             f"daemon: process {process.pid}, home {home}, log {log}",
             f"        try it: kill -9 {process.pid}; GPUBROKER_HOME={home} {sys.executable} -m broker.cli serve",
         )
@@ -175,7 +175,7 @@ def _last_line(log: Path) -> str:
 
 def _stop(process: subprocess.Popen[bytes], out: Output) -> None:
     if process.poll() is not None:
-        out.say("the demo's own daemon had ended; a daemon that you started keeps running: stop it with Ctrl-C")
+        out.print("the demo's own daemon had ended; a daemon that you started keeps running: stop it with Ctrl-C")
         return
     process.send_signal(signal.SIGTERM)
     try:
@@ -192,8 +192,10 @@ async def job(spec: Path, settings: tuple[str, ...], home: Path, out: Output) ->
         submission.show(out, prepared)
         prepared = submission.with_cap(out, prepared, yes=True)
         view = await submission.send(c, prepared, key=None)
-        out.say(f"job {view.id} submitted: {view.name}, cap ${view.cap_usd:.2f}")
-        out.say(f"watch it in a browser, within a minute: {await link(c)} (later: GPUBROKER_HOME={home} gpubroker web)")
+        out.print(f"job {view.id} submitted: {view.name}, cap ${view.cap_usd:.2f}")
+        out.print(
+            f"watch it in a browser, within a minute: {await link(c)} (later: GPUBROKER_HOME={home} gpubroker web)"
+        )
         try:
             detail = await watch(c, view.id, out)
         except asyncio.CancelledError:
@@ -203,7 +205,7 @@ async def job(spec: Path, settings: tuple[str, ...], home: Path, out: Output) ->
 
 
 async def _cancel(c: AsyncClient, job_id: str, out: Output) -> None:
-    out.say("cancelling the job, so that no machine is left")
+    out.print("cancelling the job, so that no machine is left")
     await c.cancel(job_id)
     async for _ in c.events(job_id):
         pass

@@ -162,7 +162,7 @@ async def test_dropped_offers_are_grouped_with_a_reason(shell: Shell) -> None:
 async def test_the_answer_decides_if_a_job_is_submitted(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, answer: str, code: Exit, count: int
 ) -> None:
-    monkeypatch.setattr(Output, "asks", True)
+    monkeypatch.setattr(Output, "is_interactive", True)
     ran = await to_thread(shell.run, "submit", shell.spec(), "--detach", stdin=answer)
     assert ran.code == code
     assert "It never spends more than $5.0000" in ran.out
@@ -172,7 +172,7 @@ async def test_the_answer_decides_if_a_job_is_submitted(
 async def test_the_cap_is_asked_for_and_the_proposal_is_its_default(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Output, "asks", True)
+    monkeypatch.setattr(Output, "is_interactive", True)
     path = shell.spec(GOOD.replace("cap_usd: 5\n", ""))
     ran = await to_thread(shell.run, "submit", path, "--detach", stdin="much\n-1\n$2.5\ny\n")
     assert ran.code == 0, ran.err

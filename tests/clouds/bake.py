@@ -228,7 +228,7 @@ def drop_old(cache: Path, keep: str) -> None:
             continue
 
 
-def bake(*, force: bool = False, say: bool = False) -> Path:
+def bake(*, force: bool = False, is_verbose: bool = False) -> Path:
     """Return the baked root file system, built first if it is not there. Raises NoBake."""
     cache, key = cache_folder(), recipe()
     with locked(cache / "bake.lock", fcntl.LOCK_EX):
@@ -252,7 +252,7 @@ def bake(*, force: bool = False, say: bool = False) -> Path:
             shutil.rmtree(target, ignore_errors=True)
             partial.rename(target)
         drop_old(cache, key)
-        if say:
+        if is_verbose:
             print(json.dumps(steps))
         return target / "root"
 
@@ -261,7 +261,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--force", action="store_true", help="build again what is built already")
     try:
-        print(bake(force=parser.parse_args().force, say=True))
+        print(bake(force=parser.parse_args().force, is_verbose=True))
     except NoBake as e:
         sys.exit(f"bake: {e}")
 

@@ -19,7 +19,7 @@ from providers.skypilot.launcher import SkyLauncher
 from providers.skypilot.plugin.shared import LOCK
 from tests.clouds.bake import cache_folder
 from tests.clouds.emulator import Clouds
-from tests.clouds.wait import GUARD_S, LOOK_S
+from tests.clouds.wait import GUARD_S, POLL_S
 
 INSTALLATION = Installation("abcd")
 KEY = "test-key"
@@ -143,5 +143,5 @@ async def certain_liveness(sky: SkyLauncher, server: str, wanted: InstanceName) 
     """Return a launch's liveness once it is known: after a kill it is unknown until the kernel frees the locks."""
     async with asyncio.timeout(GUARD_S):
         while (liveness := await sky.liveness(server, wanted)) is Liveness.UNKNOWN:  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
         return liveness

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-LOOK_S = 0.02
+POLL_S = 0.02
 GUARD_S = 300.0
 """Seconds after which a hang ends: SkyPilot's server alone takes a minute to start on a busy machine."""
 
@@ -12,4 +12,4 @@ async def until(holds: Callable[[], bool], *, within_s: float = GUARD_S) -> None
     """Wait until `holds()` is true. Raises TimeoutError."""
     async with asyncio.timeout(within_s):
         while not holds():  # noqa: ASYNC110 - nobody could set an event
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)

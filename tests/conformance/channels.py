@@ -37,7 +37,7 @@ async def submit_with_events(store: Store, *kinds: str, **changes: Any) -> Job:
     return job
 
 
-async def say(store: Store, job: Job, *kinds: str) -> None:
+async def add_events(store: Store, job: Job, *kinds: str) -> None:
     """Add events to a queued job."""
     for kind in kinds:
         event = Event(job_id=job.id, kind=kind, message="m")

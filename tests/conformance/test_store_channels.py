@@ -5,12 +5,12 @@ import asyncio
 from broker.domain.tenancy import Tenant
 from broker.ports import Store
 from tests.conformance.channels import (
+    add_events,
     claim,
     kinds,
     make_channel,
     numbers,
     only,
-    say,
     settle,
     status,
     submit_with_events,
@@ -101,7 +101,7 @@ async def test_a_failed_delivery_holds_its_stream_and_no_other(timed_store: Time
     (stream,) = await claim(store)
     await settle(store, stream, attempts=3, due_in_s=600)
     other = await submit_with_events(store, "x")
-    await say(store, job, "c")
+    await add_events(store, job, "c")
     assert [one.name for one in await claim(store)] == [other.id]
     await timed_store.pass_time(601)
     again = {one.name: one for one in await claim(store)}[job.id]
@@ -187,7 +187,7 @@ async def test_no_event_is_lost_between_writers_and_settlements(store: Store) ->
     event = asyncio.Event()
 
     async def write() -> None:
-        await asyncio.gather(*(say(store, job, *["more"] * 15) for job in jobs))
+        await asyncio.gather(*(add_events(store, job, *["more"] * 15) for job in jobs))
         event.set()
 
     async def read() -> None:

@@ -9,12 +9,12 @@ from broker.domain.notifications import NOTICES, Notice
 from broker.domain.tenancy import Tenant
 from broker.ports import AuditFilter, Store
 from tests.conformance.channels import (
+    add_events,
     claim,
     kinds,
     make_channel,
     numbers,
     only,
-    say,
     settle,
     status,
     submit_with_events,
@@ -87,7 +87,7 @@ async def test_old_and_excess_deliveries_are_dropped_oldest_first(timed_store: T
     store = timed_store.store
     job = await submit_with_events(store, "old")
     await timed_store.pass_time(1000)
-    await say(store, job, "b", "c", "d")
+    await add_events(store, job, "b", "c", "d")
     assert await store.trim_outbox(age_s=500, rows=2) == 2
     left = await status(store, "log")
     assert (left.waiting, left.dropped) == (2, {"too old": 1, "too many": 1})

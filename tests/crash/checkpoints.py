@@ -41,7 +41,7 @@ ROUND = 10
 """Kills of one job."""
 LIFE_S = 300.0
 """Timeout of a life, far above its duration."""
-LOOK_S = 0.002
+POLL_S = 0.002
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +192,7 @@ class Saved:
 
     async def _end_at(self, kill: Kill, pidfd: int, folder: Path) -> None:
         while not (folder / LOCK).exists():  # noqa: ASYNC110 - another process makes it
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
         await asyncio.sleep(kill.after_s)
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -238,7 +238,7 @@ async def _free(lock: Path) -> None:
             try:
                 return fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
 
 
 # -------------------------------------------------------------------------------------------------------------- scenes
@@ -287,12 +287,12 @@ def drawn(points: Sequence[Kill], count: int, seed: int) -> list[Kill]:
     return [kill for pair in zip(order, at_random, strict=False) for kill in pair][:count]
 
 
-async def carry_out(count: int, seed: int, say: Callable[[str], None]) -> CrashCounts:
+async def carry_out(count: int, seed: int, log_line: Callable[[str], None]) -> CrashCounts:
     """Carry out `count` kills, alternately in a folder and in an S3."""
     found = CrashCounts()
     async with bench() as shared:
         points = {store: await enumerate_points(shared, store) for store in STORES}
-        say(f"steps of a save, a restore and a prune: {', '.join(f'{len(points[s])} in a {s}' for s in STORES)}")
+        log_line(f"steps of a save, a restore and a prune: {', '.join(f'{len(points[s])} in a {s}' for s in STORES)}")
         kills = {store: iter(drawn(points[store], count, seed)) for store in STORES}
         turn = 0
         while found.kills < count and not found.broken:
@@ -300,6 +300,6 @@ async def carry_out(count: int, seed: int, say: Callable[[str], None]) -> CrashC
             part = list(islice(kills[store], min(ROUND, count - found.kills)))
             await killed_at(shared, store, part, seed * 1_000_000 + turn, found)
             turn += 1
-            say(f"{found.kills} kills, {len(found.broken)} broken")
-        say("".join(f"did not come by: {point}\n" for point in found.missed))
+            log_line(f"{found.kills} kills, {len(found.broken)} broken")
+        log_line("".join(f"did not come by: {point}\n" for point in found.missed))
     return found

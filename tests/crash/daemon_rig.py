@@ -23,7 +23,7 @@ from broker.store.embedded.server import USER
 from tests.crash.daemon import counting
 from tests.crash.loopback_cloud import CloudBehaviour, SoldMachine, usd_for
 from tests.crash.services import NO_ANSWER, TEMPLATE, SharedServices
-from tests.crash.supervised_daemon import LOOK_S, SETTLE_S, SupervisedDaemon
+from tests.crash.supervised_daemon import POLL_S, SETTLE_S, SupervisedDaemon
 from tests.crash.waits import Within
 
 CLOCK_S = 0.25
@@ -129,13 +129,13 @@ class DaemonRig:
                 with contextlib.suppress(OSError, ValueError, DaemonUnreachable, ApiError):
                     async with daemon.client() as client:
                         return await call(client)
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
 
     async def until(self, what: str, asked: str) -> None:
         """Wait until the query returns a row."""
         async with Within(SETTLE_S, what, self._trouble):
             while not await self.ask(asked):  # noqa: ASYNC110 - another process writes it
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
 
     async def rests(self, job: str) -> bool:
         """Return True if the job is terminal; False also while the database does not answer."""
@@ -169,13 +169,13 @@ class DaemonRig:
                 counted = f"SELECT count(*) FROM jobs WHERE state NOT IN {RESTING}"
                 if (await self.ask(counted))[0][0] == 0:
                     return
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
 
     async def _swept(self, verdict: Verdict) -> None:
         try:
             async with asyncio.timeout(SWEEP_S):
                 while self.services.cloud.alive(self.installation):  # noqa: ASYNC110
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(POLL_S)
         except TimeoutError:
             verdict.orphans += [f"{machine.id} stands" for machine in self.services.cloud.alive(self.installation)]
 
@@ -217,10 +217,10 @@ class DaemonRig:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SWEEP_S):
                 while late.live(time.monotonic()):  # noqa: ASYNC110
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(POLL_S)
                 due = settled[late.attempt] + usd_for(late.ended - late.born - CLOCK_S - less_s)
                 while (await self.charged())[late.attempt] < due:  # noqa: ASYNC110
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(POLL_S)
                 return []
         return [f"{late.id} came late, and stood from {late.born:.1f} to {late.ended:.1f} s, uncharged"]
 

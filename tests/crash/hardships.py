@@ -12,7 +12,7 @@ from tests.crash.gate import Moment, Point
 from tests.crash.nursery import LEASE_S, watched
 from tests.crash.scenes import Flow, Totals
 from tests.crash.services import SharedServices
-from tests.crash.supervised_daemon import LOOK_S, SETTLE_S, SupervisedDaemon
+from tests.crash.supervised_daemon import POLL_S, SETTLE_S, SupervisedDaemon
 from tests.crash.waits import Within
 
 MIGRATED = re.compile(r"schema_migrations")
@@ -97,7 +97,7 @@ async def born_late(services: SharedServices, again: Moment | None, totals: Tota
         async def keep() -> None:
             daemon.end()
             while not (rig.acknowledged and await rig.rests(rig.acknowledged[0])):  # noqa: ASYNC110
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
             if again is not None:
                 gate.kill_at = Point(name="cloud:destroy", number=gate.count("cloud:destroy") + 1, moment=again)
             settled.update(await rig.charged())
@@ -112,7 +112,7 @@ async def born_late(services: SharedServices, again: Moment | None, totals: Tota
         before = len(services.cloud.of(rig.installation))
         async with Within(SETTLE_S, "the machine is born late", daemon.status_message):
             while len(services.cloud.of(rig.installation)) == before:  # noqa: ASYNC110
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
         late = services.cloud.of(rig.installation)[-1]
         late.late = True
         unpaid = await rig.unpaid(late, settled, less_s=float(again == "after"))

@@ -14,7 +14,7 @@ from secrets import token_hex
 from tests.crash.daemon_rig import RESTING, DaemonRig
 from tests.crash.gate import Point, bare
 from tests.crash.loopback_cloud import AGENT, ENDLESS, AgentKind, SoldMachine
-from tests.crash.supervised_daemon import LOOK_S, SETTLE_S
+from tests.crash.supervised_daemon import POLL_S, SETTLE_S
 from tests.crash.waits import Within
 
 CREATE = "cloud:create"
@@ -82,7 +82,7 @@ async def _preempted(rig: DaemonRig) -> None:
     machine = await _machine(rig)
     async with Within(SETTLE_S, "it has a checkpoint", rig.daemon.status_message):
         while not rig.services.cloud.saved(machine):  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
     rig.behaviour.kind = SOON
     rig.daemon.gate.part = "preempted"
     rig.services.cloud.take(machine)
@@ -173,7 +173,7 @@ async def _trains(rig: DaemonRig) -> None:
 async def _machine(rig: DaemonRig) -> SoldMachine:
     async with Within(SETTLE_S, "a machine is born", rig.daemon.status_message):
         while not (alive := rig.services.cloud.alive(rig.installation)):  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
     return alive[0]
 
 

@@ -12,7 +12,7 @@ from tests.crash.gate import Moment, Point
 from tests.crash.lives import LIVES
 from tests.crash.scenes import (
     ROUND,
-    Say,
+    LogLine,
     Totals,
     commit,
     cut_at_random,
@@ -61,13 +61,13 @@ class Plan:
     """Share of the machines that the cloud preempts during random kills."""
 
 
-async def carry_out(plan: Plan, say: Say = lambda line: None) -> Totals:
+async def carry_out(plan: Plan, log_line: LogLine = lambda line: None) -> Totals:
     totals = Totals()
     if plan.checkpoints:
-        totals.add_checkpoints(await checkpoints.carry_out(plan.checkpoints, plan.seed, say))
+        totals.add_checkpoints(await checkpoints.carry_out(plan.checkpoints, plan.seed, log_line))
     if plan.points or plan.lives or plan.homes or plan.migrations or plan.terms or plan.freezes or plan.births:
         async with open_services(seed=plan.seed) as services:
-            await _at_points(plan, services, totals, say)
+            await _at_points(plan, services, totals, log_line)
     several = min(plan.lanes, BUSY_INSTALLATIONS)
     scenes: tuple[tuple[int, int, Callable[..., Awaitable[None]]], ...] = (
         (plan.random, several, killed_at_random),
@@ -85,24 +85,24 @@ async def carry_out(plan: Plan, say: Say = lambda line: None) -> Totals:
                     rounds,
                     _round(services, scene, plan.seed, totals),
                     totals,
-                    say,
+                    log_line,
                     lanes=lanes,
                     name=scene.__name__,
                 )
     return totals
 
 
-async def _at_points(plan: Plan, services: SharedServices, totals: Totals, say: Say) -> None:
+async def _at_points(plan: Plan, services: SharedServices, totals: Totals, log_line: LogLine) -> None:
     """Run the scenes at known points, each in its own installation."""
     found = await enumerate_points(services)
     chosen = _some(found, plan.points, plan)
     if plan.points:
-        say(f"{len(found)} points of one life, {len(chosen)} of them now")
+        log_line(f"{len(found)} points of one life, {len(chosen)} of them now")
     if plan.lives:
-        others = await _others(plan, services, totals, say)
+        others = await _others(plan, services, totals, log_line)
         chosen += (own := _some(others, plan.lives, plan))
-        say(f"{len(others)} points of {len(LIVES) - 1} other lives, {len(own)} of them now")
-    await _in_lanes(plan, chosen, lambda one: kill_at(services, one, totals), totals, say)
+        log_line(f"{len(others)} points of {len(LIVES) - 1} other lives, {len(own)} of them now")
+    await _in_lanes(plan, chosen, lambda one: kill_at(services, one, totals), totals, log_line)
     effects = list(enumerate(await hardships.home_effects(services))) if plan.homes else []
     steps = await hardships.migrations(services) if plan.migrations else []
     once = [point for point in found if point.number == 1]
@@ -117,17 +117,17 @@ async def _at_points(plan: Plan, services: SharedServices, totals: Totals, say: 
         # Three pairs of brokers want more connections than the PostgreSQL that they share has.
         lanes = min(plan.lanes, BUSY_INSTALLATIONS) if name == "frozen" else plan.lanes
         drawn = _drawn(places, count, f"{name}/{plan.seed}")
-        await _in_lanes(plan, drawn, act, totals, say, lanes=lanes, name=name)
+        await _in_lanes(plan, drawn, act, totals, log_line, lanes=lanes, name=name)
 
 
-async def _others(plan: Plan, services: SharedServices, totals: Totals, say: Say) -> list[Point]:
+async def _others(plan: Plan, services: SharedServices, totals: Totals, log_line: LogLine) -> list[Point]:
     """Return points of all lives but the plain one, life by life."""
     found: dict[str, list[Point]] = {name: [] for name in LIVES if name}
 
     async def look(name: str) -> None:
         found[name] = await enumerate_points(services, name)
 
-    await _in_lanes(plan, list(found), look, totals, say, name="undisturbed:")
+    await _in_lanes(plan, list(found), look, totals, log_line, name="undisturbed:")
     return [point for points in found.values() for point in points]
 
 
@@ -152,7 +152,7 @@ def _round(
 
 
 async def _in_lanes(
-    plan: Plan, items: Sequence[Any], act: Callable[[Any], Awaitable[None]], totals: Totals, say: Say, *,
+    plan: Plan, items: Sequence[Any], act: Callable[[Any], Awaitable[None]], totals: Totals, log_line: LogLine, *,
     lanes: int | None = None, name: str = "",
 ) -> None:  # fmt: skip
     """Run each item once, a fixed number at a time, and print one line for each."""
@@ -167,7 +167,7 @@ async def _in_lanes(
             trouble = "".join(f"\n  BROKEN: {one}" for one in totals.broken[broken:])
             # Another lane's may be among what is new.
             trouble += "\n  missed" if str(item) in totals.passed_by[missed:] else ""
-            say(f"{clock.monotonic() - began:5.1f} s  {name} {item}{trouble}")
+            log_line(f"{clock.monotonic() - began:5.1f} s  {name} {item}{trouble}")
 
     async with asyncio.TaskGroup() as group:
         for _ in range(min(lanes or plan.lanes, len(waiting))):

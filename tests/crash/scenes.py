@@ -14,7 +14,7 @@ from tests.crash.gate import Point, bare
 from tests.crash.lives import LIVES, bought_twice, deviations, life_of, not_left
 from tests.crash.nursery import LEASE_S
 from tests.crash.services import SharedServices
-from tests.crash.supervised_daemon import LOOK_S
+from tests.crash.supervised_daemon import POLL_S
 
 OFTEN = ("commit:claim_", "commit:forget", "blob:get", "blob:list", "blob:head", "cloud:list", "cloud:offers")
 """Passages that repeat all the time and whose loss changes no state. Only the first of each name is a point."""
@@ -29,7 +29,7 @@ ROUND = 10
 JOBS = 3
 """Number of concurrent jobs during random kills."""
 
-Say = Callable[[str], None]
+LogLine = Callable[[str], None]
 
 
 @dataclass(kw_only=True)
@@ -165,7 +165,7 @@ class Flow:
         while not self._over:
             job = await self._rig.submit()
             while not self._over and not await self._rig.rests(job):  # noqa: ASYNC110
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
 
 
 async def killed_at_random(

@@ -30,7 +30,7 @@ CONFIG: dict[str, Any] = {
     },
     "limits": {"heartbeat_s": 0.1, "poll_s": 0.1, "log_s": 0.5, "drain_s": 5},
 }  # fmt: skip
-LOOK_S = 0.03
+POLL_S = 0.03
 SETTLE_S = 300.0
 """Seconds within which all jobs must end; far above their usual duration."""
 
@@ -127,7 +127,7 @@ class SupervisedDaemon:
         file = self.home / READY
         async with Within(SETTLE_S, f"{self.home} serves", self.status_message):
             while not (file.exists() and self._sits(int(file.read_text()))):  # noqa: ASYNC110 - another process writes it
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
 
     def _sits(self, number: int) -> bool:
         if self._pidfd is None:

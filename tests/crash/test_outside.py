@@ -18,7 +18,7 @@ from tests.crash.gate import Point
 from tests.crash.hardships import MARK
 from tests.crash.loopback_cloud import LAG_S, NAME, LoopbackProvider, SoldMachine
 from tests.crash.services import BUCKET, ENDPOINT, KEYS, SharedServices, open_services
-from tests.crash.supervised_daemon import LOOK_S
+from tests.crash.supervised_daemon import POLL_S
 from tests.crash.waits import Within
 
 STRAY = "a" * 13
@@ -62,7 +62,7 @@ async def gone(sold: SoldMachine) -> None:
     """Wait until the machine is destroyed and no listing shows it."""
     async with Within(300, f"{sold.id} is gone"):
         while time.monotonic() < sold.destroyed + LAG_S:  # noqa: ASYNC110 - another process destroys it
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
 
 async def working(rig: DaemonRig) -> SoldMachine:
@@ -73,7 +73,7 @@ async def working(rig: DaemonRig) -> SoldMachine:
     await rig.submit()
     async with Within(300, "a machine is bought", rig.daemon.status_message):
         while not rig.services.cloud.alive(rig.installation):  # noqa: ASYNC110 - another process buys it
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
     return rig.services.cloud.alive(rig.installation)[0]
 
 
@@ -103,7 +103,7 @@ async def test_restored_database_only_reports_orphans_until_an_operator_acts(ser
         rig.daemon.start()
         async with Within(300, "the log names what is only reported", rig.daemon.status_message):
             while "only reported: this installation bought it" not in rig.daemon.log():  # noqa: ASYNC110
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
         report = await run(home, "doctor", "--orphans")
         assert (report.code, [one["id"] for one in report.document["orphans"]]) == (1, [machine.id])
         assert "a backup" in report.document["orphans"][0]["next"]

@@ -46,7 +46,7 @@ from trainer.parallel import ddp as parallel
 
 TOLD, LOCK, GO = "told.jsonl", "worker.lock", "go"
 KEEP = 2
-LOOK_S = 0.002
+POLL_S = 0.002
 SMALL, LARGE = 1_000, 1_500_000
 """Numbers in a tensor; the large one is above obstore's size of a part."""
 
@@ -237,7 +237,7 @@ def _artifacts(order: Order, root: Path) -> Path:
 
 def _wait(fact: Callable[[], bool]) -> None:
     while not fact():
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
 # --------------------------------------------------------------------------------------------------------------- agent
@@ -308,7 +308,7 @@ def live(asked: dict[str, Any]) -> None:
     gate = _Telling(end=end, kill_at=kill, told=told)
     stand_at(gate, AGENT_STEPS if worker else WORKER_STEPS, role)
     if worker:
-        saver.POLL_S = LOOK_S
+        saver.POLL_S = POLL_S
         asyncio.run(attend(order, run, told, worker))
         told(ended=True)
         return

@@ -27,7 +27,7 @@ from providers.registry import CLOUD_CLASSES, ProvidersConfig
 
 OVERRIDDEN_KEYS = ("providers", "home", "port", "database_url")
 """Keys that the run sets itself, in place of the user's configuration."""
-LOOK_S = 5.0
+POLL_S = 5.0
 START_S, END_S, SWEEP_S = 180.0, 900.0, 1200.0
 
 

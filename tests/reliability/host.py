@@ -10,7 +10,7 @@ import psutil
 from tests.crash.daemon import Daemon
 from tests.crash.waits import Within
 from tests.reliability.figures import Figures
-from tests.reliability.installation import ENDED, LOOK_S, WAIT_S, Installation, installation, refused_start, settled
+from tests.reliability.installation import ENDED, POLL_S, WAIT_S, Installation, installation, refused_start, settled
 from tests.reliability.registry import scenario
 
 MEMORY_BYTES = 1024**3
@@ -60,7 +60,7 @@ async def one_gibibyte(figures: Figures) -> None:
         async with Within(WAIT_S, "all jobs end", running.log):
             states = [""]
             while not set(states) <= ENDED:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
                 states = [(await running.detail(job)).state for job in jobs]
         peak.cancel()
         figures.note("quoted", sum(not isinstance(quote, BaseException) for quote in quotes))
@@ -84,4 +84,4 @@ async def _peak_mb(running: Installation) -> None:
             except psutil.Error:
                 continue
         running.figures.note("peak_mb", max(total / 1e6, running.figures.values.get("peak_mb", 0.0)))
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)

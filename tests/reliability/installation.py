@@ -25,7 +25,7 @@ COUNT = 60
 """Tenths of a second that the job runs."""
 WAIT_S = 90.0
 """Longest wait for one change. The figures show how long it took."""
-LOOK_S = 0.1
+POLL_S = 0.1
 LOG_S = 30.0
 ENDED = {"succeeded", "failed", "capped", "cancelled"}
 COUNTED = re.compile(r"^count (\d+)$", re.MULTILINE)
@@ -65,7 +65,7 @@ class Installation:
         detail: JobDetail | None = None
         async with Within(WAIT_S, "the job trains", lambda: f"{detail}\n{self.log()}"):
             while not (detail and any(run.beat and run.beat.checkpoint for run in detail.runs)):
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
                 detail = await self.detail()
 
     async def checks(self) -> dict[str, str]:
@@ -85,7 +85,7 @@ class Installation:
         began, checks = time.monotonic(), dict[str, str]()
         async with Within(WAIT_S, name, lambda: f"{checks}\n{self.log()}"):
             while not holds(checks):
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
                 assert self.is_alive(), self.log()
                 with suppress(ClientError):
                     checks = await self.checks()
@@ -116,7 +116,7 @@ class Installation:
                     detail = await self.detail()
                     if detail.state in ENDED:
                         return detail
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
 
     async def ends_well(self, attempts: int = 1, *, log_is_whole: bool = True) -> None:
         """Wait until the job has succeeded. Its count, attempts, charges and ledger must be right.
@@ -129,7 +129,7 @@ class Installation:
         async with Within(LOG_S, "the log is complete", lambda: f"{counted}"), self.daemon.client() as client:
             while counted != list(range(1, COUNT + 1)) and (log_is_whole or counted[-1:] != [COUNT]):
                 counted = [int(number) for number in COUNTED.findall(await client.log_now(self.job))]
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
         assert counted == sorted(set(counted)), counted
         lasted_s = time.monotonic() - self._began_s
         most = sum((run.usd_per_hour or Decimal(0) for run in detail.runs), Decimal(0)) * Decimal(lasted_s) / 3600

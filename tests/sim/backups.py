@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DOWN_S = 30.0
 """Minimum seconds from the end of the last broker to the start of the first one on the restored copy."""
-LOOK_S = 60.0
+POLL_S = 60.0
 """Seconds between two checks of users for machines without a row."""
 TIMEOUT_S = 900.0
 """Seconds after which users end such machines even if these still train."""
@@ -80,7 +80,7 @@ class Backups:
         """
         world, since = self._world, self._world.loop.time()
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             standing = {*world.cloud.standing()}
             for machine in [one for one in await world.cloud.list() if one.handle.id in standing]:
                 own = attempt_of_machine(machine.handle.id)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.sim.world import Slot, World
 
 T = TypeVar("T")
-LOOK_S = 10.0
+POLL_S = 10.0
 """Seconds between two checks for a target of a fault."""
 DEAD_S = 20.0
 
@@ -148,7 +148,7 @@ class Happenings:
         """Wait for a target that the fault can strike, and return it; None: the calm came first."""
         there = found()
         while not there and self._world.loop.time() < CALM_S:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             there = found()
         return there[fault.target % len(there)] if there else None
 

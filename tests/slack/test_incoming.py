@@ -214,7 +214,7 @@ async def test_an_internal_error_is_logged_and_reported(rig: Rig, monkeypatch: p
 async def test_a_click_renders_the_same_root_as_the_outbox(rig: Rig) -> None:
     job = await rig.job()
     url = rig.there.response_url()
-    await rig.incoming._required_adapter.show(url, JobSnapshot(job=job))
+    await rig.incoming._required_adapter.update_message(url, JobSnapshot(job=job))
     (answer,) = rig.answers(url)
     assert answer["replace_original"]
     assert "🕓" in str(answer["blocks"][0])

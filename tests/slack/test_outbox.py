@@ -59,7 +59,7 @@ class Rig:
         await self.store.submit(job, key=None, body_sha256="", events=[make_event(job, "job.submitted")])
         return job
 
-    async def say(self, job: Job, message: str, kind: str = "attempt.preempted") -> None:
+    async def add_event(self, job: Job, message: str, kind: str = "attempt.preempted") -> None:
         now = await self.store.job(job.id)
         assert now is not None
         await self.store.raise_cap(job.id, now.cap_usd + 1, Event(job_id=job.id, kind=kind, message=message))
@@ -106,7 +106,7 @@ async def test_an_hour_without_slack_loses_no_message(rig: Rig) -> None:
         rig.there.down = ("500", "reset")[minute % 2]
         if minute % 5 == 0:
             for job in jobs:
-                await rig.say(job, f"minute {minute}")
+                await rig.add_event(job, f"minute {minute}")
         await rig.live(60, step_s=30)
     rig.there.down = ""
     rig.there.limits.enforced = True
@@ -132,7 +132,7 @@ async def test_a_broker_killed_after_a_call_posts_nothing_twice(rig: Rig, after:
     for number in range(3):
         rig.there.stall = after
         kind = "job.failed" if after.startswith("files") else "attempt.preempted"
-        await rig.say(job, f"number {number}", kind)
+        await rig.add_event(job, f"number {number}", kind)
         working = asyncio.create_task(rig.live(1))
         await asyncio.wait_for(rig.there.stalled.wait(), 300)
         working.cancel()
@@ -156,7 +156,7 @@ async def test_a_busy_hour_stays_within_slacks_limits(rig: Rig) -> None:
     jobs = [await rig.job() for _ in range(20)]
     for number in range(3):
         for job in jobs:
-            await rig.say(job, f"n {number}")
+            await rig.add_event(job, f"n {number}")
         await rig.live(120)
     await rig.all_delivered()
     assert [rig.last_word_of_each(job) for job in jobs] == [["0", "1", "2"]] * 20

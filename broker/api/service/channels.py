@@ -84,41 +84,41 @@ class ChannelService:
             raise NotFound(f"no channel {channel_id}; `gpubroker channel ls` lists yours")
         return channel_status
 
-    async def create(self, caller: Caller, wish: NewChannel) -> tuple[Channel, str | None]:
+    async def create(self, caller: Caller, new: NewChannel) -> tuple[Channel, str | None]:
         """Return (the channel, its generated secret or None). The secret is never shown again.
 
         Raises Forbidden, InvalidInput, Conflict.
         """
-        team = await self._team(caller, wish)
-        notifier = self._notifiers.get(wish.kind)
+        team = await self._team(caller, new)
+        notifier = self._notifiers.get(new.kind)
         if notifier is None:
             kinds = ", ".join(sorted(kind for kind in self._notifiers if kind != LOG_CHANNEL))
-            raise InvalidInput(Problem(field="kind", message=f"no kind {wish.kind!r}; use one of {kinds}"))
-        config, secrets = notifier.check(wish.config, wish.secrets)
+            raise InvalidInput(Problem(field="kind", message=f"no kind {new.kind!r}; use one of {kinds}"))
+        config, secrets = notifier.check(new.config, new.secrets)
         secrets, secret = notifier.fresh(secrets)
         rows = self._store.as_tenant(caller.tenant)
         if sum(status.channel.team == team for status in await rows.channels()) >= MAX_CHANNELS:
             raise Conflict(f"there are {MAX_CHANNELS} channels already; `gpubroker channel remove` removes one")
         channel = Channel(
             id=base32(self._entropy(ID_ENTROPY), ID_LENGTH),
-            kind=wish.kind,
-            name=wish.name,
+            kind=new.kind,
+            name=new.name,
             team=team,
-            events=wish.events,
+            events=new.events,
             config=config,
             sealed=self._box.seal(json.dumps(dict(secrets))),
             created_at=self._clock.now(),
         )
         if not await rows.add_channel(channel):
-            raise Conflict(f"there is a channel {wish.name} already; choose another name")
+            raise Conflict(f"there is a channel {new.name} already; choose another name")
         return channel, secret
 
-    async def _team(self, caller: Caller, wish: NewChannel) -> str | None:
-        if wish.installation:
+    async def _team(self, caller: Caller, new: NewChannel) -> str | None:
+        if new.installation:
             if not caller.admin:
                 raise Forbidden("this token lacks the scope 'admin', which a channel of the installation needs")
             return None
-        team = wish.team or caller.team
+        team = new.team or caller.team
         if all(team_row.name != team for team_row in await self._store.as_tenant(caller.tenant).teams()):
             raise InvalidInput(Problem(field="team", message=f"no team {team}; `gpubroker team ls` lists yours"))
         return team
@@ -133,13 +133,13 @@ class ChannelService:
         rows = self._store.as_tenant(caller.tenant)
         for _ in range(CHANGE_TRIES):  # a secret that was renewed since the channel was read is kept
             channel = (await self.status(caller, channel_id)).channel
-            to = replace(
+            changed = replace(
                 channel,
                 events=channel.events if events is None else events,
                 enabled=channel.enabled if enabled is None else enabled,
                 reason=f"disabled by {caller.owner}" if enabled is False else channel.reason,
             )
-            if await rows.write_channel(to, channel.sealed):
+            if await rows.write_channel(changed, channel.sealed):
                 return await self.status(caller, channel_id)
         raise NotFound(f"no channel {channel_id}; `gpubroker channel ls` lists yours")
 
@@ -157,11 +157,11 @@ class ChannelService:
         secrets, secret = notifier.fresh(json.loads(self._box.open(channel.sealed)))
         if secret is None:
             raise Conflict(f"the secrets of a channel of the kind {channel.kind} are its receiver's; add it again")
-        to = replace(channel, sealed=self._box.seal(json.dumps(dict(secrets))))
-        if not await self._store.as_tenant(caller.tenant).write_channel(to, channel.sealed):
+        changed = replace(channel, sealed=self._box.seal(json.dumps(dict(secrets))))
+        if not await self._store.as_tenant(caller.tenant).write_channel(changed, channel.sealed):
             await self.status(caller, channel_id)
             raise Conflict(RENEWED)
-        return to, secret
+        return changed, secret
 
     async def test(self, caller: Caller, channel_id: str) -> Tested:
         """Send a real message at once, bypassing the outbox, also through a disabled channel. Raises NotFound."""

@@ -38,8 +38,8 @@ class SlackAdapter(Protocol):
         self, channels: Sequence[Channel], body: bytes, timestamp: str | None, signature: str | None
     ) -> list[Channel]: ...
     async def person(self, channel: Channel, user: str) -> tuple[str, str] | None: ...
-    async def say(self, url: str, lines: Sequence[str]) -> None: ...
-    async def show(self, url: str, snapshot: JobSnapshot) -> None: ...
+    async def reply(self, url: str, lines: Sequence[str]) -> None: ...
+    async def update_message(self, url: str, snapshot: JobSnapshot) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,17 +196,17 @@ class Slack:
         try:
             await self._act(sent)
         except GpubrokerError as e:
-            await self._required_adapter.say(sent.answer_to, [str(e)])
+            await self._required_adapter.reply(sent.answer_to, [str(e)])
         except Exception:
             log.exception("a request of Slack failed")
-            await self._required_adapter.say(
+            await self._required_adapter.reply(
                 sent.answer_to, ["an internal error of the broker; its log has the details"]
             )
 
     async def _act(self, sent: Sent) -> None:
         caller = await self._caller(sent)
         if caller is None:
-            await self._required_adapter.say(
+            await self._required_adapter.reply(
                 sent.answer_to,
                 [
                     "You are not linked to a gpubroker user yet.",
@@ -214,7 +214,7 @@ class Slack:
                 ],
             )
         elif not sent.action:
-            await self._required_adapter.say(sent.answer_to, await self._acts.command(caller, sent.text) or HELP)
+            await self._required_adapter.reply(sent.answer_to, await self._acts.command(caller, sent.text) or HELP)
         else:
             await self._press(caller, sent)
 
@@ -224,7 +224,7 @@ class Slack:
             _, message = await self._acts.press(caller, sent.action, sent.value)
         except GpubrokerError as e:
             message = str(e)
-        await self._required_adapter.say(sent.answer_to, [message])
+        await self._required_adapter.reply(sent.answer_to, [message])
         if not may(caller, "read"):
             return  # the channel itself updates the message
         try:
@@ -232,7 +232,7 @@ class Slack:
         except NotFound:
             return
         attempts = await self._service.attempts(caller, job)
-        await self._required_adapter.show(sent.answer_to, JobSnapshot(job=job, attempts=tuple(attempts)))
+        await self._required_adapter.update_message(sent.answer_to, JobSnapshot(job=job, attempts=tuple(attempts)))
 
     async def _caller(self, sent: Sent) -> Caller | None:
         """Return the caller that a Slack user acts as, or None for a user without a link.

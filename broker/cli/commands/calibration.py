@@ -41,12 +41,12 @@ async def calibration(since: Since = None, until: Until = None, as_json: Json = 
 
 
 def _show(out: Output, view: CalibrationView) -> None:
-    out.say(f"{view.since:%Y-%m-%d %H:%M} to {view.until:%Y-%m-%d %H:%M} UTC")
+    out.print(f"{view.since:%Y-%m-%d %H:%M} to {view.until:%Y-%m-%d %H:%M} UTC")
     if not view.total.jobs:
-        out.say("no job finished")
+        out.print("no job finished")
         return
     rows = [tuple(_cells(row)) for row in view.rows]
-    out.say(TerminalTable(COLUMNS, rows, total=tuple(_cells(view.total))), *NOTES)
+    out.print(TerminalTable(COLUMNS, rows, total=tuple(_cells(view.total))), *NOTES)
 
 
 def _cells(row: CalibrationRowView) -> Iterator[str]:

@@ -32,7 +32,7 @@ async def _models(words: Words = None, *, as_json: Json = False) -> None:
         licence = f"{row['licence']} (gated)" if row["gated"] else str(row["licence"])
         context = "" if row["context_tokens"] is None else f"{row['context_tokens']:,}"
         table.add_row(row["id"], row["family"], f"{row['parameters']:,}", context, licence)
-    out.say(table, f"{len(rows)} models")
+    out.print(table, f"{len(rows)} models")
 
 
 async def _gpus(words: Words = None, *, as_json: Json = False) -> None:
@@ -53,7 +53,7 @@ async def _gpus(words: Words = None, *, as_json: Json = False) -> None:
             *(f"{row[name] / 1e12:,.0f} TFLOP/s" for name in ("bf16_flops", "matmul_flops", "fp32_flops")),
             *(f"{row[name] / 1e9:,.0f} GB/s" for name in ("bandwidth", "link")),
         )
-    out.say(table, f"{len(rows)} GPUs; sources in docs/design/estimator.md")
+    out.print(table, f"{len(rows)} GPUs; sources in docs/design/estimator.md")
 
 
 def _model(name: str) -> dict[str, Any]:

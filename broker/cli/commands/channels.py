@@ -46,7 +46,7 @@ async def add(
     async with client() as c:
         created = await c.create_channel(request)
     out.document(created)
-    out.say(f"channel {created.name} ({created.id}) added; test it: gpubroker channel test {created.name}")
+    out.print(f"channel {created.name} ({created.id}) added; test it: gpubroker channel test {created.name}")
     if created.secret is not None:
         out.secret("signing secret, with which the receiver checks signatures (shown only once):", created.secret)
 
@@ -90,7 +90,7 @@ async def ls(as_json: Json = False) -> None:
         to, events = " ".join(map(str, channel.config.values())), ", ".join(channel.events) or "all"
         pending, dropped, state = _pending(channel), _dropped(channel), _state(channel)
         table.add_row(channel.name, channel.kind, channel.team or "(installation)", to, events, pending, dropped, state)
-    out.say(table)
+    out.print(table)
 
 
 def _pending(channel: ChannelView) -> str:
@@ -120,7 +120,7 @@ async def show(channel: Channel, as_json: Json = False) -> None:
     async with client() as c:
         view = await _channel(c, channel)
     out.document(view)
-    out.say(
+    out.print(
         f"{view.name} ({view.id}), {view.kind}, {'team ' + view.team if view.team else 'every team'}",
         f"to       {' '.join(map(str, view.config.values())) or 'the log of the daemon'}",
         f"events   {', '.join(view.events) or 'all'}",
@@ -150,7 +150,7 @@ async def try_out(
     tests = list(zip(channels, results, strict=True))
     out.document([{"channel": view.name, **result.model_dump()} for view, result in tests])
     for view, result in tests:
-        out.say(f"{view.name}: {_test_message(result)}")
+        out.print(f"{view.name}: {_test_message(result)}")
     if not all(result.delivered for result in results):
         raise typer.Exit(Exit.JOB_FAILED)
 
@@ -177,7 +177,7 @@ async def _switch(channel: str, enabled: bool, as_json: bool) -> None:
         view = await _channel(c, channel)
         changed = await c.change_channel(view.id, ChannelChange(enabled=enabled))
     out.document(changed)
-    out.say(f"channel {changed.name} is {'enabled' if changed.enabled else 'disabled'}; {changed.waiting} pending")
+    out.print(f"channel {changed.name} is {'enabled' if changed.enabled else 'disabled'}; {changed.waiting} pending")
 
 
 @command
@@ -189,7 +189,7 @@ async def events(channel: Channel, event: Events = None, as_json: Json = False) 
         view = await _channel(c, channel)
         changed = await c.change_channel(view.id, change)
     out.document(changed)
-    out.say(f"channel {changed.name} receives {', '.join(changed.events) or 'all events'}")
+    out.print(f"channel {changed.name} receives {', '.join(changed.events) or 'all events'}")
 
 
 @command
@@ -210,7 +210,7 @@ async def remove(channel: Channel, as_json: Json = False) -> None:
         view = await _channel(c, channel)
         await c.delete_channel(view.id)
     out.document({"removed": view.id})
-    out.say(f"channel {view.name} removed")
+    out.print(f"channel {view.name} removed")
 
 
 async def _channel(c: AsyncClient, name: str) -> ChannelView:

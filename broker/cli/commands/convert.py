@@ -46,7 +46,7 @@ async def convert(
     elif not as_json:
         typer.echo(text, nl=False)
     for line in (*(f"lost: {line}" for line in losses), *(f"hint: {h}" for h in conversion.lines(conversion.hints))):
-        Output(as_json=True).say(line)
+        Output(as_json=True).print(line)
     remarks = {"lost": conversion.lost, "hints": conversion.hints}
     named = {kind: [{"field": f, "message": m} for f, m in pairs] for kind, pairs in remarks.items()}
     Output(as_json=as_json).document({"spec": conversion.spec, **named})

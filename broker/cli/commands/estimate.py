@@ -202,6 +202,6 @@ estimate = command(_estimate)
 
 def _show(out: Output, result: EstimateResult) -> None:
     for note in result["notes"]:
-        out.say(f"note: {note}")
+        out.print(f"note: {note}")
     if not out.as_json:
-        out.say(result.heading, *result.sizes, *result.remarks)
+        out.print(result.heading, *result.sizes, *result.remarks)

@@ -99,7 +99,7 @@ async def export(
             traces += spot_trace.traces(item, await _points(c, item, page, count), prices)
     files = spot_trace.write(folder, traces)
     out.document({"folder": str(folder), "files": files})
-    out.say(f"{len(files)} traces in {folder}" if files else "no spot offer was recorded with an on-demand price")
+    out.print(f"{len(files)} traces in {folder}" if files else "no spot offer was recorded with an on-demand price")
 
 
 async def _current(out: Output, provider: str | None, names: list[str], limit: int) -> None:

@@ -40,7 +40,7 @@ async def apply(file: File, as_json: Json = False) -> None:
         except ApiError as error:
             raise _with_lines(document, error) from None
     out.document(stored)
-    out.say(f"policy {stored.policy.name} ({stored.policy.scope}) is version {stored.version}")
+    out.print(f"policy {stored.policy.name} ({stored.policy.scope}) is version {stored.version}")
 
 
 @command
@@ -99,7 +99,7 @@ async def ls(as_json: Json = False) -> None:
     for row in page.items:
         limits, changed = "; ".join(_limits(row.policy)), formatting.ago(row.changed_at)
         table.add_row(row.policy.name, row.policy.scope, limits, str(row.version), changed, row.changed_by)
-    out.say(table if page.items else "no policies; `gpubroker policy apply FILE` creates one")
+    out.print(table if page.items else "no policies; `gpubroker policy apply FILE` creates one")
 
 
 def _limits(policy: Policy) -> list[str]:
@@ -124,7 +124,7 @@ async def show(name: Name, team: Team = None, as_json: Json = False) -> None:
         raise NotFoundExit(f"policy {name} was deleted by {latest.actor}; `gpubroker policy history {name}` shows it")
     out.document(latest)
     document = latest.policy.model_dump(mode="json", exclude_defaults=True)
-    out.say(*yaml.safe_dump(document, sort_keys=False).splitlines())
+    out.print(*yaml.safe_dump(document, sort_keys=False).splitlines())
 
 
 @command
@@ -136,7 +136,7 @@ async def history(name: Name, team: Team = None, as_json: Json = False) -> None:
     out.document(page)
     for row in page.items:
         limits = "; ".join(_limits(row.policy)) if row.policy else "deleted"
-        out.say(f"{row.version:3}  {row.at:%Y-%m-%d %H:%M:%S} UTC  {row.actor}: {limits}")
+        out.print(f"{row.version:3}  {row.at:%Y-%m-%d %H:%M:%S} UTC  {row.actor}: {limits}")
 
 
 @command
@@ -146,7 +146,7 @@ async def delete(name: Name, team: Team = None, as_json: Json = False) -> None:
     async with client() as c:
         await c.delete_policy(name, team=team)
     out.document({"deleted": name})
-    out.say(f"policy {name} deleted; jobs that waited for it continue")
+    out.print(f"policy {name} deleted; jobs that waited for it continue")
 
 
 @command
@@ -163,7 +163,7 @@ async def budget(as_json: Json = False) -> None:
         for row in _rows(standing):
             table.add_row(*row)
     empty = "your team has no policy; each job's cap and any policy of the installation still apply"
-    out.say(table if page.items else empty)
+    out.print(table if page.items else empty)
 
 
 def _rows(standing: policies.StandingView) -> list[tuple[str, ...]]:
@@ -214,7 +214,9 @@ async def approve(
     async with client() as c:
         view = await c.approve(await job_id(c, job, writes=True), up_to_usd=usd)
     out.document(view)
-    out.say(f"job {view.id} ({view.name}) is approved up to {formatting.money(max(view.cap_usd, usd or view.cap_usd))}")
+    out.print(
+        f"job {view.id} ({view.name}) is approved up to {formatting.money(max(view.cap_usd, usd or view.cap_usd))}"
+    )
 
 
 def _usd(text: str | None) -> Decimal | None:
@@ -234,12 +236,12 @@ async def refuse(job: JobArgument, as_json: Json = False) -> None:
     async with client() as c:
         view = await c.refuse(await job_id(c, job, writes=True))
     out.document(view)
-    out.say(f"job {view.id} ({view.name}) is refused and will be cancelled")
+    out.print(f"job {view.id} ({view.name}) is refused and will be cancelled")
 
 
 def _show_dry_run(out: Output, run: policies.DryRunView) -> None:
     never_started = [launch for launch in run.held if launch.until is None]
-    out.say(
+    out.print(
         f"{run.since:%Y-%m-%d} to {run.until:%Y-%m-%d}: of {run.launches} launches, {len(run.held)} would have "
         f"waited ({len(never_started)} to the end) and {len(run.drained)} would have drained; {len(run.asked)} jobs "
         "would have needed approval",
@@ -247,10 +249,10 @@ def _show_dry_run(out: Output, run: policies.DryRunView) -> None:
         f"{formatting.money(run.usd_not_spent)} so far",
     )
     for crossed in run.crossed[:SHOWN]:
-        out.say(f"{crossed.at:%Y-%m-%d %H:%M}  {crossed.budget} reaches {crossed.share:.0%}: {crossed.action.value}")
+        out.print(f"{crossed.at:%Y-%m-%d %H:%M}  {crossed.budget} reaches {crossed.share:.0%}: {crossed.action.value}")
     for hold in run.held[:SHOWN]:
         until = f"until {hold.until:%Y-%m-%d %H:%M}" if hold.until else "to the end"
-        out.say(f"{hold.at:%Y-%m-%d %H:%M}  {hold.job_id} attempt {hold.attempt} waits {until}: {hold.reason}")
+        out.print(f"{hold.at:%Y-%m-%d %H:%M}  {hold.job_id} attempt {hold.attempt} waits {until}: {hold.reason}")
     more = max(0, len(run.held) - SHOWN) + max(0, len(run.crossed) - SHOWN)
     if more:
-        out.say(f"… and {more} more; --json has all")
+        out.print(f"… and {more} more; --json has all")

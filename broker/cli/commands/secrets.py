@@ -26,7 +26,7 @@ async def secret_set(
     async with client() as c:
         await c.put_secret(name, value)
     out.document({"set": name})
-    out.say(f"secret {name} is set")
+    out.print(f"secret {name} is set")
 
 
 def _piped(name: str) -> str:
@@ -46,7 +46,7 @@ async def secret_ls(as_json: Json = False) -> None:
         page = await c.secrets()
     out.document(page)
     for name in page.names:
-        out.say(name)
+        out.print(name)
 
 
 @command
@@ -56,4 +56,4 @@ async def secret_rm(name: Annotated[str, typer.Argument()], as_json: Json = Fals
     async with client() as c:
         await c.delete_secret(name)
     out.document({"removed": name})
-    out.say(f"secret {name} deleted")
+    out.print(f"secret {name} deleted")

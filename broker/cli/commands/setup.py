@@ -33,7 +33,7 @@ async def login(
     if forget:
         connection.login_file().unlink(missing_ok=True)
         out.document({"url": None})
-        out.say("stored login deleted")
+        out.print("stored login deleted")
         return
     stored = connection.find() if url is None else _connection_to(out, url, token, plain_http=plain_http)
     if stored is None:
@@ -45,7 +45,7 @@ async def login(
     out.document(
         {"url": stored.url, "team": me.team, "owner": me.owner, "scopes": list(me.scopes), "source": stored.source}
     )
-    out.say(f"{stored.url} as {me.owner} of {me.team} ({', '.join(me.scopes)}), from {stored.source}")
+    out.print(f"{stored.url} as {me.owner} of {me.team} ({', '.join(me.scopes)}), from {stored.source}")
 
 
 def _store(stored: connection.Connection) -> None:
@@ -73,7 +73,7 @@ def _connection_to(out: Output, url: str, token: str | None, *, plain_http: bool
         )
     if token is None:
         token = os.environ.get("GPUBROKER_TOKEN") or None
-    if token is None and not out.asks:
+    if token is None and not out.is_interactive:
         raise BadInput("give the token with --token or GPUBROKER_TOKEN")
     if token is None:
         with interruptible():
@@ -105,7 +105,7 @@ async def init(
     except OSError as e:
         raise BadInput(f"{path}: {e.strerror}") from None
     out.document({"path": str(path)})
-    out.say(f"wrote {path}; next: `gpubroker quote {path}`")
+    out.print(f"wrote {path}; next: `gpubroker quote {path}`")
 
 
 @command

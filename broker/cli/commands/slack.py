@@ -36,7 +36,7 @@ async def link(
         created = await c.link_slack_user(request)
     out.document(created)
     user_text = f"{created.name} ({created.user})"
-    out.say(f"{user_text} acts as {created.owner} of {created.team}: {', '.join(created.scopes)}")
+    out.print(f"{user_text} acts as {created.owner} of {created.team}: {', '.join(created.scopes)}")
 
 
 @command
@@ -52,7 +52,7 @@ async def links(as_json: Json = False) -> None:
     for user in page.items:
         scopes = ", ".join(user.scopes)
         table.add_row(user.user, user.name, user.owner, user.team, scopes, formatting.ago(user.linked_at))
-    out.say(table)
+    out.print(table)
 
 
 @command
@@ -62,4 +62,4 @@ async def unlink(user: Member, as_json: Json = False) -> None:
     async with client() as c:
         await c.unlink_slack_user(user)
     out.document({"unlinked": user})
-    out.say(f"{user} is no longer linked")
+    out.print(f"{user} is no longer linked")

@@ -79,14 +79,14 @@ def _csv(view: SpendView) -> None:
 
 
 def _show(out: Output, view: SpendView) -> None:
-    out.say(f"{view.since:%Y-%m-%d %H:%M} to {view.until:%Y-%m-%d %H:%M} UTC, by {view.by}")
+    out.print(f"{view.since:%Y-%m-%d %H:%M} to {view.until:%Y-%m-%d %H:%M} UTC, by {view.by}")
     if not view.rows:
-        out.say("nothing was spent")
+        out.print("nothing was spent")
         return
     highest = max(row.usd for row in view.rows)
     rows = [(row.key, _bar(row.usd, highest), *_cells(row)) for row in view.rows]
     columns = (Column(name=view.by, min_width=ID), *COLUMNS)
-    out.say(TerminalTable(columns, rows, total=("total", "", *_cells(view.total))), *_notes(view.total))
+    out.print(TerminalTable(columns, rows, total=("total", "", *_cells(view.total))), *_notes(view.total))
 
 
 def _bar(value: Decimal, highest: Decimal) -> str:
@@ -227,8 +227,8 @@ def _show_result(out: Output, invoice: Invoice, result: Reconciliation) -> None:
     ]
     equal = sum(row.verdict is InvoiceVerdict.EQUAL for row in result.rows)
     if rows:
-        out.say(TerminalTable(columns, rows))
-    out.say(
+        out.print(TerminalTable(columns, rows))
+    out.print(
         f"{invoice.cloud}: {equal} of {len(result.rows)} agree; invoice {formatting.money(result.invoice_usd)}, "
         f"ledger {formatting.money(result.ledger_usd)}; {invoice.ignored} positions belong to no machine"
     )

@@ -71,7 +71,7 @@ async def token_ls(as_json: Json = False) -> None:
     async with client() as c:
         page = await c.tokens()
     out.document(page)
-    out.say(TerminalTable(TOKENS, map(_token, page.items)))
+    out.print(TerminalTable(TOKENS, map(_token, page.items)))
 
 
 def _token(token: TokenView) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ async def token_rm(token: Annotated[str, typer.Argument(help="Id of the token.")
     async with client() as c:
         await c.delete_token(token)
     out.document({"removed": token})
-    out.say(f"token {token} revoked")
+    out.print(f"token {token} revoked")
 
 
 @command
@@ -98,8 +98,8 @@ async def team_new(name: Annotated[str, typer.Argument()], note: Note = "", as_j
     async with client() as c:
         team = await c.create_team(request)
     out.document(team)
-    out.say(f"team {team.name} created; next: gpubroker token new OWNER --team {team.name}")
-    out.say("with several teams, jobs on the daemon's host run isolated, and only for providers.local.teams")
+    out.print(f"team {team.name} created; next: gpubroker token new OWNER --team {team.name}")
+    out.print("with several teams, jobs on the daemon's host run isolated, and only for providers.local.teams")
 
 
 @command
@@ -110,7 +110,7 @@ async def team_ls(as_json: Json = False) -> None:
         page = await c.teams()
     out.document(page)
     rows = [(team.name, formatting.ago(team.created_at), team.note) for team in page.items]
-    out.say(
+    out.print(
         TerminalTable((Column(name="team"), Column(name="created", rank=1), Column(name="note", min_width=16)), rows)
     )
 
@@ -122,7 +122,7 @@ async def team_rm(name: Annotated[str, typer.Argument()], as_json: Json = False)
     async with client() as c:
         await c.delete_team(name)
     out.document({"removed": name})
-    out.say(f"team {name} deleted")
+    out.print(f"team {name} deleted")
 
 
 @command
@@ -144,7 +144,7 @@ async def audit(
             team=team, actor=actor, action=action, target=target, since=since, until=until, limit=limit
         )
     out.document(page)
-    out.say(TerminalTable(AUDITED, map(_entry, reversed(page.items))))
+    out.print(TerminalTable(AUDITED, map(_entry, reversed(page.items))))
 
 
 def _entry(entry: AuditView) -> tuple[str, ...]:

@@ -34,9 +34,9 @@ async def web(
         url = await link(c)
     out.document({"url": url})
     if print_only or as_json or not await asyncio.to_thread(_opened, url):
-        out.say(url)
+        out.print(url)
         return
-    out.say("opened the pages in your browser; `gpubroker web --print` prints a link instead")
+    out.print("opened the pages in your browser; `gpubroker web --print` prints a link instead")
 
 
 def _opened(url: str) -> bool:

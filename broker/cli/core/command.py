@@ -84,7 +84,7 @@ def confirm(out: Output, question: str, *, yes: bool, to: str, else_: str) -> No
     """
     if yes:
         return
-    if not out.asks:
+    if not out.is_interactive:
         raise BadInput(f"not a terminal; pass -y to {to} without confirmation")
     with interruptible():
         agreed = typer.confirm(visible(question), default=False)

@@ -54,11 +54,11 @@ class Output:
         return self.console.is_terminal
 
     @property
-    def asks(self) -> bool:
+    def is_interactive(self) -> bool:
         """True when the command may ask the user a question."""
         return not self.as_json and sys.stdin.isatty()
 
-    def say(self, *parts: RenderableType) -> None:
+    def print(self, *parts: RenderableType) -> None:
         """Print lines or tables. A string is one line and no markup; its control characters are escaped."""
         for part in parts:
             line = isinstance(part, str)
@@ -67,7 +67,7 @@ class Output:
     def secret(self, label: str, secret: str) -> None:
         """Print a secret once. With `--json` only the document contains it, because stderr often ends in logs."""
         if not self.as_json:
-            self.say(label, secret)
+            self.print(label, secret)
 
     def document(self, document: Document) -> None:
         """Write the single document of `--json`, or of `-o json` and `-o yaml`."""

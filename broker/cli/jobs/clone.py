@@ -31,10 +31,10 @@ async def clone(
     text = f"# Cloned from job {detail.id}. Its data is the stored upload.\n"
     text += spec_yaml(spec)
     if file == STDOUT:
-        out.say(*([] if as_json else text.removesuffix("\n").split("\n")))
+        out.print(*([] if as_json else text.removesuffix("\n").split("\n")))
         return
     _write(Path(file), text)
-    out.say(f"{file} has the spec of job {detail.id}; submit it: gpubroker submit {file}")
+    out.print(f"{file} has the spec of job {detail.id}; submit it: gpubroker submit {file}")
 
 
 def _write(path: Path, text: str) -> None:

@@ -54,9 +54,9 @@ async def compare(
     rows = [_row(job, result) for job, result in zip(details, results, strict=True)]
     facts = [(name, *(row[name] for row in rows)) for name in rows[0]]
     settings = [(d.path, *map(setting_text, d.values)) for d in differences]
-    out.say(TerminalTable([Column(name=""), *heads], [*facts, *settings]))
+    out.print(TerminalTable([Column(name=""), *heads], [*facts, *settings]))
     link = ",".join(job.id for job in details)
-    out.say(f"curves: the page /ui/compare?jobs={link}, which `gpubroker web` signs in to")
+    out.print(f"curves: the page /ui/compare?jobs={link}, which `gpubroker web` signs in to")
 
 
 def _seconds(job: JobDetail) -> float:

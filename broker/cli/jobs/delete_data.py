@@ -41,9 +41,9 @@ async def rm(
     kinds: tuple[StoredKindView, ...] = tuple(member.value for member in kind or DataKind)
     async with client() as c:
         detail = await c.job(await job_id(c, job, writes=True))
-        out.say(f"{detail.name} ({detail.id}) {storage_message(detail.storage)}")
+        out.print(f"{detail.name} ({detail.id}) {storage_message(detail.storage)}")
         question = f"Delete its {', '.join(kinds)}? This cannot be undone"
         confirm(out, question, yes=yes or as_json, to="delete", else_="nothing was deleted")
         after = await c.delete_data(detail.id, kinds)
     out.document(after)
-    out.say(f"deleted: {', '.join(kinds)}; the objects are removed within minutes")
+    out.print(f"deleted: {', '.join(kinds)}; the objects are removed within minutes")

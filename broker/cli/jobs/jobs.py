@@ -43,7 +43,7 @@ async def get(job: JobArgument, wait: Wait = False, form: Form = None, as_json: 
             return await follow(c, full_id, out)
         detail = await c.job(full_id)
     out.document(detail)
-    out.say(jobs.detail(detail))
+    out.print(jobs.detail(detail))
 
 
 @command
@@ -61,7 +61,7 @@ async def explain(
         number = attempt or (await c.job(full_id)).attempts
         history = () if out.as_json else await _decisions(c, full_id)
         for line in history:
-            out.say(line)
+            out.print(line)
         if not number:
             if history:
                 return
@@ -101,7 +101,7 @@ async def follow(c: AsyncClient, job: str, out: Output) -> None:
     try:
         detail = await watch(c, job, out)
     except asyncio.CancelledError:
-        out.say(f"job {job} keeps running; follow it: `gpubroker watch {job}`, stop it: `gpubroker cancel {job}`")
+        out.print(f"job {job} keeps running; follow it: `gpubroker watch {job}`, stop it: `gpubroker cancel {job}`")
         raise
     summary = await summary_of(c, detail)
     out.document(summary.document())
@@ -126,13 +126,13 @@ async def events(job: JobArgument, follow_to_end: Follow = False, as_json: Json 
             page = await all_events(c, full_id)
             out.document(page)
             for event in page.items:
-                out.say(event_line(event))
+                out.print(event_line(event))
             return
         async for event in c.events(full_id):
             if as_json:
                 out.line(event)
             else:
-                out.say(event_line(event))
+                out.print(event_line(event))
 
 
 async def all_events(c: AsyncClient, job: str) -> EventList:
@@ -150,7 +150,7 @@ async def cancel(job: JobArgument, as_json: Json = False) -> None:
     async with client() as c:
         view = await c.cancel(await job_id(c, job, writes=True))
     out.document(view)
-    out.say(f"cancelling job {view.id}" if view.state not in RESTING_JOB_STATES else f"job {view.id} is {view.state}")
+    out.print(f"cancelling job {view.id}" if view.state not in RESTING_JOB_STATES else f"job {view.id} is {view.state}")
 
 
 @command
@@ -160,7 +160,7 @@ async def cap(job: JobArgument, cap_usd: Annotated[str, typer.Argument(metavar="
     async with client() as c:
         view = await c.raise_cap(await job_id(c, job, writes=True), _usd(cap_usd))
     out.document(view)
-    out.say(f"job {view.id} may spend up to {formatting.money(view.cap_usd)}; its state is {view.state.value}")
+    out.print(f"job {view.id} may spend up to {formatting.money(view.cap_usd)}; its state is {view.state.value}")
 
 
 @command
@@ -174,7 +174,7 @@ async def retry(
     out = Output(as_json=as_json)
     async with client(retry_for_s=RETRY_FOR_S if wait else 0) as c:
         view = await c.retry(await job_id(c, job, writes=True), resume=resume, key=secrets.token_hex(16))
-        out.say(f"job {view.id} submitted, a retry of {view.retry_of}")
+        out.print(f"job {view.id} submitted, a retry of {view.retry_of}")
         if wait:
             return await follow(c, view.id, out)
     out.document(view)
@@ -198,12 +198,12 @@ async def artifacts(
                 raise NotFoundExit(f"job {full_id} has no files yet; they come with its first checkpoint")
             out.document(page)
             for file in files:
-                out.say(f"{formatting.size(file.bytes):>12}  {file.path}")
+                out.print(f"{formatting.size(file.bytes):>12}  {file.path}")
             return
         paths = [str(path) for path in await fetch(c, await c.job(full_id), to, out, every=every)]
     document: dict[str, Any] = {"job": full_id, "step": page.step, "complete": page.complete, "files": paths}
     out.document(document)
-    out.say(f"{len(paths)} files of step {page.step} in {to}" + ("" if page.complete else " (the job is not done)"))
+    out.print(f"{len(paths)} files of step {page.step} in {to}" + ("" if page.complete else " (the job is not done)"))
 
 
 async def fetch(c: AsyncClient, detail: JobDetail, folder: Path, out: Output, *, every: bool = False) -> list[Path]:

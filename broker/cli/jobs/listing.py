@@ -51,9 +51,9 @@ async def ls(
         )
     out.document(page)
     filtered = bool(label or states or owner or team or since or cursor)
-    out.say(job_table.table(page.items) if page.items else _no_jobs_message(filtered=filtered))
+    out.print(job_table.table(page.items) if page.items else _no_jobs_message(filtered=filtered))
     if page.next:
-        out.say(f"older jobs: --cursor {page.next}")
+        out.print(f"older jobs: --cursor {page.next}")
 
 
 def _states(states: list[JobState], *, active: bool) -> list[JobState]:

@@ -32,14 +32,14 @@ async def metrics(
         raise NotFoundExit(f"job {full_id} has no step yet; its first checkpoint brings them")
     losses = tuple((s, loss) for s, loss in zip(series.step, series.loss, strict=True) if loss is not None)
     if plot and len(losses) > 1:
-        out.say(Text.from_ansi(plots.in_terminal(losses, colour=out.live)))
+        out.print(Text.from_ansi(plots.in_terminal(losses, colour=out.live)))
     else:
         for step, loss, lr, speed in zip(series.step, series.loss, series.lr, series.tokens_per_s, strict=True):
-            out.say(f"step {step}  loss {_cell(loss, '.4f')}  lr {_cell(lr, '.2e')}  {_cell(speed, ',.0f')} tokens/s")
+            out.print(f"step {step}  loss {_cell(loss, '.4f')}  lr {_cell(lr, '.2e')}  {_cell(speed, ',.0f')} tokens/s")
     if series.skipped_bytes:
-        out.say(f"only the journal's end was read; `gpubroker artifacts {full_id}` downloads all of metrics.jsonl")
+        out.print(f"only the journal's end was read; `gpubroker artifacts {full_id}` downloads all of metrics.jsonl")
     for end in series.interruptions:
-        out.say(f"attempt {end.attempt} ended at step {end.step}: {end.reason}")
+        out.print(f"attempt {end.attempt} ended at step {end.step}: {end.reason}")
 
 
 def _cell(value: float | None, form: str) -> str:

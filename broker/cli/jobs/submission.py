@@ -62,7 +62,7 @@ async def prepare(client: AsyncClient, file: SpecFile, *, limit: int = 100) -> P
 def show(out: Output, prepared: Prepared, *, every: bool = False) -> None:
     """Print the data check and the quote."""
     if (check := quote.check(prepared.quote.check, prepared.columns)) is not None:
-        out.say(check)
+        out.print(check)
     quote.show(out, prepared.quote, every=every)
 
 
@@ -78,10 +78,10 @@ def with_cap(out: Output, prepared: Prepared, *, yes: bool) -> Prepared:
     if proposed is None:
         raise BadInput(f"{prepared.file.path}: cap_usd: {_no_proposal(prepared)}")
     proposed = max(proposed, CENT)
-    if out.asks and not yes:
+    if out.is_interactive and not yes:
         proposed = _ask_cap(proposed)
     else:
-        out.say(
+        out.print(
             f"cap: {formatting.money(proposed)} (P90 of the best offer × 1.25; set cap_usd in the spec to change it)"
         )
     return replace(prepared, body={**prepared.body, "cap_usd": str(proposed)})

@@ -90,10 +90,10 @@ async def submit(
         submission.confirm_submission(out, prepared, yes=yes)
     async with client(retry_for_s=UPLOAD_RETRY_FOR_S) as c:
         job = await submission.send(c, prepared, key=key)
-    out.say(f"job {job.id} submitted: {job.name}, cap {formatting.money(job.cap_usd)}")
+    out.print(f"job {job.id} submitted: {job.name}, cap {formatting.money(job.cap_usd)}")
     if detach:
         out.document(job)
-        out.say(f"follow it with `gpubroker watch {job.id}`")
+        out.print(f"follow it with `gpubroker watch {job.id}`")
         return
     async with client(retry_for_s=RETRY_FOR_S) as c:
         await follow(c, job.id, out)

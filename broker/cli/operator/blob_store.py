@@ -36,4 +36,4 @@ async def adopt(
             await stores.store.adopt_blob_store(mark)
     out.document({"url": url, "adopted": adopted})
     state = "now" if adopted else "already"
-    out.say(f"{url} is {state} the blob store of this database")
+    out.print(f"{url} is {state} the blob store of this database")

@@ -44,4 +44,4 @@ async def install(
     except Rejected as e:
         raise ServerProblem(str(e)) from None
     out.document({"python": str(python), "skypilot": SKY_VERSION})
-    out.say(f"SkyPilot {SKY_VERSION} is in {venv}; restart the daemon if it runs")
+    out.print(f"SkyPilot {SKY_VERSION} is in {venv}; restart the daemon if it runs")

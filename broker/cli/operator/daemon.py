@@ -75,8 +75,8 @@ async def blobs_init(
     rows = [{"name": c.name, "ok": c.ok, "detail": c.detail} for c in report.checks]
     out.document({"url": report.url, "ok": report.ok, "checks": rows, "policy": report.policy})
     for check in report.checks:
-        out.say(f"{'ok' if check.ok else 'PROBLEM':<8} {check.name}" + (f": {check.detail}" if check.detail else ""))
-    out.say("", "Minimal permissions of the broker:", report.policy)
+        out.print(f"{'ok' if check.ok else 'PROBLEM':<8} {check.name}" + (f": {check.detail}" if check.detail else ""))
+    out.print("", "Minimal permissions of the broker:", report.policy)
     if not report.ok:
         raise JobFailed(f"{url} cannot be used; see above", is_in_document=True)
 

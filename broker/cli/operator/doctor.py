@@ -100,6 +100,6 @@ async def doctor(
     results = await run()
     out.document({"ok": all(check.ok for check in results), "checks": [document(check) for check in results]})
     for check in results:
-        out.say(line(check))
+        out.print(line(check))
     if not all(check.ok for check in results):
         raise JobFailed("at least one check failed; see above", is_in_document=True)

@@ -28,7 +28,7 @@ async def ls(installation: Named = None, home: Home = None, config: Config = Non
     async with opened(home, config, installation) as stores:
         attempts, now = await stores.store.unproven_launches(), await stores.store.ping()
     out.document({"attempts": [_document(attempt) for attempt in attempts]})
-    out.say(_table(attempts, now) if attempts else "no attempt waits for its launcher")
+    out.print(_table(attempts, now) if attempts else "no attempt waits for its launcher")
 
 
 @command
@@ -66,7 +66,7 @@ async def lost(
     if not confirmed:
         raise NotFoundExit(f"attempt {attempt} has changed meanwhile; nothing was changed")
     out.document(_document(lost_attempt) | {"lost": True})
-    out.say(f"{machine} will not be created; its attempt ends once the cloud lists no machine")
+    out.print(f"{machine} will not be created; its attempt ends once the cloud lists no machine")
 
 
 async def _provider(

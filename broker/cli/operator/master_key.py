@@ -39,4 +39,4 @@ async def adopt(
             await stores.store.adopt_master_key(SecretBox(master_key(path, os.environ)).mark)
     out.document({"adopted": adopted})
     state = "now uses this master key; set secrets, channels and Slack apps again" if adopted else "already uses it"
-    out.say(f"this database {state}")
+    out.print(f"this database {state}")

@@ -41,9 +41,9 @@ async def doctor(out: Output) -> None:
             "silent": dict(survey.silent),
         }
     )
-    out.say(_table(orphans, actions, now) if orphans else f"no orphaned machine; {_survey_message(sweep)}")
+    out.print(_table(orphans, actions, now) if orphans else f"no orphaned machine; {_survey_message(sweep)}")
     for cloud, problem in survey.silent.items():
-        out.say(f"PROBLEM  {cloud} did not answer, so its machines are unknown: {problem}")
+        out.print(f"PROBLEM  {cloud} did not answer, so its machines are unknown: {problem}")
     if orphans or survey.silent:
         summary = f"{len(orphans)} orphaned machines; {len(survey.silent)} clouds did not answer"
         raise JobFailed(summary, is_in_document=True)

@@ -124,7 +124,7 @@ async def _round(
         doomed = [machine for machine in orphans if destroy and (spared or not machine.spared)]
         reported = [machine for machine in orphans if destroy and machine not in doomed]
         for machine in reported:
-            out.say(f"{machine.observed.handle.name} at {machine.provider} is not destroyed: {machine.spared}")
+            out.print(f"{machine.observed.handle.name} at {machine.provider} is not destroyed: {machine.spared}")
         failed = await _destroy(out, context, doomed, yes=yes) if doomed else {}
         ended = {id(machine) for machine in doomed if machine.observed.handle.name not in failed}
         out.document(_document(survey, name, ended=ended))
@@ -150,10 +150,12 @@ async def _warn(out: Output, context: SweepContext) -> None:
     try:
         lives = await lease_is_renewed(context.blobs, context.clock, 0.0)
     except BlobsUnavailable as e:
-        out.say(f"PROBLEM  cannot determine whether a daemon of this installation runs: {e}")
+        out.print(f"PROBLEM  cannot determine whether a daemon of this installation runs: {e}")
         return
     if lives:
-        out.say("PROBLEM  a daemon of this installation runs elsewhere; if it uses another database, sweep on its host")
+        out.print(
+            "PROBLEM  a daemon of this installation runs elsewhere; if it uses another database, sweep on its host"
+        )
 
 
 async def _destroy(
@@ -167,7 +169,7 @@ async def _destroy(
     calls = [offline_sweep.destroy(machine, context.providers[machine.provider], context.clock) for machine in doomed]
     for machine, error in zip(doomed, await asyncio.gather(*calls), strict=True):
         name = machine.observed.handle.name
-        out.say(f"{name} at {machine.provider}: {error or 'destroyed; the cloud reports it absent'}")
+        out.print(f"{name} at {machine.provider}: {error or 'destroyed; the cloud reports it absent'}")
         if error:
             failed[name] = error
     return failed
@@ -210,9 +212,9 @@ def _show(out: Output, survey: "Survey", name: Installation) -> None:
         for machine in survey.machines
     ]
     table = TerminalTable(COLUMNS, rows, title=f"Machines of installation {name}, judged by {survey.judged_by}")
-    out.say(table if survey.machines else f"installation {name} has no machine in any cloud that answered")
+    out.print(table if survey.machines else f"installation {name} has no machine in any cloud that answered")
     for cloud, problem in survey.silent.items():
-        out.say(f"PROBLEM  {cloud} did not answer: {problem}")
+        out.print(f"PROBLEM  {cloud} did not answer: {problem}")
 
 
 def _document(survey: "Survey", name: Installation, *, ended: Set[int]) -> dict[str, Any]:

@@ -34,16 +34,16 @@ def show(out: Output, page: OfferHistoryView) -> None:
     """Print one row for each series, then the prices of the cheapest series over time."""
     days = (page.until - page.since).days
     if not page.items:
-        out.say(f"no price of these offers was recorded since {page.since:%Y-%m-%d %H:%M} UTC")
+        out.print(f"no price of these offers was recorded since {page.since:%Y-%m-%d %H:%M} UTC")
         return
     title = f"Prices of machines over {days} d, in steps of {formatting.duration(page.step_s)}"
-    out.say(TerminalTable(COLUMNS, map(_row, page.items), title=title))
+    out.print(TerminalTable(COLUMNS, map(_row, page.items), title=title))
     if page.total > len(page.items):
-        out.say(f"{len(page.items)} of {page.total} series; name --cloud, --region or --market to see others")
+        out.print(f"{len(page.items)} of {page.total} series; name --cloud, --region or --market to see others")
     lines = [(label(item), _days_ago(page, item)) for item in page.items[: PLOTTED if out.live else 1]]
     lines_shown = [(name, line) for name, line in lines if len(line) > 1]
     if lines_shown:
-        out.say(Text.from_ansi(prices_in_terminal(lines_shown, colour=out.live)))
+        out.print(Text.from_ansi(prices_in_terminal(lines_shown, colour=out.live)))
 
 
 def label(item: OfferSeriesView) -> str:

@@ -29,9 +29,9 @@ FREE = {True: "yes", False: "no", None: "?"}
 def show(out: Output, page: OfferList) -> None:
     """Print the offers, then one line per provider."""
     table = TerminalTable(COLUMNS, map(_row, page.items))
-    out.say(table if page.items else "no offers", f"{len(page.items)} of {page.total} offers")
+    out.print(table if page.items else "no offers", f"{len(page.items)} of {page.total} offers")
     for status in page.providers:
-        out.say(provider(status))
+        out.print(provider(status))
 
 
 def _row(offer: OfferView) -> tuple[str, ...]:
@@ -106,9 +106,9 @@ def show_decision(out: Output, decision: DecisionView, limit: int) -> None:
         )
         for line in decision.items[:limit]
     ]
-    out.say(TerminalTable(DECISION, rows, title="Offers at the time of purchase", plain=True))
+    out.print(TerminalTable(DECISION, rows, title="Offers at the time of purchase", plain=True))
     if out.console.width < REASONS_FROM:
         for text in dropped_examples(decision):
-            out.say(text)
+            out.print(text)
     if (more := len(decision.items) - limit) > 0:
-        out.say(f"{more} more offers; --limit {len(decision.items)} shows all")
+        out.print(f"{more} more offers; --limit {len(decision.items)} shows all")

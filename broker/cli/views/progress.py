@@ -176,16 +176,16 @@ class PlainDisplay:
         return None
 
     def event(self, event: EventView) -> None:
-        self._out.say(event_line(event))
+        self._out.print(event_line(event))
 
     def show(self, view: View) -> None:
         line, now = view.line(), self._monotonic()
         if line == self._last or (view.state == self._state and now - self._at < PLAIN_EVERY_S):
             return
         self._last, self._state, self._at = line, view.state, now
-        self._out.say(f"          {line}")
+        self._out.print(f"          {line}")
 
     def note(self, text: str) -> None:
         if text != self._last:
             self._last = text
-            self._out.say(f"          {text}")
+            self._out.print(f"          {text}")

@@ -33,26 +33,26 @@ def show(out: Output, quote: QuoteView, *, every: bool = False) -> None:
     lines_shown = kept_lines if every else kept_lines[:SHOWN]
     if lines_shown:
         reasons = {line.reason for line in lines_shown}
-        out.say(offers(lines_shown, why=len(reasons) > 1))
+        out.print(offers(lines_shown, why=len(reasons) > 1))
         if len(reasons) == 1:
-            out.say(f"kept: {reasons.pop()}")
+            out.print(f"kept: {reasons.pop()}")
     for text in speeds(lines_shown):
-        out.say(text)
+        out.print(text)
     if quote.kept > len(lines_shown):
-        out.say(f"and {quote.kept - len(lines_shown)} more that fit; `gpubroker quote --all` shows all")
+        out.print(f"and {quote.kept - len(lines_shown)} more that fit; `gpubroker quote --all` shows all")
     for line in dropped(quote):
-        out.say(line)
+        out.print(line)
     for region in quote.unsold_regions:
-        out.say(f"no offer is in region {region}")
+        out.print(f"no offer is in region {region}")
     if not quote.kept:
         cheapest = f" (the cheapest that fits: {formatting.money(quote.cheapest_usd)})" if quote.cheapest_usd else ""
-        out.say(f"no offer fits{cheapest}; a submitted job would wait until one does")
+        out.print(f"no offer fits{cheapest}; a submitted job would wait until one does")
     for text in policies(quote):
-        out.say(text)
+        out.print(text)
     if quote.held is not None:
-        out.say(hold_message(quote.held))
+        out.print(hold_message(quote.held))
     if any(line.offer.simulated for line in lines_shown):
-        out.say("simulated offers cost no money: their machines are processes on the daemon's host")
+        out.print("simulated offers cost no money: their machines are processes on the daemon's host")
 
 
 def policies(quote: QuoteView) -> list[str]:
@@ -148,18 +148,18 @@ def explain(out: Output, quote: QuoteView) -> None:
     """Print the parts of time and cost of the best offers, and the verdict on every offer with its reason."""
     for line in [line for line in quote.lines if line.verdict is OfferVerdict.KEPT][:EXPLAINED]:
         for text in explained(line):
-            out.say(text)
+            out.print(text)
     for text in ASSUMED if quote.lines and quote.lines[0].hours else ():
-        out.say(f"assumed: {text}")
+        out.print(f"assumed: {text}")
     table = Table(title="Every offer", title_justify="left")
     for name in ("offer", "verdict", "reason"):
         table.add_column(name, overflow="fold")
     for line in quote.lines:
         table.add_row(line.offer.id, line.drop or "kept", line.reason)
-    out.say(table)
+    out.print(table)
     unlisted = quote.kept + sum(quote.drops.values()) - len(quote.lines)
     if unlisted:
-        out.say(f"and {unlisted} more; narrow the search with resources.accelerators or resources.providers")
+        out.print(f"and {unlisted} more; narrow the search with resources.accelerators or resources.providers")
 
 
 def explained(line: LineView) -> list[str]:

@@ -53,7 +53,7 @@ def show(
         _draw(policy, results[0], plot)
     out.document(_document(policy, job, results, short))
     for market in short:
-        out.say(f"left out {market}: its traces are shorter than the deadline")
+        out.print(f"left out {market}: its traces are shorter than the deadline")
     if not out.as_json:
         total = _row("all", results)
         rows = [_row(market, list(of)) for market, of in groupby(results, key=lambda result: result.market)]
@@ -61,11 +61,11 @@ def show(
             f"{policy}: {duration(job.work_s)} of work in {duration(job.deadline_s)}, "
             f"{duration(job.changeover_s)} a changeover"
         )
-        out.say(TerminalTable(COLUMNS, rows, total=total if len(rows) > 1 else (), title=title))
+        out.print(TerminalTable(COLUMNS, rows, total=total if len(rows) > 1 else (), title=title))
         for line in timeline(results[0]):
-            out.say(line)
+            out.print(line)
     if plot is not None:
-        out.say(f"plot: {plot}")
+        out.print(f"plot: {plot}")
 
 
 def _row(market: str, results: Sequence[WindowResult]) -> tuple[str, ...]:

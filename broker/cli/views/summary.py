@@ -12,13 +12,13 @@ from broker.cli.views.summary_data import AttemptLine, Sample, Summary
 def show(out: Output, summary: Summary) -> None:
     """Print attempts, steps and cost, the loss curve, held-out loss, samples and the location of the files."""
     if summary.attempts:
-        out.say(_attempts(summary.attempts))
+        out.print(_attempts(summary.attempts))
     if len(summary.losses) > 1:
-        out.say(Text.from_ansi(in_terminal(summary.losses, colour=out.live)))
+        out.print(Text.from_ansi(in_terminal(summary.losses, colour=out.live)))
     for sample in summary.samples:
-        out.say(_sample(sample))
+        out.print(_sample(sample))
     for line in lines(summary):
-        out.say(line)
+        out.print(line)
 
 
 def lines(summary: Summary) -> list[str]:

@@ -45,7 +45,7 @@ def show(out: Output, scaling: dict[str, Any], plot: Path | None) -> None:
     if not out.as_json:
         _show(out, scaling)
     if plot is not None:
-        out.say(f"plot: {plot}")
+        out.print(f"plot: {plot}")
 
 
 def check_unused(**options: object) -> None:
@@ -121,11 +121,11 @@ def _show(out: Output, scaling: dict[str, Any]) -> None:
             _short(hours) if fits and hours is not None else "",
             _short(usd) if fits and usd is not None else "",
         )
-    out.say(table)
+    out.print(table)
     for basis, rows in groupby((row for row in scaling["points"] if row["plan"]), key=_basis):
-        out.say(f"tokens/s (GPUs: {', '.join(str(row['gpus']) for row in rows)}): {basis}")
+        out.print(f"tokens/s (GPUs: {', '.join(str(row['gpus']) for row in rows)}): {basis}")
     for line in scaling["assumptions"]:
-        out.say(f"assumed: {line}")
+        out.print(f"assumed: {line}")
 
 
 def _basis(row: dict[str, Any]) -> str:

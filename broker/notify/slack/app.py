@@ -71,12 +71,12 @@ class SlackApp:
         name = await client.person(user)
         return None if name is None else (await client.workspace(), name)
 
-    async def say(self, url: str, lines: Sequence[str]) -> None:
+    async def reply(self, url: str, lines: Sequence[str]) -> None:
         """Send lines that only the requesting user sees."""
         reply = message(lines[0] if lines else "", section(*(line(text, LINE) for text in lines)))
         await self._send_answer(url, {"text": reply.text, "blocks": list(reply.blocks)})
 
-    async def show(self, url: str, snapshot: JobSnapshot) -> None:
+    async def update_message(self, url: str, snapshot: JobSnapshot) -> None:
         """Replace the clicked message with the job's current state."""
         updated = root(snapshot)
         await self._send_answer(url, {"text": updated.text, "blocks": list(updated.blocks), "replace_original": True})

@@ -39,7 +39,7 @@ class Init:
         self.startup = 0
         """Process id of the start-up script until its end is reported."""
 
-    def say(self, message: dict[str, Any], sock: socket.socket | None = None) -> None:
+    def send(self, message: dict[str, Any], sock: socket.socket | None = None) -> None:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [sock.fileno()]))] if sock else []
         self.control.sendmsg([json.dumps(message).encode()], rights)
 
@@ -80,7 +80,7 @@ class Init:
             self.startup = self.start({"startup": None}, ["/bin/bash", "-c", settings["startup"]], env, log)
             os.close(log)
         else:
-            self.say({"startup": 0})
+            self.send({"startup": 0})
 
     def authorize(self, user: str, keys: list[str]) -> None:
         account = pwd.getpwnam(user)
@@ -105,7 +105,7 @@ class Init:
             accepted, _ = listener.accept()
             with accepted:
                 address, port = accepted.getsockname()
-                self.say({"port": port, "address": address}, accepted)
+                self.send({"port": port, "address": address}, accepted)
 
     def obey(self, control: Any) -> None:
         message, fd = self.hear()
@@ -113,14 +113,14 @@ class Init:
             try:
                 with socket.create_connection(("127.0.0.1", message["port"]), timeout=5) as connected:
                     connected.setblocking(True)
-                    self.say({"connect": message["connect"]}, connected)
+                    self.send({"connect": message["connect"]}, connected)
             except OSError as e:
-                self.say({"connect": message["connect"], "error": str(e)})
+                self.send({"connect": message["connect"], "error": str(e)})
         elif "exec" in message and fd is not None:
             try:
                 self.start({"exec": message["exec"]}, message["argv"], message["env"], fd)
             except OSError as e:
-                self.say({"exec": message["exec"], "code": 127, "error": str(e)})
+                self.send({"exec": message["exec"], "code": 127, "error": str(e)})
         if fd is not None:
             os.close(fd)
 
@@ -136,13 +136,13 @@ class Init:
                 report, child = self.children.pop(pid)
                 child.returncode = os.waitstatus_to_exitcode(status)
                 if "exec" in report:
-                    self.say(report | {"code": child.returncode})
+                    self.send(report | {"code": child.returncode})
                 elif pid == self.startup:
                     self.report_startup(child.returncode)
 
     def report_startup(self, code: int) -> None:
         self.startup = 0
-        self.say({"startup": code})
+        self.send({"startup": code})
 
     def watch_startup(self) -> None:
         """Wait until the start-up script has run: until it executes its final `sleep infinity`."""
@@ -159,7 +159,7 @@ class Init:
         signal.signal(signal.SIGUSR1, lambda *_: self.halt())
         settings, _ = self.hear()
         self.bring_up(settings["settings"])
-        self.say({"up": True})
+        self.send({"up": True})
         self.selector.register(self.control, selectors.EVENT_READ, self.obey)
         self.selector.register(wake_r, selectors.EVENT_READ, lambda sock: sock.recv(4096))
         while True:
@@ -171,7 +171,7 @@ class Init:
 
     def halt(self) -> None:
         """Execute `shutdown`: see power.sh."""
-        self.say({"halt": True})
+        self.send({"halt": True})
         sys.exit(0)
 
 

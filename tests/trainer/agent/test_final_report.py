@@ -67,7 +67,7 @@ class Mate:
             await asyncio.sleep(0)
         return beat.phase == "done"
 
-    async def say(self) -> None:
+    async def write_final_report(self) -> None:
         await self.objects.create(
             keys.final("a"), Final(attempt="a", outcome=Outcome.COMPLETED).model_dump_json().encode()
         )
@@ -86,14 +86,14 @@ async def test_a_finished_machine_sends_heartbeats_until_the_first_one_reports(m
     assert await mate.has_beaten(10)
     assert not waiting.done()
     mate.objects.hidden = mate.objects.looks + 3
-    await mate.say()
+    await mate.write_final_report()
     await waiting
     assert mate.objects.looks == mate.objects.hidden + 1
     assert mate.heard == [f"{outcome} here; the first machine reports how the attempt ended"]
 
 
 async def test_no_machine_waits_after_the_first_ones_final_report(mate: Mate) -> None:
-    await mate.say()
+    await mate.write_final_report()
     await mate.waits()
     assert mate.objects.looks == 1
 

@@ -30,7 +30,7 @@ from trainer.core.parent_death import die_with_parent
 
 How = Literal["machine", "worker", "drain"]
 """The machine dies; the worker dies, and its agent saves what is complete; the machine receives a drain order."""
-LOOK_S = 0.002
+POLL_S = 0.002
 EVALUATING, LOG = "evaluating", "log"
 
 
@@ -139,7 +139,7 @@ def _end(how: How, agent: int, worker: int, folder: RunFolder) -> None:
 
 
 def _attend(order: Order, worker: int, output: int) -> int:
-    saver.POLL_S = LOOK_S
+    saver.POLL_S = POLL_S
     ForkedChild.waits = (worker, output)
     for name, instead in (("Child", ForkedChild), ("WorkerJob", _often)):
         setattr(train_runner, name, instead)
@@ -184,7 +184,7 @@ def _work(folder: RunFolder, gate: Gate, told: Callable[..., None]) -> int:
     _stand_in_the_loop(gate)
     _tell_states(gate, told)
     while not folder.job.exists():
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     return int(main(folder.root))
 
 

@@ -127,7 +127,7 @@ def test_logs_and_messages_have_no_control_characters(shown: Callable[[], str]) 
 
 
 def _say(part: Any) -> Callable[[], None]:
-    return lambda: Output(as_json=False).say(part)
+    return lambda: Output(as_json=False).print(part)
 
 
 def _table() -> Table:
@@ -156,10 +156,10 @@ def _csv() -> None:
 SINKS: dict[str, Callable[[], None]] = {
     "line": _say(HOSTILE),
     "text": _say(Text(HOSTILE.replace("\n", " "))),
-    "table": lambda: Output(as_json=False).say(_table()),
+    "table": lambda: Output(as_json=False).print(_table()),
     "terminal table": _say(TerminalTable([Column(name="why", prose=True), Column(name="x")], [(HOSTILE, HOSTILE)])),
-    "job": lambda: Output(as_json=False).say(jobs.detail(_hostile_job())),
-    "jobs": lambda: Output(as_json=False).say(job_table.table([_hostile_job()])),
+    "job": lambda: Output(as_json=False).print(jobs.detail(_hostile_job())),
+    "jobs": lambda: Output(as_json=False).print(job_table.table([_hostile_job()])),
     "progress": lambda: PlainDisplay(Output(as_json=False)).show(view(_hostile_job())),
     "event": lambda: PlainDisplay(Output(as_json=False)).event(hostile_event()),
     "live": _live,

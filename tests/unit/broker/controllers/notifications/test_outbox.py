@@ -85,7 +85,7 @@ class Rig:
         await self.store.submit(job, key=None, body_sha256="", events=[make_event(job, kind) for kind in kinds])
         return job
 
-    async def say(self, job: Job, kind: str) -> None:
+    async def add_event(self, job: Job, kind: str) -> None:
         now = await self.store.job(job.id)
         assert now is not None
         await self.store.raise_cap(job.id, now.cap_usd + 1, Event(job_id=job.id, kind=kind, message="m"))
@@ -169,11 +169,11 @@ async def test_a_channel_down_for_an_hour_loses_nothing_and_floods_nothing(rig: 
     jobs = [await rig.job("job.submitted") for _ in range(5)]
     for _ in range(36):
         for job in jobs:
-            await rig.say(job, "job.waiting")
+            await rig.add_event(job, "job.waiting")
         await rig.live(100)
     assert len(rig.notifier.calls) < 40
     for job in jobs:
-        await rig.say(job, "job.succeeded")
+        await rig.add_event(job, "job.succeeded")
     rig.notifier.act = up
     await rig.live(600)
     for job in jobs:
@@ -351,6 +351,6 @@ async def test_undelivered_messages_are_dropped_after_their_limit() -> None:
     await rig.live(400)
     assert (await rig.status()).dropped == {"too many": 1, "too old": 3}
     rig.notifier.act = up
-    await rig.say(job, "e")
+    await rig.add_event(job, "e")
     await rig.live(400)
     assert rig.notifier.heard(job) == ["e"]

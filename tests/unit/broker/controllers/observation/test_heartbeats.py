@@ -20,7 +20,7 @@ from tests.unit.providers.clocks import SteppedClock
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import Final, Heartbeat, Outcome
 
-LOOK_S = 2.0
+POLL_S = 2.0
 OWN = build.attempt().id
 
 
@@ -55,9 +55,9 @@ class Watched:
         self.beats = HeartbeatReader(context)
         self.looker = AttemptObserver(context, Inventory(context), self.beats)
 
-    async def looks(self, *away: bool) -> float | None:
+    async def polls(self, *away: bool) -> float | None:
         for one in away:
-            self.clock.advance(LOOK_S)
+            self.clock.advance(POLL_S)
             self.store.away = one
             try:
                 await self.beats.refresh()
@@ -75,21 +75,21 @@ class Watched:
 async def test_a_store_that_fails_some_calls_can_be_read_in_between() -> None:
     """Single failed reads do not restart the readable time. Otherwise no boot deadline would ever expire."""
     watched = Watched()
-    assert await watched.looks(False) == 0
-    assert await watched.looks(*[True, False] * 10) == 20 * LOOK_S
-    assert await watched.looks(True) is None
+    assert await watched.polls(False) == 0
+    assert await watched.polls(*[True, False] * 10) == 20 * POLL_S
+    assert await watched.polls(True) is None
 
 
 @pytest.mark.parametrize("looked", [True, False])
 async def test_silence_counts_from_zero_after_a_store_outage(looked: bool) -> None:
     watched = Watched()
-    await watched.looks(*[False] * 10)
+    await watched.polls(*[False] * 10)
     if looked:
-        assert await watched.looks(*[True] * 1800) is None
+        assert await watched.polls(*[True] * 1800) is None
     else:
         watched.clock.advance(3600)
-    assert await watched.looks(False) == 0
-    assert await watched.looks(False) == LOOK_S
+    assert await watched.polls(False) == 0
+    assert await watched.polls(False) == POLL_S
 
 
 @pytest.mark.parametrize("looked", [True, False])
@@ -99,19 +99,19 @@ async def test_a_time_without_polls_ages_no_heartbeat(looked: bool) -> None:
     """
     watched = Watched()
     watched.store.beat = Heartbeat(attempt=OWN, boot="b", seq=1, phase="training", step=3)
-    await watched.looks(*[False] * 10)
+    await watched.polls(*[False] * 10)
     assert await watched.beats.latest(OWN) is not None
     before = await watched.ages()
     if looked:
-        await watched.looks(*[True] * 200)
+        await watched.polls(*[True] * 200)
     else:
         watched.clock.advance(400)
-    await watched.looks(False)
+    await watched.polls(False)
     assert await watched.ages() == before
-    await watched.looks(False)
-    assert await watched.ages() == [age_s + LOOK_S for age_s in before]
-    await watched.looks(*[False] * 200, True, False)
-    assert await watched.ages() == [age_s + 201 * LOOK_S for age_s in before]
+    await watched.polls(False)
+    assert await watched.ages() == [age_s + POLL_S for age_s in before]
+    await watched.polls(*[False] * 200, True, False)
+    assert await watched.ages() == [age_s + 201 * POLL_S for age_s in before]
 
 
 async def test_paused_broker_counts_no_silence_it_did_not_observe() -> None:
@@ -119,14 +119,14 @@ async def test_paused_broker_counts_no_silence_it_did_not_observe() -> None:
     watched = Watched()
     watched.store.beat = Heartbeat(attempt=OWN, boot="b", seq=1, phase="training", step=3)
     watched.store.mates = mate(1)
-    await watched.looks(False)
+    await watched.polls(False)
     one = build.attempt(AttemptState.TRAINING, running_at=build.T0)
     two = replace(one, line=replace(one.line, nodes=2))
     await watched.looker.observe(two, {one.line.offer.provider})
-    await watched.looks(False, False)
+    await watched.polls(False, False)
     watched.clock.advance(24.0)
     _, seen = await watched.looker.observe(two, {one.line.offer.provider})
-    assert [seen.beat_age_s, seen.progress_age_s, seen.peers_silent_s] == [2 * LOOK_S] * 3
+    assert [seen.beat_age_s, seen.progress_age_s, seen.peers_silent_s] == [2 * POLL_S] * 3
 
 
 def mate(node: int, **changes: Any) -> dict[str, Heartbeat]:
@@ -136,7 +136,7 @@ def mate(node: int, **changes: Any) -> dict[str, Heartbeat]:
 async def test_most_silent_machine_decides_until_it_is_done() -> None:
     watched = Watched()
     watched.store.mates = mate(1)
-    await watched.looks(False)
+    await watched.polls(False)
     beats = watched.beats
     assert (beats.peers_silent_s(OWN, 1), beats.peers_silent_s(OWN, 2), beats.peers_silent_s(OWN, 3)) == (
         None,
@@ -144,15 +144,15 @@ async def test_most_silent_machine_decides_until_it_is_done() -> None:
         math.inf,
     )
     assert not beats.shown(OWN, 2), "the first one has not beaten yet"
-    await watched.looks(False)
+    await watched.polls(False)
     watched.store.mates |= mate(2)
-    await watched.looks(False)
-    assert beats.peers_silent_s(OWN, 3) == 2 * LOOK_S
+    await watched.polls(False)
+    assert beats.peers_silent_s(OWN, 3) == 2 * POLL_S
     watched.store.mates[keys.heartbeat(OWN, 1)] = Heartbeat(attempt=OWN, node=1, boot="b", seq=2, phase="done")
-    await watched.looks(False)
+    await watched.polls(False)
     assert await beats.finished(OWN, 3) == 1
-    await watched.looks(False)
-    assert beats.peers_silent_s(OWN, 3) == 2 * LOOK_S, "of the one that works"
+    await watched.polls(False)
+    assert beats.peers_silent_s(OWN, 3) == 2 * POLL_S, "of the one that works"
     assert await beats.finished(OWN, 2) == 1
     assert beats.peers_silent_s(OWN, 2) is None
 
@@ -162,7 +162,7 @@ async def test_only_heartbeat_keys_of_machines_are_polled(name: str) -> None:
     """A machine may write any number of keys below its own."""
     watched = Watched()
     watched.store.mates = {f"{keys.HEARTBEATS}{OWN}/{name}": Heartbeat(attempt=OWN, boot="b", seq=1)}
-    await watched.looks(False)
+    await watched.polls(False)
     assert not watched.beats._watched
 
 
@@ -173,7 +173,7 @@ async def test_an_object_that_a_host_made_too_large_is_its_fault() -> None:
     watched.beats._context = context = replace(watched.beats._context, blobs=blobs)
     beat = Heartbeat(attempt=OWN, boot="b", seq=1, phase="training", step=3).model_dump_json().encode()
     await blobs.put(keys.heartbeat(OWN, 0), beat)
-    await watched.looks(False)
+    await watched.polls(False)
     await blobs.put(keys.heartbeat(OWN, 0), beat.ljust(MAX_BEAT + 1))  # written between the LIST and the read
     record = await watched.beats.latest(OWN)
     assert record is not None
