@@ -15,12 +15,12 @@ _STAGED = re.compile(r"#\d+$")
 """End of the name of an object that obstore is writing."""
 
 
-def list_folder(root: Path, prefix: str) -> list[BlobInfo]:
-    """Return the objects below `<root>/<prefix>`, without links, special files and unusable names.
+def list_folder(root: Path, prefix: str) -> Iterator[BlobInfo]:
+    """Yield the objects below `<root>/<prefix>`, without links, special files and unusable names.
 
     A folder that its owner closed to this process counts as empty. Raises OSError for any other fault of the disk.
     """
-    return list(_objects(root / prefix, prefix))
+    return _objects(root / prefix, prefix)
 
 
 def _objects(folder: Path, prefix: str) -> Iterator[BlobInfo]:

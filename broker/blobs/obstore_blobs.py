@@ -18,6 +18,7 @@ from broker.blobs.credentials.base import Issuer
 from broker.blobs.credentials.issuers import GrantSettings, issuer_of, unscoped_warning, without_credentials
 from broker.blobs.credentials.scope import Scope
 from broker.blobs.folder_listing import list_folder
+from broker.blobs.store_listing import LimitedListing, ListingLimits, list_all, list_store
 from broker.domain.blob_url import scheme_of
 from broker.domain.errors import AlreadyExists, BlobError, BlobsUnavailable, BlobTooLarge
 from broker.domain.ids import AttemptId, Installation, JobId
@@ -109,12 +110,14 @@ class ObstoreBlobs:
                     return b""
             raise
 
-    async def list(self, prefix: str) -> Sequence[BlobInfo]:
-        """Return all objects below a prefix in key order. The prefix is empty or ends in `/`, as stores require."""
+    async def list(
+        self, prefix: str, *, max_objects: int | None = None, max_per_folder: int | None = None
+    ) -> Sequence[BlobInfo]:
+        """Return the objects below a prefix in key order. The prefix is empty or ends in `/`, as stores require."""
         if prefix and not prefix.endswith("/"):
             raise ValueError(f"prefix {prefix!r} does not end in '/'")
         try:
-            return sorted(await self._call("list", prefix, self._list(prefix)), key=lambda info: info.key)
+            return await self._call("list", prefix, self._list(prefix, ListingLimits(max_objects, max_per_folder)))
         except FileNotFoundError as e:
             raise BlobsUnavailable(f"cannot list {prefix} at {self._url}: {one_line(e)}") from None
 
@@ -189,24 +192,16 @@ class ObstoreBlobs:
     async def _size(self, key: str) -> int:
         return (await obstore.head_async(self._store, self._prefix + key))["size"]
 
-    async def _list(self, prefix: str) -> builtins.list[BlobInfo]:
+    async def _list(self, prefix: str, limits: ListingLimits) -> builtins.list[BlobInfo]:
         try:
-            return await self._walk(prefix)
+            return await list_store(self._store, self._prefix, LimitedListing(prefix, limits))
         except FileNotFoundError:
             raise
         except BaseError:
             if self._folder is None or not self._folder.is_dir():
                 raise
-            return await asyncio.to_thread(list_folder, self._folder / self._prefix, prefix)
-
-    async def _walk(self, prefix: str) -> builtins.list[BlobInfo]:
-        listing: list[BlobInfo] = []
-        async for batch in obstore.list(self._store, prefix=self._prefix + prefix, chunk_size=1000):
-            for meta in batch:
-                key = meta["path"].removeprefix(self._prefix)
-                etag, written_at = meta["e_tag"] or "", meta["last_modified"]
-                listing.append(BlobInfo(key=key, bytes=meta["size"], etag=etag, written_at=written_at))
-        return listing
+            objects = list_folder(self._folder / self._prefix, prefix)
+            return await asyncio.to_thread(list_all, objects, LimitedListing(prefix, limits))
 
     async def _call(self, verb: str, key: str, call: Awaitable[T], within_s: float = CALL_S) -> T:
         """Return the result of `call`. Raises AlreadyExists or BlobsUnavailable.

@@ -25,6 +25,10 @@ DOCUMENT_BYTES = 1 << 20
 """Default of `Blobs.get`: largest object in bytes that is read. Documents of the broker are far smaller."""
 
 
+MAX_LISTED = 50_000
+"""Maximum objects of a listing below a prefix that a host can write; 50 pages of a bucket."""
+
+
 class Blobs(Protocol):
     """Object store shared by broker and machines.
 
@@ -58,8 +62,15 @@ class Blobs(Protocol):
         """
         ...
 
-    async def list(self, prefix: str) -> Sequence[BlobInfo]:
-        """Return all objects below a prefix, in key order."""
+    async def list(
+        self, prefix: str, *, max_objects: int | None = None, max_per_folder: int | None = None
+    ) -> Sequence[BlobInfo]:
+        """Return the objects below a prefix, in key order.
+
+        `max_objects`: number of objects after which the listing ends; `max_per_folder`: number of objects after which
+        the rest of a folder directly below the prefix is skipped. A host may write very many objects below its own
+        prefixes.
+        """
         ...
 
     async def folders(self, prefix: str) -> frozenset[str]:

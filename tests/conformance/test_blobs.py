@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from moto.server import ThreadedMotoServer
 from obstore.store import from_url
 from yarl import URL
 
-from broker.blobs import GrantSettings, ObstoreBlobs
+from broker.blobs import GrantSettings, ObstoreBlobs, store_listing
 from broker.blobs.bucket_check import check_bucket
 from broker.domain.errors import AlreadyExists, BlobError, BlobsUnavailable, BlobTooLarge, InvalidInput
 from broker.domain.ids import AttemptId, Installation, JobId
@@ -87,6 +88,31 @@ async def test_objects_are_put_read_listed_and_deleted(blobs: ObstoreBlobs) -> N
     assert [info.key for info in await blobs.list("heartbeats/")] == ["heartbeats/b/0"]
     assert {info.key for info in await blobs.list("")} == {"heartbeats/b/0", "heartbeatsx/a"}
     assert await blobs.list("nothing/") == []
+
+
+async def test_many_objects_of_one_folder_neither_hide_nor_slow_the_others(
+    blobs: ObstoreBlobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host wrote 100,000 objects below its own heartbeats, and each look at all heartbeats listed them."""
+    monkeypatch.setattr(store_listing, "PAGE", 3)
+    others = ["beats/a/0", "beats/a/1", "beats/b0/0", "beats/z/0", "beats/~"]
+    crowded = [f"beats/{folder}/{n}" for folder in ("b", "ü0", "y/b/c") for n in range(9)]
+    for key in (*others, *crowded):
+        await blobs.put(key, b"1")
+    listed = [info.key for info in await blobs.list("beats/", max_per_folder=2)]
+    assert [key for key in listed if key in others] == sorted(others)
+    assert Counter(key.split("/")[1] for key in listed if key in crowded) == {"b": 2, "ü0": 2, "y": 2}
+    assert listed == sorted(listed)
+
+
+async def test_a_listing_ends_after_as_many_objects_as_it_may_have(
+    blobs: ObstoreBlobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    for n in range(9):
+        await blobs.put(f"checkpoints/j/{n}", b"1")
+    assert len(await blobs.list("checkpoints/j/", max_objects=4)) == 4
+    assert "checkpoints/j/ has 4 objects or more; the rest is not read" in caplog.text
+    assert len(await blobs.list("checkpoints/j/", max_objects=10)) == 9
 
 
 @pytest.mark.parametrize(

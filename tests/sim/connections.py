@@ -5,6 +5,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from broker.blobs.store_listing import LimitedListing, ListingLimits, list_all
 from broker.domain.errors import AlreadyExists, BlobError, BlobsUnavailable, BlobTooLarge, StoreUnavailable
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.tenancy import Tenant
@@ -83,10 +84,13 @@ class BlobConnection:
         found = await self.get(key)
         return None if found is None else found[start : start + size]
 
-    async def list(self, prefix: str) -> Sequence[BlobInfo]:
+    async def list(
+        self, prefix: str, *, max_objects: int | None = None, max_per_folder: int | None = None
+    ) -> Sequence[BlobInfo]:
         await self._reach()
         found = [(key, *self._objects.data[key]) for key in self._objects.below(prefix)]
-        return [BlobInfo(key=key, bytes=len(data), etag=str(number)) for key, data, number in found]
+        infos = (BlobInfo(key=key, bytes=len(data), etag=str(number)) for key, data, number in found)
+        return list_all(infos, LimitedListing(prefix, ListingLimits(max_objects, max_per_folder)))
 
     async def folders(self, prefix: str) -> frozenset[str]:
         await self._reach()

@@ -26,6 +26,7 @@ from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import RESTING_JOB_STATES, Attempt, Job
 from broker.lifecycle.retention import last_checkpoint
 from broker.ports import Upload
+from broker.ports.blobs import MAX_LISTED
 from broker.reporting.log_lines import WHOLE_LOG, LogPart
 from trainer.contract import object_keys
 from trainer.contract.documents import Manifest, ManifestFile
@@ -166,7 +167,7 @@ class Content:
         ends = {a.final.checkpoint.manifest for a in attempts if a.final and a.final.checkpoint}
         prefix = object_keys.checkpoints(job.id)
         manifests: list[tuple[int, int, bool, str]] = []
-        for info in await self._blobs.list(prefix):
+        for info in await self._blobs.list(prefix, max_objects=MAX_LISTED):
             attempt = info.key.removeprefix(prefix).partition("/")[0]
             if object_keys.is_manifest(info.key) and AttemptId(attempt) in numbers:
                 manifests.append(
@@ -315,7 +316,7 @@ class Content:
 
     async def _chunks(self, attempt: AttemptId) -> list[Chunk]:
         prefix = object_keys.logs(attempt)
-        return chunks_of(await self._blobs.list(prefix), prefix)
+        return chunks_of(await self._blobs.list(prefix, max_objects=MAX_LISTED), prefix)
 
 
 def _corrupt(name: str) -> Corrupt:

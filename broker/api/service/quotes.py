@@ -25,6 +25,7 @@ from broker.lifecycle.retention import last_checkpoint, origin_deleted_message
 from broker.policy.budgets import Refusal
 from broker.policy.host_access import HostAccess, HostUser, admit_all
 from broker.ports import Blobs, Clock, Store, Upload
+from broker.ports.blobs import MAX_LISTED
 from broker.quote.engine import quote
 from broker.quote.servability import ServableMarket, may_be_served, unserved
 from broker.quote.spot.plan import PlanSource, no_plan
@@ -178,7 +179,7 @@ class QuoteService:
         """Return True if the job has a committed checkpoint that was not deleted."""
         if last_checkpoint(job) in job.deleted:
             return False
-        objects = await self._blobs.list(object_keys.checkpoints(job.id))
+        objects = await self._blobs.list(object_keys.checkpoints(job.id), max_objects=MAX_LISTED)
         return any(object_keys.is_manifest(info.key) for info in objects)
 
     async def check_offers(self, team: str, spec: JobSpec, checked: Checked) -> None:

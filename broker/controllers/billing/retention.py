@@ -29,6 +29,7 @@ from broker.lifecycle.decisions.retention_decision import (
 )
 from broker.lifecycle.retention import sort_objects
 from broker.ports import BlobInfo, StorageCharge
+from broker.ports.blobs import MAX_LISTED
 from trainer.contract import object_keys
 
 log = logging.getLogger(__name__)
@@ -83,7 +84,8 @@ class RetentionController:
         now = context.clock.now()
         attempts = await context.store.attempts(job.id)
         prefixes = [object_keys.checkpoints(job.id), *(f"attempts/{attempt.id}/" for attempt in attempts)]
-        listed = [(blob.key, blob.bytes) for prefix in prefixes for blob in await context.blobs.list(prefix)]
+        listings = [await context.blobs.list(prefix, max_objects=MAX_LISTED) for prefix in prefixes]
+        listed = [(blob.key, blob.bytes) for listing in listings for blob in listing]
         return RetentionFacts(
             job=job,
             attempts=tuple(attempts),
@@ -92,6 +94,7 @@ class RetentionController:
             defaults=context.costs.retention,
             usd_per_gib_month=context.costs.storage_usd_per_gib_month,
             stored_s=context.intervals.stored_s,
+            is_partial=any(len(listing) >= MAX_LISTED for listing in listings),
         )
 
     async def _proceed(self, facts: RetentionFacts, decision: ExpiryDecision | DependentNeeded) -> RetentionFacts:

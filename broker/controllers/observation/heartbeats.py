@@ -52,7 +52,7 @@ class HeartbeatReader:
         if now - self._listed < self._context.intervals.look_s / 2 * max(1.0, len(self._watched) / LISTED_AT_ONCE):
             return
         try:
-            listed = await self._context.blobs.list(object_keys.HEARTBEATS)
+            listed = await self._context.blobs.list(object_keys.HEARTBEATS, max_per_folder=MAX_NODES)
         except BlobsUnavailable:
             self._readable = False
             raise

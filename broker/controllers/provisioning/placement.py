@@ -24,6 +24,7 @@ from broker.estimator.planning.corrections import NO_CORRECTIONS, LearnedCorrect
 from broker.lifecycle.recovery import furthest_first, lasting_manifests
 from broker.policy.budgets import Applied
 from broker.ports import Change
+from broker.ports.blobs import MAX_LISTED
 from broker.ports.policies import JobOwner
 from broker.quote.job_placement import decide_placement, placement_events
 from broker.quote.placement_facts import (
@@ -174,7 +175,8 @@ class Placement:
         return manifests
 
     async def _manifests(self, job: JobId) -> tuple[str, ...]:
-        return furthest_first([blob.key for blob in await self._context.blobs.list(object_keys.checkpoints(job))])
+        listed = await self._context.blobs.list(object_keys.checkpoints(job), max_objects=MAX_LISTED)
+        return furthest_first([blob.key for blob in listed])
 
 
 async def _placed(facts: PlacementFacts) -> PlacementDecision | FactsNeeded:

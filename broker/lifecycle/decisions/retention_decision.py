@@ -41,6 +41,8 @@ class RetentionFacts:
     """Price of the blob store."""
     stored_s: float
     """Longest interval in seconds between two checks of a job that has not ended."""
+    is_partial: bool = False
+    """True if the job has more objects than `retained`: a listing reached its limit."""
     is_marked: bool = False
     """True once the expired kinds were marked in the database, as far as it accepted them; `job` is the row after."""
     has_dependent: bool | None = None
@@ -140,12 +142,13 @@ def _decision(facts: RetentionFacts, deleted: tuple[str, ...], held_back: str = 
     live_s = live_check_s(facts.attempts, now, max_s=facts.stored_s)
     manifests = tuple(object_keys.manifests(deleted))
     others = tuple(key for key in deleted if key not in set(manifests))
+    # While deletion is held back, or of objects that are not listed yet, it stays due; so the next check comes soon.
+    is_due = bool(held_back) or facts.is_partial
     return RetentionDecision(
         deletions=(manifests, others),
         stored=stored,
         usd=due_now(job.stored, stored),
-        # While deletion is held back it stays due, so the next check comes soon.
-        due_in_s=CHECK_ENDED_S if held_back else next_check_s(job, left, facts.defaults, now, live_s=live_s),
+        due_in_s=CHECK_ENDED_S if is_due else next_check_s(job, left, facts.defaults, now, live_s=live_s),
         held_back=held_back,
     )
 

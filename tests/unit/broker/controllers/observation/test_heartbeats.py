@@ -33,7 +33,7 @@ class Flaky:
     def __init__(self) -> None:
         self.mates: dict[str, Heartbeat] = {}
 
-    async def list(self, prefix: str) -> Sequence[BlobInfo]:
+    async def list(self, prefix: str, *, max_per_folder: int) -> Sequence[BlobInfo]:
         if self.away:
             raise BlobsUnavailable("503")
         one = self.beat

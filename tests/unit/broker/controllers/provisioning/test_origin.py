@@ -24,7 +24,7 @@ class StoredAttempts:
     async def attempts(self, job: Any) -> Any:
         return {ORIGIN: (ENDED, LIVE)}[job]
 
-    async def list(self, prefix: str) -> Any:
+    async def list(self, prefix: str, *, max_objects: int) -> Any:
         return [SimpleNamespace(key=key) for key in (MILESTONE, LAST) if key.startswith(prefix)]
 
 
