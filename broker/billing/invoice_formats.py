@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
@@ -17,30 +18,50 @@ from broker.billing.reconcile import Invoice, InvoiceLine
 from broker.domain.errors import InvalidInput, Problem
 
 Format = Literal["runpod", "aws", "vast", "lambda"]
-MAX_BYTES = 1 << 30
+EXPORTS: Mapping[Format, str] = {
+    "runpod": "api.runpod.io/v2/billing/pods as JSON",
+    "aws": "Cost and Usage Report with resource ids, CSV or CSV.gz",
+    "vast": "vastai show invoices --raw",
+    "lambda": "CSV with instance_type, usd, since, until, copied from the invoice",
+}
+"""File to give for each cloud."""
+GZIP = b"\x1f\x8b"
+"""Start of a gzip file."""
+MAX_BYTES, PIECE_BYTES = 1 << 30, 1 << 20
+MAX_USD = Decimal(10**9)
+"""Largest amount of a line. A larger one is a wrong column."""
+SHOWN = 60
+"""Characters of a wrong value that its error shows."""
 _VAST_MACHINE = re.compile(r"\bInstance (\d+)\b", re.IGNORECASE)
 
 
 def read_invoice(data: bytes, fmt: Format) -> Invoice:
     """Return the invoice in a downloaded file, gzip or not. Raises InvalidInput with the line and the fix."""
-    if data[:2] == b"\x1f\x8b":
+    if data.startswith(GZIP):
         data = _unzipped(data)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise _fault(f"byte {error.start} is not UTF-8; give the file as {fmt} exports it") from None
-    return _READERS[fmt](text)
+    try:
+        return _READERS[fmt](text)
+    except csv.Error as error:
+        raise _fault(f"not CSV: {error}") from None
+    except RecursionError:
+        raise _fault(f"is nested too deep; give the file as {fmt} exports it") from None
 
 
 def _unzipped(data: bytes) -> bytes:
+    plain = bytearray()
     try:
         with gzip.open(io.BytesIO(data)) as stream:
-            plain = stream.read(MAX_BYTES + 1)
-    except (OSError, EOFError):
+            while piece := stream.read(PIECE_BYTES):  # a read allocates all bytes that it may return
+                plain += piece
+                if len(plain) > MAX_BYTES:
+                    raise _fault(f"more than {MAX_BYTES} bytes when unpacked; split it")
+    except (OSError, EOFError, zlib.error):
         raise _fault("the gzip file is damaged; download it again") from None
-    if len(plain) > MAX_BYTES:
-        raise _fault(f"more than {MAX_BYTES} bytes when unpacked; split it")
-    return plain
+    return bytes(plain)
 
 
 # --- clouds
@@ -102,7 +123,7 @@ def _aws(text: str) -> Invoice:
             continue
         currency = row.get(names["currency"]) or "USD"
         if currency != "USD":
-            raise _fault(f"line {number}: the currency is {currency}; only USD can be compared")
+            raise _fault(f"line {number}: the currency is {currency[:SHOWN]}; only USD can be compared")
         lines.append(
             InvoiceLine(
                 machine=machine, usd=_usd(row[names["usd"]], f"line {number}: {names['usd']}"),
@@ -197,9 +218,9 @@ def _usd(value: object, where: str) -> Decimal:
     try:
         amount = Decimal(str(value).strip().removeprefix("$"))
     except InvalidOperation:
-        raise _fault(f"{where}: {value!r} is not an amount") from None
-    if not amount.is_finite():
-        raise _fault(f"{where}: {value!r} is not an amount")
+        raise _fault(f"{where}: {_shown(value)} is not an amount") from None
+    if not amount.is_finite() or abs(amount) > MAX_USD:
+        raise _fault(f"{where}: {_shown(value)} is not an amount")
     return amount
 
 
@@ -212,8 +233,14 @@ def _time(value: object, where: str) -> datetime | None:
             return datetime.fromtimestamp(float(value), UTC)
         time = datetime.fromisoformat(str(value))
     except (ValueError, OverflowError, OSError):
-        raise _fault(f"{where}: {value!r} is not a time; use ISO 8601") from None
+        raise _fault(f"{where}: {_shown(value)} is not a time; use ISO 8601") from None
+    if not 2000 <= time.year < 2200:
+        raise _fault(f"{where}: {_shown(value)} is not a time of an invoice")
     return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def _shown(value: object) -> str:
+    return repr(value if len(str(value)) <= SHOWN else f"{str(value)[:SHOWN]}…")
 
 
 def _fault(message: str) -> InvalidInput:

@@ -2,8 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
 
@@ -39,10 +39,24 @@ class Invoice:
 
     @property
     def window(self) -> tuple[datetime, datetime] | None:
-        """The time that its lines cover; None: they contain no times."""
+        """The time that its lines cover; None: they contain no times.
+
+        A line without an end may cover the day on which it begins, so the window then ends a day later.
+        """
         starts = [line.since for line in self.lines if line.since]
         ends = [line.until or line.since for line in self.lines if line.until or line.since]
-        return (min(starts), max(end for end in ends if end)) if starts and ends else None
+        if not starts or not ends:
+            return None
+        rest = timedelta(0) if any(line.until for line in self.lines) else timedelta(days=1)
+        return min(starts), max(end for end in ends if end) + rest
+
+    def condensed(self) -> "Invoice":
+        """Return the same invoice with one line for each machine and day, so that its size is bounded by these."""
+        lines: dict[tuple[str, date | None], InvoiceLine] = {}
+        for line in self.lines:
+            key = (line.machine, line.since.date() if line.since else None)
+            lines[key] = _joined(lines[key], line) if key in lines else replace(line, text="")
+        return replace(self, lines=tuple(lines.values()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +145,16 @@ def reconcile(invoice: Invoice, charged: Sequence[Charged], tolerance_usd: Decim
         )
     rows.sort(key=lambda row: (row.verdict is InvoiceVerdict.EQUAL, -abs(row.usd), row.machine))
     return Reconciliation(rows=tuple(rows))
+
+
+def _joined(first: InvoiceLine, second: InvoiceLine) -> InvoiceLine:
+    """Return two lines of one machine and day as one."""
+    return replace(
+        first,
+        usd=first.usd + second.usd,
+        since=min((time for time in (first.since, second.since) if time), default=None),
+        until=max((time for time in (first.until, second.until) if time), default=None),
+    )
 
 
 def _key(invoice: Invoice, charge: Charged) -> str:

@@ -13,6 +13,8 @@ from typing import Any
 from broker.api.core.bounded_cache import BoundedCache, summary_bytes
 from broker.api.schemas.quotes import WhatIfRequest, WhatIfView
 from broker.api.service.interfaces import Checked
+from broker.billing.invoice_formats import Format
+from broker.billing.reconcile import Invoice
 from broker.daemon.what_if_adapter import answer_what_if
 from broker.domain.errors import InvalidInput
 from broker.domain.spec import JobSpec
@@ -22,7 +24,7 @@ from broker.preflight.check import preflight
 from broker.preflight.dataset import DataSummary
 from broker.preflight.model_folders import ModelFolders
 from broker.preflight.model_lookup import HubClient, is_folder, resolve_for
-from broker.preflight.parse_process import parse
+from broker.preflight.parse_process import parse, parse_invoice
 from broker.runtime.cpu_threads import RunCpu, run_inline
 from trainer.contract.data_config import DataFormat
 
@@ -70,6 +72,9 @@ class Checks:
 
     async def summarise(self, data: Path, fmt: DataFormat) -> Mapping[str, Any] | None:
         return await parse(data, fmt)
+
+    async def read_invoice(self, data: Path, fmt: Format) -> Invoice:
+        return await parse_invoice(data, fmt)
 
     def permit(self, spec: JobSpec) -> JobSpec:
         return spec.with_train(code.check(spec.train, self._remote_code))

@@ -11,7 +11,19 @@ from broker.web.anonymous_forms import ANONYMOUS_FORMS, AnonymousForms
 from broker.web.log_view import LOG_THREADS
 from broker.web.oidc.config import OidcConfig
 from broker.web.oidc.pages import CALLBACK, OIDC, START, OidcSignIn
-from broker.web.pages import compare, estimate, jobs, market, new_job, run, run_actions, selected_jobs, sign_in, system
+from broker.web.pages import (
+    compare,
+    estimate,
+    invoice,
+    jobs,
+    market,
+    new_job,
+    run,
+    run_actions,
+    selected_jobs,
+    sign_in,
+    system,
+)
 from broker.web.pages.team import approvals, audit, channels, policies, secrets, tokens
 from broker.web.routes import Routes
 
@@ -20,7 +32,7 @@ JOBS = (jobs.routes, selected_jobs.routes, new_job.routes, compare.routes, run.r
 ADMINISTRATION = (
     tokens.routes, secrets.routes, channels.routes, policies.routes, approvals.routes, audit.routes, system.routes,
 )  # fmt: skip
-PAGES: tuple[Routes, ...] = (*JOBS, market.routes, estimate.routes, *ADMINISTRATION)
+PAGES: tuple[Routes, ...] = (*JOBS, market.routes, invoice.routes, estimate.routes, *ADMINISTRATION)
 Serve = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 

@@ -10,9 +10,8 @@ import pytest
 
 from broker.api.http import connections
 from broker.api.http.context import STREAMS
-from broker.web import anonymous_forms, rendering
+from broker.web import anonymous_forms, file_form, rendering
 from broker.web.anonymous_forms import ANONYMOUS_FORMS, FORM_BYTES, FORMS_AT_ONCE
-from broker.web.pages import new_job
 from tests.api.harness import Running
 from tests.web.visitor import OWN, Visitor
 
@@ -93,7 +92,7 @@ async def test_an_upload_takes_a_stream_and_must_begin_in_time(
     api: Running, ada: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ada_cookie = "; ".join(f"{name}={value}" for name, value in ada.cookies.items())
-    monkeypatch.setattr(new_job, "FILE_S", 1.0)
+    monkeypatch.setattr(file_form, "FILE_S", 1.0)
     head = (f"Cookie: {ada_cookie}", "Content-Type: multipart/form-data; boundary=b")
     async with slow_post(api, "/ui/new/upload", *head) as reader:
         await until(lambda: api.app[STREAMS].open == 1)

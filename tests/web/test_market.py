@@ -109,13 +109,13 @@ def test_price_lines_have_gaps_levels_and_days() -> None:
         since=start, until=start + timedelta(hours=40), step_s=3600, total=2, items=(single, double)
     )
     (line,) = price_lines(history)
-    assert (line.lowest, line.highest, line.latest) == (1, Decimal("1.5"), 1)
+    assert (line.lowest, line.highest, line.latest) == (Decimal(1), Decimal("1.5"), Decimal(1))
     assert line.path == "M0.0 100.0H25.0V0.0H50.0M750.0 100.0H775.0"
     assert line.strip == "M0.0 10V0.0H25.0V10zM25.0 10V5.0H50.0V10z"
     assert line.known == "M0.0 10V0.0H25.0V10zM25.0 10V0.0H50.0V10zM75.0 10V0.0H100.0V10z"
     assert [(str(day.day), day.usd, day.available) for day in line.days] == [
-        ("2026-01-02", 1, None),
-        ("2026-01-01", 1, 0.5),
+        ("2026-01-02", Decimal(1), None),
+        ("2026-01-01", Decimal(1), 0.5),
     ]
     assert price_lines(history.model_copy(update={"items": ()})) == ()
 

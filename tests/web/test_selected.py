@@ -76,7 +76,7 @@ def test_only_checks_before_one_write_end_with_the_tab() -> None:
     }
     assert cancelled == {
         "/ui/new/upload", "/ui/new/import", "/ui/new/quote", "/ui/new/spec", "/ui/new/fields", "/ui/new/submit",
-        "/ui/jobs/{job_id}/retry", "/ui/system/check",
+        "/ui/jobs/{job_id}/retry", "/ui/system/check", "/ui/spend/invoice",
     }  # fmt: skip
 
 

@@ -57,8 +57,9 @@ class Visitor:
         """Send a form as htmx does."""
         return await self._send("POST", path, {**OWN, "HX-Request": "true"}, fields)
 
-    async def upload(self, path: str, name: str, content: bytes) -> Answer:
-        data = aiohttp.FormData()
+    async def upload(self, path: str, name: str, content: bytes, **fields: str) -> Answer:
+        """Send a form with a file, the fields first."""
+        data = aiohttp.FormData(fields, default_to_multipart=True)
         data.add_field("file", content, filename=name)
         return await self._send("POST", path, OWN, data)
 

@@ -21,6 +21,8 @@ from broker.api.core.upload_spool import check_disk_space, spooled
 from broker.api.schemas.queries import UploadFormat
 from broker.api.service.job_data import check_kept
 from broker.api.service.jobs import Service
+from broker.billing.invoice_formats import Format
+from broker.billing.reconcile import Invoice
 from broker.domain.errors import BlobTooLarge, InvalidInput, Problem
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import RESTING_JOB_STATES, Attempt, Job
@@ -119,6 +121,20 @@ class Content:
         upload = Upload(sha256=file.sha256, bytes=file.bytes, name=name, summary=summary)
         await self._service.rows(caller).put_upload(caller.owner, upload)
         return upload
+
+    async def read_invoice(self, caller: Caller, fmt: Format, body: AsyncIterable[bytes]) -> Invoice:
+        """Read a cloud's invoice within the limits of uploads; nothing is stored.
+
+        Raises TooLarge, StorageFull, TooMany, InvalidInput.
+        """
+        settings, team = self._service.settings, caller.team
+        async with (
+            self.upload_turn(team),
+            spooled(settings.spool, _in_time(body), max_bytes=settings.upload_bytes) as file,
+            self._parsing_of_team[team],
+            self._parsing,
+        ):
+            return await self._service.quotes.preflight.read_invoice(file.path, fmt)
 
     @contextlib.asynccontextmanager
     async def _upload_slot(self, team: str) -> AsyncGenerator[None]:

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from broker.api.schemas.quotes import WhatIfRequest, WhatIfView
 from broker.billing.drain import DrainBudget
+from broker.billing.invoice_formats import Format
+from broker.billing.reconcile import Invoice
 from broker.domain.errors import Rejected
 from broker.domain.instance import Caps, OrphanMachine
 from broker.domain.job import Handle
@@ -54,6 +56,10 @@ class Preflight(Protocol):
 
         The file is read within limits on memory and time, and no longer than the call lasts.
         """
+        ...
+
+    async def read_invoice(self, data: Path, fmt: Format) -> Invoice:
+        """Read a cloud's invoice within the same limits. Raises InvalidInput."""
         ...
 
     def permit(self, spec: JobSpec) -> JobSpec:

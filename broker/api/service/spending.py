@@ -7,7 +7,7 @@ from decimal import Decimal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from broker.api.core.auth import Caller
-from broker.billing.reconcile import Charged
+from broker.billing.reconcile import Charged, Invoice, Reconciliation, reconcile
 from broker.billing.spending import report
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.ids import AttemptId
@@ -15,6 +15,7 @@ from broker.domain.money import MICRO, LedgerCategory
 from broker.domain.spending import MAX_FINISHED, CalibrationReport, Paid, SpendBy, SpendReport, SpendWindow
 from broker.ports import Clock, Store
 from broker.reporting.calibration import calibrate
+from broker.runtime.cpu_threads import RunCpu
 
 DEFAULT_DAYS = 30
 MAX_DAYS = 366
@@ -74,6 +75,28 @@ class SpendingService:
                     kind, job_id = attempt.line.offer.instance_type, attempt.job_id
                     charges.append(Charged(machine=machine, kind=kind, usd=share, job_id=job_id, attempt_id=attempt_id))
         return window, charges
+
+    async def reconciled(
+        self,
+        caller: Caller,
+        invoice: Invoice,
+        since: datetime | None,
+        until: datetime | None,
+        *,
+        tolerance_usd: Decimal,
+        run: RunCpu,
+    ) -> tuple[SpendWindow, Reconciliation]:
+        """Compare an invoice with the ledger over the invoice's time, or over the given one.
+
+        Raises InvalidInput for an invalid window, Busy.
+        """
+        start, end = invoice.window or (None, None)
+        start, end = since or start, until or end
+        if start is None or end is None:
+            field = "since" if start is None else "until"
+            raise InvalidInput(Problem(field=field, message="the invoice contains no times; give since and until"))
+        window, charged = await self.charges(caller, invoice.cloud, start, end)
+        return window, await run(lambda: reconcile(invoice, charged, tolerance_usd))
 
     def _window(self, since: datetime | None, until: datetime | None, zone: str) -> SpendWindow:
         try:

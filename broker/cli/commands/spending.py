@@ -2,7 +2,7 @@
 
 import csv
 import sys
-from datetime import datetime, timedelta
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from broker.api.schemas.spending import SpendRowView, SpendView
-from broker.billing.invoice_formats import Format, read_invoice
+from broker.billing.invoice_formats import EXPORTS, Format, read_invoice
 from broker.billing.reconcile import Charged, Invoice, InvoiceVerdict, Reconciliation, reconcile
 from broker.cli.core import formatting
 from broker.cli.core.command import Json, client, command
@@ -118,18 +118,11 @@ def _notes(total: SpendRowView) -> list[str]:
 
 # ---------------------------------------------------------------------------------------------------------- reconcile
 
-HELP = {
-    "runpod": "api.runpod.io/v2/billing/pods as JSON",
-    "aws": "Cost and Usage Report with resource ids, CSV or CSV.gz",
-    "vast": "vastai show invoices --raw",
-    "lambda": "CSV with instance_type, usd, since, until, copied from the invoice",
-}
-
 
 @command
 async def reconcile_file(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Invoice file as exported by the cloud.")],
-    cloud: Annotated[str, typer.Option(help="; ".join(f"{name}: {what}" for name, what in HELP.items()))] = "",
+    cloud: Annotated[str, typer.Option(help="; ".join(f"{name}: {what}" for name, what in EXPORTS.items()))] = "",
     since: Annotated[
         str | None, typer.Option(metavar="TIME", help=f"{TIME_HELP}. Default: start of the invoice.")
     ] = None,
@@ -167,13 +160,11 @@ def _format(file: Path, cloud: str) -> Format:
 
 
 def _window(invoice: Invoice, since: str | None, until: str | None) -> tuple[str | None, str | None]:
-    """Return the window of the comparison. A position without an end may last for the day on which it begins."""
+    """Return the window of the comparison. Raises BadInput if neither the invoice nor the options have one."""
     covered = invoice.window
     if covered is None and (since is None or until is None):
         raise BadInput("the invoice contains no times; give --since and --until")
     start, end = covered or (None, None)
-    if end is not None and not any(line.until for line in invoice.lines):
-        end += timedelta(days=1)
     return since or _iso(start), until or _iso(end)
 
 

@@ -1,12 +1,10 @@
 """A new job on one page: data, columns, model, hardware, limits, a live quote, and one write at the end."""
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any, get_args
 from urllib.parse import urlencode
 
-from aiohttp import BodyPartReader, web
-from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp import web
 from pydantic import ValidationError
 
 from broker.api.core import problems
@@ -21,6 +19,7 @@ from broker.domain.formatting import visible
 from broker.domain.spec import JobSpec
 from broker.policy.budgets import Refusal
 from broker.web.browser import Visit, key_of, redirect_to
+from broker.web.file_form import chunks, form_with_file
 from broker.web.job_form import (
     FIELDS,
     MORE,
@@ -44,9 +43,6 @@ from trainer.contract.data_config import COLUMN_SETTINGS, USES, TaskName
 routes = Routes()
 NEW = "/ui/new"
 TASKS = get_args(TaskName)
-CHUNK = 1 << 16
-FILE_S = 30.0
-"""Seconds from an upload's head to the head of its file; then the limits of every upload apply."""
 CHOICES = {
     "task": (*TASKS, SCRIPT),
     "method": ("lora", "qlora", "full"),
@@ -166,13 +162,11 @@ async def upload(visit: Visit) -> web.Response:
     """Store the file of a multipart form, and show the form with it."""
     try:
         async with visit.request.app[STREAMS].slot(visit.caller, visit.session.token):
-            part = await _file(visit.request)
+            _, part = await form_with_file(visit.request, "upload")
             name = UploadQuery.model_validate({"name": part.filename}).name
-            stored = await visit.content.upload(visit.caller, name, None, _chunks(part), sha256=None)
+            stored = await visit.content.upload(visit.caller, name, None, chunks(part), sha256=None)
     except ValidationError as error:
         return await _not_uploaded(visit, problems.invalid_input_of(error, UploadQuery, {}))
-    except (ValueError, HttpProcessingError):
-        return await _not_uploaded(visit, _no_file())
     except InvalidInput as error:
         return await _not_uploaded(visit, error)
     except (TooLarge, TooMany, StorageFull) as error:
@@ -198,34 +192,10 @@ async def import_data(visit: Visit) -> web.Response:
     return await _refused(visit, values, InvalidInput(Problem(field="source", message=lines)))
 
 
-def _no_file() -> InvalidInput:
-    return InvalidInput(Problem(field="upload", message="no file came; choose one"))
-
-
-async def _file(request: web.Request) -> BodyPartReader:
-    """Return the file's part of a multipart form. Raises InvalidInput, ValueError, HttpProcessingError."""
-    if request.content_type != "multipart/form-data":
-        raise _no_file()
-    try:
-        async with asyncio.timeout(FILE_S):
-            part = await (await request.multipart()).next()
-    except TimeoutError:
-        message = f"the file did not begin within {FILE_S:g} s; send it again"
-        raise InvalidInput(Problem(field="upload", message=message)) from None
-    if not isinstance(part, BodyPartReader) or part.name != "file" or not part.filename:
-        raise _no_file()
-    return part
-
-
 async def _not_uploaded(visit: Visit, error: InvalidInput) -> web.Response:
     line = "; ".join(problem.message for problem in error.problems)
     values, _ = await _started_from(visit)
     return await _refused(visit, values, InvalidInput(Problem(field="upload", message=line)))
-
-
-async def _chunks(part: BodyPartReader) -> AsyncIterator[bytes]:
-    while chunk := await part.read_chunk(CHUNK):
-        yield bytes(chunk)
 
 
 async def _refused(visit: Visit, form: Mapping[str, str], error: InvalidInput, status: int = 422) -> web.Response:

@@ -40,6 +40,34 @@ def test_each_kind_of_difference_has_its_name_and_the_largest_comes_first() -> N
     assert made.rows[0].attempt_id is None
 
 
+def test_a_condensed_invoice_has_a_line_for_each_machine_and_day() -> None:
+    def line(machine: str, usd: str, start: int | None, end: int | None = None) -> InvoiceLine:
+        since, until = (None if seconds is None else at(seconds) for seconds in (start, end))
+        return InvoiceLine(machine=machine, usd=Decimal(usd), since=since, until=until, text="an hour")
+
+    day = 86_400
+    lines = (
+        line("a", "1", 7200, 9000), line("a", "2", 3600), line("a", "4", 2 * day), line("b", "8", 0),
+        line("b", "1", None), line("b", "2", None, day),
+    )  # fmt: skip
+    invoice = Invoice(cloud="vast", lines=lines, by_machine=False, ignored=3)
+    short = invoice.condensed()
+    assert [(row.machine, row.usd, row.since, row.until) for row in short.lines] == [
+        ("a", Decimal(3), at(3600), at(9000)), ("a", Decimal(4), at(2 * day), None), ("b", Decimal(8), at(0), None),
+        ("b", Decimal(3), None, at(day)),
+    ]  # fmt: skip
+    assert (short.window, short.by_machine, short.ignored) == (invoice.window, False, 3)
+    assert reconcile(short, [charged("", "9")], CENT) == reconcile(invoice, [charged("", "9")], CENT)
+
+
+def test_the_window_of_lines_without_an_end_includes_their_last_day() -> None:
+    start = InvoiceLine(machine="a", usd=ZERO, since=at(0))
+    assert Invoice(cloud="vast", lines=(start,)).window == (at(0), at(86_400))
+    ended = InvoiceLine(machine="a", usd=ZERO, since=at(0), until=at(60))
+    assert Invoice(cloud="vast", lines=(start, ended)).window == (at(0), at(60))
+    assert Invoice(cloud="vast", lines=(billed("a", "1"),)).window is None
+
+
 def test_within_the_tolerance_all_agree() -> None:
     made = reconcile(Invoice(cloud="aws", lines=(billed("i-1", "1.01"),)), [charged("i-1", "1")], CENT)
     assert made.agrees

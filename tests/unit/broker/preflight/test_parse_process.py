@@ -1,9 +1,12 @@
 """Limits on the parsing of uploaded files: memory, CPU time, columns, nesting, and the life of the process."""
 
 import asyncio
+import gzip
 import io
 import os
 import zipfile
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 
 import arro3.core
@@ -12,7 +15,7 @@ import pytest
 
 from broker.domain.errors import InvalidInput
 from broker.preflight import parse_process
-from broker.preflight.parse_process import SMALL_BYTES, parse
+from broker.preflight.parse_process import SMALL_BYTES, parse, parse_invoice
 
 
 def parquet(rows: int, cell: str) -> bytes:
@@ -67,6 +70,33 @@ async def test_an_absurd_file_is_refused_in_one_line(tmp_path: Path, content: by
     with pytest.raises(InvalidInput, match=words) as refused:
         await parse(path, fmt)  # type: ignore[arg-type]
     assert "\n" not in str(refused.value)
+
+
+async def test_an_invoice_is_read_in_the_process_and_condensed(tmp_path: Path) -> None:
+    path = tmp_path / "invoice"
+    row = b"gpu_1x_a10,0.10,2026-01-01T05:00:00Z,2026-01-02\n"
+    table = b"instance_type,usd,since,until\n" + row * 3
+    path.write_bytes(table)
+    small = await parse_invoice(path, "lambda")
+    path.write_bytes(gzip.compress(table, mtime=0))
+    invoice = await parse_invoice(path, "lambda")
+    assert invoice == small
+    start, end = datetime(2026, 1, 1, 5, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)
+    (line,) = invoice.lines
+    assert (line.machine, line.usd, line.since, line.until) == ("gpu_1x_a10", Decimal("0.30"), start, end)
+    assert (invoice.cloud, invoice.by_machine) == ("lambda", False)
+
+
+async def test_an_absurd_invoice_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "invoice"
+    for content, words in (
+        (b"\xff", "is not UTF-8"),
+        (gzip.compress(b"instance_type,usd\n" + b" " * (300 << 20), 1, mtime=0), "divide the invoice by days"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(InvalidInput, match=words) as refused:
+            await parse_invoice(path, "lambda")
+        assert [problem.field for problem in refused.value.problems] == ["invoice"]
 
 
 async def test_cpu_time_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
