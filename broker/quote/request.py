@@ -18,6 +18,8 @@ from broker.lifecycle.account_refusals import account_keys
 from broker.quote.machine_cost import MachineCost
 from broker.quote.spot.plan import PlanSource, plan_for
 
+UNKNOWN_RUN_S = 86_400.0
+"""Seconds for which a host's contract must cover a script without `max_duration`, after its set-up [assumed]."""
 TIERS: Mapping[Trust, int] = {"community": 0, "secure": 1, "own": 2}
 
 
@@ -115,13 +117,14 @@ class QuoteRequest:
     def occupied_s(self, offer: Offer, kind: MachineCost) -> float:
         """Return the seconds for which the host must exist: P90 of the job, at most `max_duration`, and a changeover.
 
-        The run time of a script is unknown, so the rest of `max_duration` counts; without `max_duration`, its set-up.
+        The run time of a script is unknown, so the rest of `max_duration` counts, or else `UNKNOWN_RUN_S`.
         """
         rate, sureness = self.rate(offer), certainty(offer, self.learned.spots)
         key = kind, rate, sureness
         if (occupied_s := self.occupied.get(key)) is None:
-            is_unknown = self.workload.shape is None and self.duration_s < inf
-            run_s = self.duration_s if is_unknown else min(kind.p90(rate, sureness), self.duration_s)
+            run_s = min(kind.p90(rate, sureness), self.duration_s)
+            if self.workload.shape is None:
+                run_s = self.duration_s if self.duration_s < inf else run_s + UNKNOWN_RUN_S
             occupied_s = self.occupied[key] = run_s + kind.lost(rate) + kind.drained_s
         return occupied_s
 

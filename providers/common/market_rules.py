@@ -10,8 +10,11 @@ from broker.domain.offer import GIB, GpuAsk, Offer
 from providers.common.cloud_values import number
 from providers.common.gpu_names import memory_is_possible, name_fault
 
-MIN_CONTRACT_S = 86_400.0
-"""Shortest rest of a host's contract in seconds: a shorter contract may end during a job [assumed]."""
+MIN_CONTRACT_S = 300.0
+"""Shortest rest of a host's contract in seconds: the boot and the agent's start take as long at Vast [assumed].
+
+A quote drops longer contracts that end before the job.
+"""
 X86 = frozenset({"amd64", "x86_64", "x86-64", "x86", "x64"})
 UNLISTED = frozenset({"", "-", "n/a", "none", "null", "unknown"})
 """Texts of a missing processor or maker."""
@@ -135,7 +138,7 @@ def row_fault(row: RawRow) -> str | None:
     if row.contract_s is not None and contract_s is None:
         return "end of the host's contract that cannot be read"
     if contract_s is not None and contract_s < MIN_CONTRACT_S:
-        return f"contract of the host ends within {MIN_CONTRACT_S / 3600:.0f} h"
+        return f"contract of the host ends within {MIN_CONTRACT_S / 60:.0f} min"
     return None
 
 

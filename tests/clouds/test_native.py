@@ -185,7 +185,7 @@ async def test_impossible_vast_rows_are_counted(clouds: Clouds, vast: VastCloud)
         "price 0 or less": 2, "spot above on-demand": 1, "memory of h100-sxm out of range": 2,
         "memory of rtx4090 out of range": 2, "no GPU": 1, "not an NVIDIA GPU": 1, "share of a GPU": 1,
         "ARM processor: the image is for x86-64": 1, "laptop or workstation variant of a GPU": 1,
-        "contract of the host ends within 24 h": 1,
+        "contract of the host ends within 5 min": 1,
     }  # fmt: skip
 
 

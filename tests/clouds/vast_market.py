@@ -122,7 +122,7 @@ def impossible_rows() -> list[VastOffer]:
         _row(79070, "A100 PCIE", extra={"cpu_arch": "arm64"}),
         _row(79080, "A100 SXM4", extra={"gpu_name": "A100 SXM4 MIG 3g.20gb", "gpu_ram": 19968}),
         _row(79090, "RTX 4090", extra={"gpu_name": "RTX 4090 Laptop", "gpu_ram": 16376}),
-        _row(79100, "RTX 4090", extra={"duration": 1800.0}),
+        _row(79100, "RTX 4090", extra={"duration": 180.0}),
     ]
 
 

@@ -28,9 +28,9 @@ ROW: dict[str, Any] = {"gpu": "H100 SXM", "gpus": 8, "architecture": "amd64", "m
         ({"gpus": None}, "no GPU"),
         ({"gpu": "RTX 4090 Laptop GPU"}, "laptop or workstation variant of a GPU"),
         ({"gpu": "RTX PRO 6000 Blackwell Max-Q Workstation Edition"}, "laptop or workstation variant of a GPU"),
-        ({"contract_s": 1800}, "contract of the host ends within 24 h"),
-        ({"contract_s": -5.0}, "contract of the host ends within 24 h"),
-        ({"contract_s": "1800"}, "contract of the host ends within 24 h"),
+        ({"contract_s": 299}, "contract of the host ends within 5 min"),
+        ({"contract_s": -5.0}, "contract of the host ends within 5 min"),
+        ({"contract_s": "299.9"}, "contract of the host ends within 5 min"),
         ({"contract_s": "soon"}, "end of the host's contract that cannot be read"),
         ({"contract_s": float("nan")}, "end of the host's contract that cannot be read"),
         ({"gpus": True}, "no GPU"),
@@ -63,7 +63,8 @@ def test_row_that_cannot_be_sold_is_counted(changes: dict[str, Any], why: str) -
 
 @pytest.mark.parametrize(
     "changes",
-    [{"gpus": "8"}, {"gpus": 8.0}, {"maker": "NVIDIA Corporation"}, {"contract_s": None}, {"gpu": "H100 2.0"},
+    [{"gpus": "8"}, {"gpus": 8.0}, {"maker": "NVIDIA Corporation"}, {"contract_s": None}, {"contract_s": 300},
+        {"gpu": "H100 2.0"},
         {"architecture": ""}, {"architecture": "unknown"}, {"architecture": "x86"}, {"maker": " "}, {"maker": "N/A"},
     ],
 )  # fmt: skip

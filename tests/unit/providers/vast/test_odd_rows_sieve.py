@@ -23,10 +23,10 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"duration": "1800"}, "contract of the host ends within 24 h"),
-        ({"duration": None, "end_date": "1"}, "contract of the host ends within 24 h"),
-        ({"end_date": "2020-01-01T00:00:00Z"}, "contract of the host ends within 24 h"),
-        ({"end_date": 1_577_836_800_000}, "contract of the host ends within 24 h"),  # 2020 in milliseconds
+        ({"duration": "180"}, "contract of the host ends within 5 min"),
+        ({"duration": None, "end_date": "1"}, "contract of the host ends within 5 min"),
+        ({"end_date": "2020-01-01T00:00:00Z"}, "contract of the host ends within 5 min"),
+        ({"end_date": 1_577_836_800_000}, "contract of the host ends within 5 min"),  # 2020 in milliseconds
         ({"end_date": "next year"}, "end of the host's contract that cannot be read"),
         ({"duration": 9e6, "end_date": "?"}, "end of the host's contract that cannot be read"),
         ({"rentable": False}, "not for rent"),

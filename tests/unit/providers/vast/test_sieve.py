@@ -21,8 +21,8 @@ from tests.unit.providers.vast.test_provider import World, ask
         ({"num_gpus": 0.5}, {"share of a GPU": 1}),
         ({"num_gpus": 0}, {"no GPU": 1}),
         ({"gpu_name": "RTX 4090 Laptop", "gpu_ram": 16376}, {"laptop or workstation variant of a GPU": 1}),
-        ({"duration": 1800}, {"contract of the host ends within 24 h": 1}),
-        ({"end_date": 1}, {"contract of the host ends within 24 h": 1}),
+        ({"duration": 180}, {"contract of the host ends within 5 min": 1}),
+        ({"end_date": 1}, {"contract of the host ends within 5 min": 1}),
         ({"dph_base": -0.1, "min_bid": None}, {"price 0 or less": 1}),
         ({"dph_base": float("nan"), "min_bid": None}, {"price that is not a number": 1}),
     ],
@@ -40,6 +40,7 @@ async def test_unsuitable_rows_are_dropped_and_counted(
 @pytest.mark.parametrize(
     ("changes", "days"),
     [
+        ({"duration": 1800}, 0.02),
         ({"duration": 2 * 86_400}, 2),
         ({"duration": "172800", "end_date": None}, 2),
         ({"duration": 30 * 86_400, "end_date": (NOW + timedelta(days=3)).timestamp()}, 3),
@@ -48,7 +49,7 @@ async def test_unsuitable_rows_are_dropped_and_counted(
         ({"duration": 1e15, "end_date": None}, None),
     ],
 )
-async def test_offers_end_with_the_hosts_contract(tmp_path: Path, changes: dict[str, Any], days: int | None) -> None:
+async def test_offers_end_with_the_hosts_contract(tmp_path: Path, changes: dict[str, Any], days: float | None) -> None:
     async with serving() as api:
         world = World(api, tmp_path)
         offers, dropped = await world.offers(ask(**changes))
