@@ -44,7 +44,8 @@ async def test_ls_keeps_ids_states_and_money(shell: Shell, width: int) -> None:
     lines = printed(job_table.table([job, job.model_copy(update=changes)]), width)
     text = "\n".join(lines)
     if width >= 80:
-        assert all(whole in text for whole in (job.id, "awaiting", "$1,234.57", "cynic", "age", "ETA", "runpod"))
+        words = (job.id, "awaiting", "$1,234.57", "cynic", "age", "ETA", "runpod (sim)")
+        assert all(whole in text for whole in words)
         assert len(lines) <= 1 + 2 + 2 + 2
     assert text.count(job.id) == 2
     assert ("columns hidden (terminal too narrow): " in text) == (width < 160)

@@ -26,7 +26,7 @@ COLUMNS = (
     Column(name="team, owner", min_width=8, rank=6),
     Column(name="state", min_width=8),
     Column(name="GPU", min_width=4, rank=4),
-    Column(name="cloud", min_width=4, rank=4),
+    Column(name="cloud", rank=4),
     Column(name="market", rank=8),
     Column(name="age", right=True, rank=2),
     Column(name="spent", right=True),
