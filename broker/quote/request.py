@@ -117,7 +117,7 @@ class QuoteRequest:
     def occupied_s(self, offer: Offer, kind: MachineCost) -> float:
         """Return the seconds for which the host must exist: P90 of the job, at most `max_duration`, and a changeover.
 
-        The run time of a script is unknown, so the rest of `max_duration` counts, or else `UNKNOWN_RUN_S`.
+        The run time of a script is unknown, so the rest of `max_duration` counts. Without it, `UNKNOWN_RUN_S` counts.
         """
         rate, sureness = self.rate(offer), certainty(offer, self.learned.spots)
         key = kind, rate, sureness
