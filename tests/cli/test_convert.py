@@ -92,7 +92,7 @@ def test_a_skypilot_task_becomes_a_spec_that_load_reads(tmp_path: Path) -> None:
     lost = fields(converted(tmp_path / "sky.yaml").lost)
     assert lost == [
         "envs.BUCKET", "file_mounts./data", "resources.infra",
-        "resources.job_recovery.max_restarts_on_errors", "run",
+        "resources.job_recovery.max_restarts_on_errors", "resources.job_recovery.strategy", "run",
     ]  # fmt: skip
 
 
@@ -128,6 +128,7 @@ def test_a_dstack_task_becomes_a_spec_that_load_reads(tmp_path: Path) -> None:
         ("{A100: 8}", ["A100"], 8, []),
         ("[L4:4, H100:1]", ["L4", "H100"], 1, ["resources.accelerators"]),
         ("L4:0.5", ["L4"], 1, ["resources.accelerators"]),
+        ("{L4: 0.5}", ["L4"], 1, ["resources.accelerators"]),
     ],
 )
 def test_accelerators_of_skypilot_are_converted(
@@ -147,7 +148,8 @@ def test_accelerators_of_skypilot_are_converted(
             "resources: {memory: 2x, cpus: low, disk_size: -1}\nrun: a\n",
             (None, None, None), ["cpus", "disk_size", "memory"],
         ),
-        ("type: task\ncommands: [a]\nresources: {cpu: 'x86:8..', memory: 32GB..64GB, disk: 500GB}\n", (8, 32, 500), []),
+        ("type: task\ncommands: [a]\nresources: {cpu: 'x86:8..', memory: 32GB..64GB, disk: 500GB}\n", (8, 32, 500),
+         ["memory"]),
         (
             "type: task\ncommands: [a]\nresources: {cpu: {arch: x86, count: {min: 4}}, memory: {min: 1TB}, "
             "disk: {size: 2TB.., type: ssd}}\n", (4, 1000, 2000), ["disk.type"],
@@ -214,7 +216,7 @@ def test_no_setting_of_an_alternative_is_lost_silently(
         ("resources: {gpu: '2..'}", "resources.gpus", 2, ["resources.gpu.count"]),
         ("resources: {gpu: {count: many}}", "resources.gpus", 1, ["resources.gpu.count"]),
         ("resources: {gpu: H100}", "resources.gpus", 1, []),
-        ("retry: {duration: 1h}", "retry", None, ["retry.duration"]),
+        ("retry: {duration: 1h}", "retry", None, ["retry.duration", "retry.on_events"]),
         ("retry: {on_events: [no-capacity, flood]}", "retry.on", ["no_capacity"], ["retry.on_events"]),
         ("max_price: 1.1\nnodes: 3", "resources.max_usd_per_hour", 3.3, []),
         ("max_price: 4", "resources.max_usd_per_hour", 4, []),

@@ -14,6 +14,8 @@ from trainer.contract.yaml_document import YamlDocument
 PROVIDERS = {"aws": "aws", "lambda": "lambda", "runpod": "runpod", "vast": "vast", "vastai": "vast"}
 """The broker's name of each cloud that it can use."""
 NAME_CHARACTERS = 63
+MACHINES_END = "is not needed; a job's machines are bought for it and destroyed at its end"
+"""Hint at settings for the reuse and the end of machines."""
 QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(x|[GMT]i?B?)?\s*(?:\+|\.\..*)?\s*", re.IGNORECASE)
 """A least number, as in `8`, `8+`, `32GB..64GB` or `2x`."""
 GB_OF_UNIT = {"": 1.0, "G": 1.0, "M": 0.001, "T": 1000.0}
@@ -38,9 +40,9 @@ class Conversion:
         self.hints.append((".".join(path), text))
 
     def lose_rest(self, settings: dict[str, Any], *above: str) -> None:
-        """Note all settings that are left. Empty ones mean nothing."""
+        """Note all settings that are left. Empty ones mean nothing; 0 is a value."""
         for name, value in settings.items():
-            if value not in (None, {}, [], False):
+            if value is not False and value not in (None, {}, []):
                 self.lose(*above, str(name))
 
     def lines(self, remarks: Iterable[tuple[str, str]]) -> list[str]:

@@ -4,12 +4,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from broker.cli.convert.conversion import Conversion
+from broker.cli.convert.conversion import MACHINES_END, Conversion
 
 SPOT = {"spot": "only", "on-demand": "never", "auto": "allowed"}
 CAUSES = {"no-capacity": ["no_capacity"], "interruption": ["preempted", "lost"], "error": ["infrastructure"]}
 SIZES = {"cpus": ("cpu", "count"), "memory_gb": ("memory", "size"), "disk_gb": ("disk", "size")}
 """dstack's name of each least size of a machine, and the key of the size in its long form."""
+PROGRAM_ERRORS = "an error of the program itself is not repeated, only one of a machine"
 SECRET = re.compile(r"\$\{\{\s*secrets\.(\w+)\s*\}\}")
 
 
@@ -46,6 +47,8 @@ def _code(conversion: Conversion, repos: Any) -> None:
         local = repo.get("local_path") if isinstance(repo, dict) else str(repo).partition(":")[0]
         if number == 0 and local and not re.match(r"git@|https?$|ssh$", local):
             code = local
+            rest = repo if isinstance(repo, dict) else {"path": str(repo).partition(":")[2] or None}
+            conversion.lose_rest({k: v for k, v in rest.items() if k != "local_path"}, "repos", "0")
         else:
             conversion.lose("repos", str(number), why="has no counterpart; check it out into the code folder")
     conversion.group("script")["code"] = code
@@ -89,8 +92,11 @@ def _limits(conversion: Conversion, task: dict[str, Any]) -> None:
         conversion.spec["priority"] = priority
     for name, value in dict(task.pop("tags", None) or {}).items():
         conversion.spec.setdefault("labels", {})[name] = str(value)
-    for needless in ("creation_policy", "idle_duration"):  # machines are bought for one job, and end with it
-        task.pop(needless, None)
+    for needless in ("creation_policy", "idle_duration"):
+        if task.pop(needless, None) is not None:
+            conversion.hint(needless, text=MACHINES_END)
+    if (stop := task.pop("stop_duration", None)) is not None:  # `off`, which YAML reads as false, is a value
+        conversion.lose("stop_duration", why=f"{'off' if stop is False else stop} has no counterpart")
 
 
 def _resources(conversion: Conversion, resources: dict[str, Any]) -> None:
@@ -105,6 +111,9 @@ def _resources(conversion: Conversion, resources: dict[str, Any]) -> None:
         conversion.group("resources")["gpus"] = _min_gpus(conversion, 1 if count is None else count)
     if str(parts.get("vendor", "")).lower() == "nvidia":
         del parts["vendor"]
+    if (memory := parts.pop("memory", None)) is not None:
+        why = f"{memory} has no counterpart; name GPUs with that memory in resources.accelerators"
+        conversion.lose("resources", "gpu", "memory", why=why)
     conversion.lose_rest(parts, "resources", "gpu")
     for setting, (key, inner) in SIZES.items():
         if (size := rest.pop(key, None)) is not None:
@@ -113,14 +122,20 @@ def _resources(conversion: Conversion, resources: dict[str, Any]) -> None:
 
 
 def _size(conversion: Conversion, size: Any, key: str, inner: str) -> Any:
-    """Return a size as `8..`, from `{count: 8..}`, `{min: 8}` or `x86:8..`. The architecture is always x86."""
+    """Return a size as `8..`, from `{count: 8..}`, `{min: 8}` or `x86:8..`. A maximum or another processor is lost."""
     parts = dict(size) if isinstance(size, dict) else {}
+    arch = parts.get("arch") or ("" if isinstance(size, dict) else str(size).rpartition(":")[0])
+    if str(arch).lower() not in ("", "x86"):
+        conversion.lose("resources", key, why=f"processor {arch} has no counterpart; the broker's images are for x86")
     if inner in parts:
         conversion.lose_rest({k: v for k, v in parts.items() if k not in (inner, "arch")}, "resources", key)
         size = parts[inner]
+    minimum, dots, maximum = str(size).rpartition(":")[2].partition("..")
     if isinstance(size, dict):
-        return size.get("min", "")
-    return str(size).rpartition(":")[2]
+        minimum, maximum = size.get("min", ""), size.get("max", "")
+    if maximum and minimum:
+        conversion.lose("resources", key, why=f"the maximum {maximum} is lost; {minimum} is the least")
+    return minimum if minimum or isinstance(size, dict) else dots + maximum
 
 
 def _min_gpus(conversion: Conversion, count: Any) -> int:
@@ -156,19 +171,19 @@ def _gpu(text: str) -> dict[str, Any]:
 def _retry(conversion: Conversion, retry: Any) -> None:
     if retry is False:
         conversion.spec["retry"] = {"max": 0}
+    if retry is True:
+        conversion.lose("retry", why=PROGRAM_ERRORS)
     if not isinstance(retry, dict):
         return
     events = retry.get("on_events")
     if events is not None:  # absent means all events, as retry.on does
         conversion.spec["retry"] = {"on": [cause for event in events for cause in CAUSES.get(str(event), [])]}
-    events = events or []
+    events = CAUSES if events is None else events
     for event in events:
         if str(event) not in CAUSES:
             conversion.lose("retry", "on_events", why=f"{event} is none of {', '.join(CAUSES)}")
     if "error" in events:
-        conversion.lose(
-            "retry", "on_events", why="an error of the program itself is not repeated, only one of a machine"
-        )
+        conversion.lose("retry", "on_events", why=PROGRAM_ERRORS)
     conversion.lose_rest({key: value for key, value in retry.items() if key != "on_events"}, "retry")
 
 
@@ -180,3 +195,5 @@ def _utilisation(conversion: Conversion, policy: Any) -> None:
             "gpu_below": int(policy.get("min_gpu_utilization", 0)) / 100,
             "window_s": policy.get("time_window", 900),
         }
+        known = {"min_gpu_utilization", "time_window"}
+        conversion.lose_rest({k: v for k, v in policy.items() if k not in known}, "utilization_policy")

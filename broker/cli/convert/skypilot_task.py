@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from broker.cli.convert.conversion import Conversion
+from broker.cli.convert.conversion import MACHINES_END, Conversion
 
 PLACE = frozenset({"cloud", "region", "infra"})
 NEEDLESS = ("autostop", "cloud", "region", "infra", "accelerators", "any_of", "ordered", "use_spot")
@@ -63,6 +63,7 @@ def _resources(conversion: Conversion, resources: dict[str, Any]) -> None:
         conversion.lose(
             "resources", "accelerators", why=f"different counts; every GPU is asked for {min(counts)} times"
         )
+    _autostop(conversion, resources.get("autostop"))
     rest = {key: value for key, value in resources.items() if key not in NEEDLESS}
     if (price := rest.pop("max_hourly_cost", None)) is not None:
         conversion.hourly_limit(price, "resources", "max_hourly_cost")
@@ -133,7 +134,8 @@ def _accelerators(conversion: Conversion, written: Any, *path: str) -> set[int]:
     counts = set()
     for text, value in pairs:
         name, _, count = str(text).partition(":")
-        number = value if isinstance(value, int) else int(count) if count.isdecimal() else 1
+        count = count if value is None else str(value)
+        number = int(count) if count.isdecimal() else 1
         if count and not count.isdecimal():
             conversion.lose(*path, "accelerators", why=f"{count} of a GPU has no counterpart; one is asked for")
         conversion.add("accelerators", name)
@@ -147,9 +149,25 @@ def _as_list(value: Any) -> list[Any]:
 
 def _recovery(conversion: Conversion, value: Any) -> None:
     """Convert the restarts on errors. Preempted jobs resume anyway, in the cheapest place."""
-    if isinstance(value, dict) and isinstance(max_restarts := value.get("max_restarts_on_errors"), int):
+    settings = dict(value) if isinstance(value, dict) else {"strategy": value}
+    max_restarts = settings.pop("max_restarts_on_errors", None)
+    if isinstance(max_restarts, int):
         conversion.spec["retry"] = {"max": max_restarts}
         conversion.lose(
             *("resources", "job_recovery", "max_restarts_on_errors"),
             why=f"becomes retry.max: {max_restarts}, which excludes errors of the program itself",
         )
+    if settings.pop("strategy", None) is not None:
+        conversion.lose(
+            *("resources", "job_recovery", "strategy"), why="has no counterpart; a retry takes the cheapest that fits"
+        )
+    conversion.lose_rest(settings, "resources", "job_recovery")
+
+
+def _autostop(conversion: Conversion, value: Any) -> None:
+    """Note a stop of idle clusters, which a job does not need. Its hook and other settings are lost."""
+    settings = dict(value) if isinstance(value, dict) else {}
+    needless = {"idle_minutes", "down", "wait_for"}
+    if value is not None:
+        conversion.hint("resources", "autostop", text=MACHINES_END)
+    conversion.lose_rest({k: v for k, v in settings.items() if k not in needless}, "resources", "autostop")
