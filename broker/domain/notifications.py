@@ -41,7 +41,7 @@ class Channel:
 
     id: str
     kind: str
-    """The notifier that serves it: `log`, `slack`, `webhook`."""
+    """Notifier of the channel: `log`, `slack`, `webhook`."""
     name: str
     """Display name, unique within a team."""
     team: str | None
@@ -51,11 +51,11 @@ class Channel:
     config: Mapping[str, Any] = field(default_factory=dict)
     """JSON defined by the channel's kind; never a secret."""
     sealed: bytes | None = field(default=None, repr=False)
-    """JSON object of its secrets by name, sealed by the SecretBox; None: it has none."""
+    """Sealed JSON object of the channel's secrets by name; None: the channel has none."""
     created_at: datetime
     enabled: bool = True
     reason: str = ""
-    """Why it is disabled, or why its latest delivery failed; empty: neither."""
+    """Reason why the channel is disabled or its latest delivery failed; empty: neither."""
     failures: int = 0
     """Number of consecutive failed deliveries."""
 

@@ -140,10 +140,10 @@ def _superfluous(job: Job, attempts: Sequence[Attempt], checkpoints: Iterable[st
     continue. Uncommitted checkpoints are useless.
     """
     all_keys, config = list(checkpoints), job.spec.checkpoint
-    stay = {*furthest_first(all_keys)[: config.keep], *milestones(all_keys, config.keep_every)}
+    needed = {*furthest_first(all_keys)[: config.keep], *milestones(all_keys, config.keep_every)}
     if job.state is not JobState.SUCCEEDED:
-        stay |= latest_token_caches(attempts, all_keys)
-    folders = tuple(manifest.removesuffix(keys.MANIFEST) for manifest in stay)
+        needed |= latest_token_caches(attempts, all_keys)
+    folders = tuple(manifest.removesuffix(keys.MANIFEST) for manifest in needed)
     return [key for key in all_keys if not key.startswith(folders)] if folders else all_keys
 
 
@@ -151,7 +151,7 @@ def _superfluous(job: Job, attempts: Sequence[Attempt], checkpoints: Iterable[st
 
 
 def accrue(stored: StoredData | None, kept_bytes: int, usd_per_gib_month: Decimal, now: datetime) -> StoredData:
-    """Return `stored` with the storage accrued since then, at the larger of the former and the present size.
+    """Return `stored` with its cost accrued up to `now`, for the larger of the former and the present size.
 
     The sum is exact and never falls. It is rounded when it is charged, so that each amount is rounded once.
     """

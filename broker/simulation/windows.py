@@ -69,13 +69,13 @@ class Span:
 
 def markets(traces: Iterable[Trace], *, gpus: Sequence[str] = (), regions: Sequence[str] = ()) -> list[list[Trace]]:
     """Return the zones of each market, which sell the same machine. Raises TraceError for a name that fits no trace."""
-    of_gpus = _narrowed(list(traces), "--gpu", gpus, _is_gpu, lambda trace: trace.gpu)
-    traces_shown = _narrowed(of_gpus, "--regions", regions, _is_in, lambda trace: trace.zone)
-    traces_shown.sort(key=lambda trace: (trace.market, trace.zone))
-    return [list(zones) for _, zones in groupby(traces_shown, key=lambda trace: trace.market)]
+    traces_of_gpus = _selected(list(traces), "--gpu", gpus, _is_gpu, lambda trace: trace.gpu)
+    selected = _selected(traces_of_gpus, "--regions", regions, _is_in_region, lambda trace: trace.zone)
+    selected.sort(key=lambda trace: (trace.market, trace.zone))
+    return [list(zones) for _, zones in groupby(selected, key=lambda trace: trace.market)]
 
 
-def _narrowed(
+def _selected(
     traces: list[Trace],
     option: str,
     names: Sequence[str],
@@ -95,7 +95,7 @@ def _is_gpu(trace: Trace, name: str) -> bool:
     return name.lower() in (trace.gpu.lower(), trace.market.lower())
 
 
-def _is_in(trace: Trace, region: str) -> bool:
+def _is_in_region(trace: Trace, region: str) -> bool:
     """Return True for the zone itself and for a zone of the region: `us-west-2a`, `us-central1-a`."""
     return re.fullmatch(re.escape(region) + "(-?[a-z])?", trace.zone) is not None
 

@@ -27,7 +27,7 @@ from broker.runtime.private_files import private_folder, write_private
 from providers.skypilot.api_client import Failure, SkyApi
 from providers.skypilot.environment import identity, require_plugin
 from providers.skypilot.plugin.shared import LOCK, PLUGIN, PLUGIN_VERSION, SKY_VERSION, STATE, SUPERVISOR, TOKEN
-from providers.skypilot.server_locks import KILL_S, ServerLocks, kill_all, mark_of
+from providers.skypilot.server_locks import KILL_S, ServerLocks, kill_all, server_of
 
 START_S = 120.0
 """Seconds after which a server that does not answer is killed, at its start and later."""
@@ -285,7 +285,7 @@ class SkyServer:
         """Return True if the server's supervisor runs. Without a supervisor the server is ending or has ended."""
         if self._child is not None and self._child.pid == running.keeper:
             return self._child.poll() is None
-        return mark_of(running.keeper) == running.id
+        return server_of(running.keeper) == running.id
 
     async def close(self) -> None:
         """Close the connection; the server continues its launches."""

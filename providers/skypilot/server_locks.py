@@ -99,7 +99,7 @@ def _folder_id(state: Path) -> str:
 # ---------------------------------------------------------------------------------------------------------- processes
 
 
-def mark_of(pid: int) -> str | None:
+def server_of(pid: int) -> str | None:
     """Return the id of the server that a process belongs to.
 
     None: the process has ended, belongs to no server, or its environment may not be read.
@@ -113,13 +113,13 @@ def mark_of(pid: int) -> str | None:
 
 
 def marked_pids(server: str) -> list[int]:
-    return [pid for pid in psutil.pids() if mark_of(pid) == server]
+    return [pid for pid in psutil.pids() if server_of(pid) == server]
 
 
 def kill_all(server: str) -> None:
     """Send SIGKILL to all processes of the server until none is left. Raises OutcomeUnknown after `KILL_S`."""
     deadline = time.monotonic() + KILL_S
-    while victims := [pid for pid in marked_pids(server) if _lives(pid)]:
+    while victims := [pid for pid in marked_pids(server) if _is_running(pid)]:
         if time.monotonic() > deadline:
             raise OutcomeUnknown(f"processes of SkyPilot's API server do not end: {victims}; kill them")
         for pid in victims:
@@ -128,7 +128,7 @@ def kill_all(server: str) -> None:
         time.sleep(0.05)
 
 
-def _lives(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

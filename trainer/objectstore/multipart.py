@@ -17,15 +17,17 @@ PART = 5 << 20
 MAX_PARTS = 10_000
 """Largest number of parts of an object in S3."""
 PIECE = 1 << 20
-FOR_EACH_AT_ONCE = 64 << 20
+"""Bytes that are read from the file at once."""
+BYTES_PER_CONCURRENT_PART = 64 << 20
 MAX_AT_ONCE = 12
+"""Largest number of concurrent parts."""
 ABORT_S = 5.0
 
 
 def plan(size: int) -> tuple[int, int]:
     """Return (bytes of a part, concurrent parts): large files need both for speed."""
     part = max(PART, -(-size // MAX_PARTS))
-    return part, max(1, min(MAX_AT_ONCE, size // FOR_EACH_AT_ONCE))
+    return part, max(1, min(MAX_AT_ONCE, size // BYTES_PER_CONCURRENT_PART))
 
 
 async def upload(
@@ -45,19 +47,19 @@ async def upload(
             # The first part creates the upload. A cancellation in between would lose its id, so it could not be
             # aborted.
             first = await asyncio.to_thread(file.read, part)
-            await _settled(writer.write(first))
+            await _await_to_end(writer.write(first))
             sent(len(first))
             while piece := await asyncio.to_thread(file.read, PIECE):
                 await writer.write(piece)
                 sent(len(piece))
-        await _settled(writer.close())
+        await _await_to_end(writer.close())
     except BaseException as e:
         with contextlib.suppress(BaseError, OSError):
-            await _settled(writer.__aexit__(type(e), e, e.__traceback__), ABORT_S)  # aborts the upload
+            await _await_to_end(writer.__aexit__(type(e), e, e.__traceback__), ABORT_S)  # aborts the upload
         raise
 
 
-async def _settled(call: Awaitable[Any], within_s: float = math.inf) -> None:
+async def _await_to_end(call: Awaitable[Any], within_s: float = math.inf) -> None:
     """Await a call to its end, even if this task is cancelled meanwhile.
 
     The call is given up `ABORT_S` after the first cancellation.
@@ -71,11 +73,11 @@ async def _settled(call: Awaitable[Any], within_s: float = math.inf) -> None:
             await asyncio.wait({future}, timeout=None if left == math.inf else left)
         except asyncio.CancelledError:
             until, cancelled = min(until, time.monotonic() + ABORT_S), True
-    over = future.done()
+    is_done = future.done()
     future.cancel()
     await asyncio.gather(future, return_exceptions=True)
     if cancelled:
         raise asyncio.CancelledError
-    if not over:
+    if not is_done:
         raise TimeoutError
     future.result()

@@ -17,7 +17,7 @@ NARROWEST = 1024
 """Smallest hidden size for the rule for language models; narrower models get the rate of this size."""
 POWERS = {"llama": 0.781}
 """Measured exponent of the rule for language models, by model family."""
-OTHER = 0.0775
+OTHER_POWER = 0.0775
 """Measured exponent of Qwen. All other families use it too, because it is nearly 0."""
 BATCH = "by the root of the batch (Malladi et al. 2022)"
 BOUNDS = 0.5, 2.0
@@ -91,7 +91,7 @@ def _base(config: TrainConfig, family: str, width: int) -> Base:
     if config.task == "seq2seq":
         return T5 if family in ("t5", "mt5", "umt5") else BART
     if config.task == "causal_lm":
-        power = POWERS.get(family, OTHER)
+        power = POWERS.get(family, OTHER_POWER)
         lr = 5e-5 * (2000 / max(NARROWEST, width)) ** power if width else 5e-5
         return lr, None, 128, f"Schulman et al. 2025, 5e-5 (2000 / hidden size)^{power} for {family or 'this model'}"
     return BASES[config.task]

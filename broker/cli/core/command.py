@@ -77,19 +77,19 @@ def interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def confirm(out: Output, question: str, *, yes: bool, to: str, else_: str) -> None:
-    """Ask before an irreversible step. `to`: verb that names the step; `else_`: message after the answer no.
+def confirm(out: Output, question: str, *, yes: bool, verb: str, refusal: str) -> None:
+    """Ask before an irreversible step. `verb`: names the step; `refusal`: message after the answer no.
 
     Raises Refused when the user answers no, BadInput when stdin is not a terminal.
     """
     if yes:
         return
     if not out.is_interactive:
-        raise BadInput(f"not a terminal; pass -y to {to} without confirmation")
+        raise BadInput(f"not a terminal; pass -y to {verb} without confirmation")
     with interruptible():
         agreed = typer.confirm(visible(question), default=False)
     if not agreed:
-        raise Refused(else_)
+        raise Refused(refusal)
 
 
 def client(*, retry_for_s: float = 0.0) -> "AsyncClient":

@@ -43,7 +43,7 @@ async def rm(
         detail = await c.job(await job_id(c, job, writes=True))
         out.print(f"{detail.name} ({detail.id}) {storage_message(detail.storage)}")
         question = f"Delete its {', '.join(kinds)}? This cannot be undone"
-        confirm(out, question, yes=yes or as_json, to="delete", else_="nothing was deleted")
+        confirm(out, question, yes=yes or as_json, verb="delete", refusal="nothing was deleted")
         after = await c.delete_data(detail.id, kinds)
     out.document(after)
     out.print(f"deleted: {', '.join(kinds)}; the objects are removed within minutes")

@@ -99,7 +99,7 @@ def confirm_submission(out: Output, prepared: Prepared, *, yes: bool) -> None:
     """Ask before submitting. Raises Refused when the user answers no, BadInput when stdin is not a terminal."""
     cap = formatting.money(Decimal(str(prepared.body["cap_usd"])))
     question = f"Submit {prepared.file.spec.name}? It never spends more than {cap}"
-    confirm(out, question, yes=yes or out.as_json, to="submit", else_="nothing was submitted")
+    confirm(out, question, yes=yes or out.as_json, verb="submit", refusal="nothing was submitted")
 
 
 async def send(client: AsyncClient, prepared: Prepared, *, key: str | None) -> JobView:

@@ -32,7 +32,7 @@ async def adopt(
             if stores.lives:
                 raise BadInput(f"a daemon runs on {stores.settings.home}, with another blob store; stop it first")
             question = "Is the old blob store lost, and is every daemon stopped?"
-            confirm(out, question, yes=yes, to="adopt it", else_="nothing was changed")
+            confirm(out, question, yes=yes, verb="adopt it", refusal="nothing was changed")
             await stores.store.adopt_blob_store(mark)
     out.document({"url": url, "adopted": adopted})
     state = "now" if adopted else "already"

@@ -57,7 +57,7 @@ async def lost(
             raise NotFoundExit(f"no attempt {attempt} waits for its launcher; see `gpubroker launcher ls`")
         machine = f"{lost_attempt.name} at {lost_attempt.line.offer.provider}"
         question = f"Is {lost_attempt.launched_by!r}, the launcher of {machine}, gone for good?"
-        confirm(out, question, yes=yes, to="confirm", else_="nothing was changed")
+        confirm(out, question, yes=yes, verb="confirm", refusal="nothing was changed")
         provider = await _provider(stores.settings, stores.installation, lost_attempt, stack)
         try:
             confirmed = await confirm_lost(stores.store, lost_attempt, provider)

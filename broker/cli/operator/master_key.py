@@ -35,7 +35,7 @@ async def adopt(
         adopted = not exists or SecretBox(master_key(path, os.environ)).mark != stored_key
         if adopted:
             question = "Is the old master key lost, and is every daemon stopped? Its secrets can no longer be decrypted"
-            confirm(out, question, yes=yes, to="adopt it", else_="nothing was changed")
+            confirm(out, question, yes=yes, verb="adopt it", refusal="nothing was changed")
             await stores.store.adopt_master_key(SecretBox(master_key(path, os.environ)).mark)
     out.document({"adopted": adopted})
     state = "now uses this master key; set secrets, channels and Slack apps again" if adopted else "already uses it"

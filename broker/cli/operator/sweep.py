@@ -164,7 +164,7 @@ async def _destroy(
     """Destroy the machines. Return the errors by machine name."""
     from broker.controllers.termination import offline_sweep
 
-    confirm(out, f"Destroy {len(doomed)} machines?", yes=yes, to="destroy", else_="nothing was destroyed")
+    confirm(out, f"Destroy {len(doomed)} machines?", yes=yes, verb="destroy", refusal="nothing was destroyed")
     failed: dict[str, str] = {}
     calls = [offline_sweep.destroy(machine, context.providers[machine.provider], context.clock) for machine in doomed]
     for machine, error in zip(doomed, await asyncio.gather(*calls), strict=True):

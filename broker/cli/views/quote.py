@@ -133,8 +133,7 @@ def speeds(lines: list[LineView]) -> list[str]:
 
 
 EXPLAINED = 3
-
-
+"""Number of the best offers whose time and cost `explain` prints in parts."""
 ASSUMED = (
     f"tokens are bytes / {BYTES_PER_TOKEN}; attention is computed for rows of mean length, without padding",
     f"weights and data download at {DOWNLOAD_BYTES_PER_S / 1e6:.0f} MB/s and the last checkpoint uploads at "

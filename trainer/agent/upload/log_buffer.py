@@ -67,8 +67,8 @@ class LogBuffer:
             self._add_output(line)
         if len(self._partial) > LINE_BYTES + 2 * self.redact.longest:
             text = self.redact(self._partial.decode(errors="replace")).encode()
-            keep = self.redact.longest
-            self._partial, text = (text[-keep:], text[:-keep]) if keep else (b"", text)
+            overlap = self.redact.longest  # a secret may continue in the next read
+            self._partial, text = (text[-overlap:], text[:-overlap]) if overlap else (b"", text)
             self._add(text)
 
     def add_line(self, line: str) -> None:

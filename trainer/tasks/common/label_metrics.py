@@ -17,7 +17,8 @@ UNLABELLED = ("-1", "0", "1")
 class Labels:
     """Set of labels: the configured ones, or those of the data.
 
-    If the model's head has the same ones, they have its order. Others of the data have that of `sorted_labels`.
+    Labels that equal those of the model's head have the head's order. Other labels of the data are in the order of
+    `sorted_labels`.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ Span = tuple[str, int, int]
 
 
 MARKS = {"B": "B", "I": "I", "M": "I", "E": "E", "L": "E", "S": "S", "U": "S", "W": "S"}
-"""Letters of tags, with that of IOBES: also BILOU, BMES and BMEWO."""
+"""Letter in IOBES for each letter in IOBES, BILOU, BMES and BMEWO."""
 
 
 def has_spans(names: Iterable[str]) -> bool:
