@@ -92,6 +92,19 @@ RESTING_JOB_STATES = TERMINAL_JOB_STATES | {JobState.CAPPED}
 
 
 @dataclass(frozen=True, kw_only=True)
+class ForecastInterval:
+    """90 % interval of a forecast, from the first steps that an attempt's machine was measured for."""
+
+    attempt: int
+    """Number of the measured attempt."""
+    usd_low: Decimal
+    usd_high: Decimal
+    """Dollars spent on machines at the end."""
+    finish_earliest: datetime
+    finish_latest: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
 class Forecast:
     """P50 of a job's end at the current speed and price."""
 
@@ -107,6 +120,8 @@ class Forecast:
     """
     late: bool = False
     """True after the same notification about the deadline or `max_duration`."""
+    interval: ForecastInterval | None = None
+    """None: no attempt was measured for enough steps. It is stored with the event that re-quotes the job."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,19 +3,24 @@
 The step time is wall time over the whole watched period, so it includes saves and evaluations. On spot machines the
 time that preemptions are expected to cost is added as in the quote: work / (1 - rate x loss). The loss is half a
 checkpoint interval, a save in progress and another set-up.
+
+The first `PROBE_STEPS` steps of an attempt re-quote its job: from then on the forecast has a 90 % interval.
 """
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
+from math import exp, sqrt
 
 from broker.billing.accrual import HOUR, accrued, machine_s, traffic, traffic_cost
 from broker.billing.prices import price_now
 from broker.billing.time_limits import time_left_s
 from broker.domain.instance import Caps
-from broker.domain.job import Attempt, Forecast, Job, Traffic
+from broker.domain.job import Attempt, Forecast, ForecastInterval, Job, Traffic
 from broker.domain.money import format_usd, usd
-from broker.estimator.preemption_rate import History, losses_per_hour, preemptions_per_s
+from broker.estimator.planning.corrections import Z95
+from broker.estimator.preemption_rate import History, certainty, losses_per_hour, preemptions_per_s
+from broker.estimator.speed.calibration import CPU_PRIOR, GPU_PRIOR
 from broker.quote.engine import CENT
 from trainer.contract.save_interval import interval_s
 
@@ -26,6 +31,8 @@ BACK, BACK_S = Decimal("0.95"), 0.95
 MARGIN = Decimal("1.1")
 """Factor on the rest of the spending, for the proposed cap: the forecast is a median."""
 MAX_LEFT_S = 10 * 365 * 86_400.0
+PROBE_STEPS = 20
+"""Steps of an attempt after which its job is re-quoted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +80,10 @@ def forecast(
     beat = attempt.beat
     if beat is None or step_s is None or beat.total_steps <= 0:
         return None
-    left_s = min(MAX_LEFT_S, max(0, beat.total_steps - beat.step) * step_s * _disturbed(attempt, job, history))
-    spent, before = _spent(attempt, job, caps, left_s, now, history), job.forecast
+    work_s, before = max(0, beat.total_steps - beat.step) * step_s, job.forecast
+    left_s = min(MAX_LEFT_S, work_s * _disturbed(attempt, job, history))
+    spent = _spent(attempt, job, caps, left_s, now, history)
+    is_measured = beat.step - (beat.resumed_from or 0) >= PROBE_STEPS or measured_attempt(before) == attempt.number
     return Forecast(
         usd=spent,
         finish_at=now + timedelta(seconds=left_s),
@@ -82,18 +91,54 @@ def forecast(
         made_at=now,
         over_cap=spent > job.cap_usd * (BACK if before and before.over_cap else 1),
         late=_is_late(left_s, _running(attempt, job, now), now, was_late=before is not None and before.late),
+        interval=_interval(attempt, job, caps, work_s, now, history) if is_measured else None,
     )
 
 
-def _disturbed(attempt: Attempt, job: Job, history: History) -> float:
-    """Return the factor, at most ten, by which expected preemptions extend the remaining time.
+def measured_attempt(expected: Forecast | None) -> int:
+    """Return the number of the attempt whose measured steps re-quoted the job; 0: none did."""
+    return expected.interval.attempt if expected and expected.interval else 0
+
+
+def _interval(
+    attempt: Attempt, job: Job, caps: Caps, work_s: float, now: datetime, history: History
+) -> ForecastInterval:
+    """Return the 90 % interval of the job's end and spending.
+
+    A machine's speed varies as repeated runs of one group do (`Prior.run`). The low end has no preemption; the high end
+    adds deviations of the preempted time as a quote's P90 does (`MachineCost.p90`).
+    """
+    offer = attempt.line.offer
+    spread = exp(Z95 * (GPU_PRIOR if offer.gpus and not offer.emulated_on else CPU_PRIOR).run)
+    rate, lost_s = _preemptions(attempt, job, history)
+    calm = max(0.1, 1 - rate * lost_s)
+    slow_s = work_s * spread / calm
+    losses = rate * slow_s
+    deviation_s = lost_s * sqrt(losses + (losses / calm) ** 2 / certainty(offer, history))
+    low_s, high_s = (min(MAX_LEFT_S, left_s) for left_s in (work_s / spread, slow_s + Z95 * deviation_s))
+    return ForecastInterval(
+        attempt=attempt.number,
+        usd_low=_spent(attempt, job, caps, low_s, now, history),
+        usd_high=_spent(attempt, job, caps, high_s, now, history),
+        finish_earliest=now + timedelta(seconds=low_s),
+        finish_latest=now + timedelta(seconds=high_s),
+    )
+
+
+def _preemptions(attempt: Attempt, job: Job, history: History) -> tuple[float, float]:
+    """Return (preemptions a second, seconds that each costs).
 
     The time of another set-up is taken from this attempt's set-up.
     """
     first, sent = attempt.first_beat_at, attempt.create_sent_at
     setup_s = max(0.0, (first - sent).total_seconds()) if first and sent else 0.0
     rate = preemptions_per_s(attempt.line.offer, history) * attempt.line.nodes
-    lost_s = _every_s(attempt, job, history) / 2 + _save_s(attempt) + setup_s
+    return rate, _every_s(attempt, job, history) / 2 + _save_s(attempt) + setup_s
+
+
+def _disturbed(attempt: Attempt, job: Job, history: History) -> float:
+    """Return the factor, at most ten, by which expected preemptions extend the remaining time."""
+    rate, lost_s = _preemptions(attempt, job, history)
     return 1 / max(0.1, 1 - rate * lost_s)
 
 
@@ -158,15 +203,36 @@ def late_message(expected: Forecast, attempt: Attempt, job: Job, now: datetime) 
     return f"expected to be done at {_clock(expected.finish_at)} (P50), {over_s / 60:.0f} min after {limit}"
 
 
+def quoted_usd(attempt: Attempt, job: Job) -> Decimal | None:
+    """Return the P50 of the attempt's quote plus the spending of the other attempts; None: it had no P50."""
+    p50 = attempt.line.usd_p50
+    return None if p50 is None else job.spent_usd - attempt.charged_usd + p50
+
+
+def requote_message(expected: Forecast, interval: ForecastInterval, attempt: Attempt, job: Job) -> str:
+    """Return the forecast by measured steps, its interval and the quote, in one line."""
+    quoted = quoted_usd(attempt, job)
+    earliest, latest = _clock(interval.finish_earliest), _clock(interval.finish_latest)
+    return (
+        f"{expected.step_s:.3g} s a step measured: {format_usd(expected.usd)} by {_clock(expected.finish_at)} (P50); "
+        f"90 % interval {format_usd(interval.usd_low)} to {format_usd(interval.usd_high)}, {earliest} to {latest}"
+    ) + ("" if quoted is None else f"; quoted {format_usd(quoted)} (P50)")
+
+
 def _clock(at: datetime) -> str:
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def differs(expected: Forecast | None, latest: Forecast | None) -> bool:
-    """Return True if a forecast is worth storing: over 1 % more or fewer dollars, over a minute, or another warning."""
+    """Return True if a forecast is worth storing.
+
+    It is for over 1 % more or fewer dollars, over a minute, another warning, or an interval of another attempt.
+    """
     if expected is None or latest is None:
         return expected is not latest
     if (expected.over_cap, expected.late) != (latest.over_cap, latest.late):
+        return True
+    if measured_attempt(expected) != measured_attempt(latest):
         return True
     moved_s = abs((expected.finish_at - latest.finish_at).total_seconds())
     return moved_s > 60 or abs(expected.usd - latest.usd) > latest.usd / 100

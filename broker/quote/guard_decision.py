@@ -17,7 +17,15 @@ from broker.estimator.preemption_rate import History
 from broker.lifecycle import idle
 from broker.lifecycle.idle import Idle, IdleWatch, idle_signal, judge_idle
 from broker.quote import forecast
-from broker.quote.forecast import StepRateWindow, late_message, overrun_message, sufficient_cap_usd
+from broker.quote.forecast import (
+    StepRateWindow,
+    late_message,
+    measured_attempt,
+    overrun_message,
+    quoted_usd,
+    requote_message,
+    sufficient_cap_usd,
+)
 from trainer.contract.documents import Heartbeat
 
 _CONSEQUENCES: dict[IdleAction, str] = {
@@ -85,7 +93,12 @@ def decide_guard(facts: GuardFacts) -> GuardDecision:
         forecast=expected,
         idle=kind,
         signal=idle_signal(new_idle) if new_idle else None,
-        events=(*_overrun_events(facts, expected), *_late_events(facts, expected), *_idle_events(facts, new_idle)),
+        events=(
+            *_requote_events(facts, expected),
+            *_overrun_events(facts, expected),
+            *_late_events(facts, expected),
+            *_idle_events(facts, new_idle),
+        ),
     )
 
 
@@ -94,6 +107,25 @@ def applied_idle_policy(job: Job, policies: Sequence[Policy]) -> IdlePolicy:
     idle_policies = [policy for policy in policies if policy.idle is not None]
     narrowest = max(idle_policies, key=lambda policy: (policy.user is not None, policy.team is not None), default=None)
     return idle_policy(job.spec.idle, narrowest.idle if narrowest else None)
+
+
+def _requote_events(facts: GuardFacts, expected: Forecast | None) -> tuple[Event, ...]:
+    """Return the event of the forecast that the attempt's first steps have just measured."""
+    attempt, job = facts.attempt, facts.job
+    interval = expected.interval if expected else None
+    if expected is None or interval is None or measured_attempt(job.forecast) == interval.attempt:
+        return ()
+    quoted = quoted_usd(attempt, job)
+    data = {
+        "usd": str(expected.usd),
+        "usd_low": str(interval.usd_low),
+        "usd_high": str(interval.usd_high),
+        "finish_at": expected.finish_at.isoformat(),
+        "finish_earliest": interval.finish_earliest.isoformat(),
+        "finish_latest": interval.finish_latest.isoformat(),
+        "step_s": f"{expected.step_s:.6g}",
+    } | ({} if quoted is None else {"quoted_usd": str(quoted)})
+    return (_event(facts, "job.requoted", requote_message(expected, interval, attempt, job), data),)
 
 
 def _overrun_events(facts: GuardFacts, expected: Forecast | None) -> tuple[Event, ...]:

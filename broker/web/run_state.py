@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from broker.billing.spending import lost_share, on_demand_usd
-from broker.domain.job import RESTING_JOB_STATES, Attempt, Job, JobState
+from broker.domain.job import RESTING_JOB_STATES, Attempt, ForecastInterval, Job, JobState
 from broker.domain.money import ZERO
 from broker.reporting.progress import steps, steps_redone
 from broker.web import formats
@@ -29,6 +29,8 @@ class RunState:
     """Price of all machines of the live attempt; None: there is none."""
     reserved_usd: Decimal
     forecast_usd: Decimal | None
+    forecast_interval: ForecastInterval | None
+    """90 % interval of the forecast; None: too few steps were measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,7 @@ def run_state(job: Job, attempts: Sequence[Attempt], now: datetime) -> RunState:
         usd_per_hour=None if live is None else live.line.offer.usd_per_hour * live.line.nodes,
         reserved_usd=sum((max(ZERO, a.reserved_usd - a.charged_usd) for a in attempts if a.live), ZERO),
         forecast_usd=job.forecast.usd if job.forecast is not None and job.state is JobState.ACTIVE else None,
+        forecast_interval=job.forecast.interval if job.forecast and job.state is JobState.ACTIVE else None,
     )
 
 

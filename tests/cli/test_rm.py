@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
-from broker.api.schemas.job_data import ForecastView
+from broker.api.schemas.job_data import ForecastIntervalView, ForecastView
 from broker.cli.core.exit_codes import Exit
 from broker.cli.views import job_table, progress
 from broker.cli.views import jobs as jobviews
@@ -58,6 +58,13 @@ async def test_a_forecast_is_seen_in_the_list_and_while_watching(shell: Shell) -
     over = detail.model_copy(update={"forecast": forecast_view})
     assert job_table.forecast(over).style == "red"
     assert jobviews.forecast_message(over) == "$7.5000 by 2026-03-01 01:00 UTC (P50); above the cap; too late"
+    interval = ForecastIntervalView(
+        usd_low=Decimal("7.25"), usd_high=Decimal(8), finish_earliest=datetime(2026, 3, 1, 0, 55, tzinfo=UTC),
+        finish_latest=datetime(2026, 3, 1, 1, 5, tzinfo=UTC),
+    )  # fmt: skip
+    measured = over.model_copy(update={"forecast": forecast_view.model_copy(update={"interval": interval})})
+    shown = "; 90 % interval $7.2500 to $8.0000, 2026-03-01 00:55 to 2026-03-01 01:05 UTC; above the cap; too late"
+    assert jobviews.forecast_message(measured).endswith(shown)
     line = progress.view(over).line()
     assert "$7.5000 expected, above the cap" in line
     assert "too late: 2026-03-01 01:00 UTC expected" in line

@@ -7,7 +7,16 @@ from decimal import Decimal
 import pytest
 
 from broker.domain.errors import InUse, StoreError
-from broker.domain.job import AttemptState, Forecast, JobState, PriceChange, Signal, StoredData, Traffic
+from broker.domain.job import (
+    AttemptState,
+    Forecast,
+    ForecastInterval,
+    JobState,
+    PriceChange,
+    Signal,
+    StoredData,
+    Traffic,
+)
 from broker.domain.money import LedgerCategory
 from broker.domain.tenancy import DEFAULT_TEAM, Tenant
 from broker.ports import Change, Charge, Lane, Note, StorageCharge, Store, Upload
@@ -88,6 +97,19 @@ async def test_one_of_two_brokers_reports(store: Store) -> None:
     assert await store.note([again]) == [True]
     (after,) = await store.attempts(job.id)
     assert (after.idle, after.signal) == (None, Signal.IDLE)
+
+
+async def test_one_of_two_brokers_requotes_an_attempt(store: Store) -> None:
+    attempt, job = await running(store)
+    later = START + timedelta(hours=2)
+    interval = ForecastInterval(
+        attempt=1, usd_low=Decimal(12), usd_high=Decimal("13.5"), finish_earliest=START, finish_latest=later
+    )
+    note = Note(attempt=attempt, job=job, forecast=forecast(interval=interval), idle=None)
+    assert await store.note([note, note]) == [True, False]
+    now = await store.job(job.id)
+    assert now is not None
+    assert now.forecast == forecast(interval=interval)
 
 
 async def test_notes_of_many_jobs_are_applied_each_by_its_own_fence(store: Store) -> None:

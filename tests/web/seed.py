@@ -8,7 +8,17 @@ from decimal import Decimal
 from typing import Any
 
 from broker.domain.ids import AttemptId, job_id
-from broker.domain.job import RESTING_JOB_STATES, Attempt, AttemptState, Event, Forecast, Job, JobState, Reason
+from broker.domain.job import (
+    RESTING_JOB_STATES,
+    Attempt,
+    AttemptState,
+    Event,
+    Forecast,
+    ForecastInterval,
+    Job,
+    JobState,
+    Reason,
+)
 from broker.domain.offer import DropReason, OfferSummary, Quote, QuoteLine
 from broker.domain.spec import JobSpec
 from broker.ports import Change, Charge, Note, Store
@@ -74,7 +84,12 @@ async def add(
     assert await store.apply([Change(job=(current, end))]) == [True]
     if forecast is not None:
         latest = (await store.attempts(job.id))[-1]
-        made = Forecast(usd=Decimal(forecast), finish_at=now + timedelta(minutes=38), step_s=2.0, made_at=now)
+        usd, finish_at = Decimal(forecast), now + timedelta(minutes=38)
+        interval = ForecastInterval(
+            attempt=latest.number, usd_low=usd * 9 / 10, usd_high=usd * 11 / 10,
+            finish_earliest=finish_at - timedelta(minutes=3), finish_latest=finish_at + timedelta(minutes=3),
+        )  # fmt: skip
+        made = Forecast(usd=usd, finish_at=finish_at, step_s=2.0, made_at=now, interval=interval)
         note = Note(attempt=latest, job=await _current(store, job), forecast=made, idle=None)
         assert await store.note([note]) == [True]
     _set(clock, now)

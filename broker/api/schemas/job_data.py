@@ -9,6 +9,15 @@ from broker.api.schemas.base import Wire
 StoredKindView = Literal["artifacts", "checkpoints", "logs", "data"]
 
 
+class ForecastIntervalView(Wire):
+    """90 % interval of a forecast, from the first 20 steps on the machine and later ones."""
+
+    usd_low: Decimal
+    usd_high: Decimal
+    finish_earliest: datetime
+    finish_latest: datetime
+
+
 class ForecastView(Wire):
     """P50 forecast of a running job's end, from its measured steps and the current price."""
 
@@ -21,6 +30,8 @@ class ForecastView(Wire):
     """True if the cap will not suffice."""
     late: bool
     """True if the job will miss its deadline or its `max_duration`."""
+    interval: ForecastIntervalView | None = None
+    """Null: fewer than 20 steps were measured."""
 
 
 class JobMachineView(Wire):

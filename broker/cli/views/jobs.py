@@ -15,7 +15,11 @@ def forecast_message(job: JobView) -> str:
     if expected is None:
         return ""
     notes = "; above the cap" * expected.over_cap + "; too late" * expected.late
-    return f"{formatting.money(expected.usd)} by {expected.finish_at:%Y-%m-%d %H:%M} UTC (P50){notes}"
+    text = f"{formatting.money(expected.usd)} by {expected.finish_at:%Y-%m-%d %H:%M} UTC (P50)"
+    if (interval := expected.interval) is not None:
+        text += f"; 90 % interval {formatting.money(interval.usd_low)} to {formatting.money(interval.usd_high)}"
+        text += f", {interval.finish_earliest:%Y-%m-%d %H:%M} to {interval.finish_latest:%Y-%m-%d %H:%M} UTC"
+    return text + notes
 
 
 def detail(job: JobDetail) -> Table:

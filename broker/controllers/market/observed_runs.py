@@ -1,7 +1,8 @@
 """Corrections of the estimator from the observed runs of all teams: speed, memory and preemptions.
 
 Steps: read spot machines, spot markets, finished jobs and observed runs, assess each new run once, compute corrections.
-Facts: hours and preemptions of spot machines, what spot markets have shown, measurements of ended attempts.
+Facts: hours and preemptions of spot machines, what spot markets have shown, measurements of ended attempts. Running
+attempts that re-quoted their job add their speed.
 Decisions: the corrections that quotes use from now, by `broker.estimator.planning.corrections`.
 """
 
@@ -13,10 +14,12 @@ from broker.controllers.base.context import ControllerContext
 from broker.controllers.market.offers_by_id import Offers
 from broker.domain.ids import AttemptId
 from broker.domain.spending import MAX_FINISHED, SpendWindow
-from broker.estimator.planning.corrections import NO_CORRECTIONS, ComparedRun, Corrections, assess, learn
+from broker.domain.workload import RunObservation
+from broker.estimator.planning.corrections import NO_CORRECTIONS, ComparedRun, Corrections, assess, learn, observed
 from broker.estimator.preemption_rate import place_of
 from broker.estimator.spot_hazards import Market, Timeline
 from broker.estimator.spot_timelines import bounded, timelines
+from broker.quote.forecast import measured_attempt
 from broker.reporting.calibration import tier_records
 
 EACH = 16
@@ -43,7 +46,9 @@ class ObservedRuns:
     def __init__(self, context: ControllerContext, offers: Offers = tuple) -> None:
         self._context = context
         self._offers = offers
-        self._assessed: dict[AttemptId, ComparedRun | None] = {}
+        self._assessed: dict[tuple[AttemptId, bool], ComparedRun | None] = {}
+        """Assessed runs by attempt and whether the attempt still runs."""
+        self._running: dict[AttemptId, RunObservation] = {}
         self._corrections = NO_CORRECTIONS
         self._steps = 0
         self.every_s = context.intervals.observed_runs_s
@@ -56,13 +61,16 @@ class ObservedRuns:
             await self._read_spots()
             await self._read_records()
         self._steps += 1
-        observed = await self._context.store.observations(max_per_pair=EACH)
-        if {run.attempt_id for run in observed} == self._assessed.keys():
+        ended = {run.attempt_id: run for run in await self._context.store.observations(max_per_pair=EACH)}
+        self._running = await self._read_running()
+        runs = {(attempt, False): run for attempt, run in ended.items()}
+        runs |= {(attempt, True): run for attempt, run in self._running.items()}
+        if runs.keys() == self._assessed.keys():
             return False
-        assessed: dict[AttemptId, ComparedRun | None] = {}
-        for run in observed:
-            is_assessed = run.attempt_id in self._assessed
-            assessed[run.attempt_id] = self._assessed[run.attempt_id] if is_assessed else assess(run)
+        assessed: dict[tuple[AttemptId, bool], ComparedRun | None] = {}
+        for key, run in runs.items():
+            is_assessed = key in self._assessed
+            assessed[key] = self._assessed[key] if is_assessed else assess(run)
             if not is_assessed:
                 await asyncio.sleep(0)  # yield to other tasks: the first assessment of many runs takes a while
         experience = learn([run for run in assessed.values() if run is not None])
@@ -73,6 +81,22 @@ class ObservedRuns:
         experience = replace(experience, spots=before.spots, markets=before.markets, records=before.records)
         self._assessed, self._corrections = assessed, experience
         return False
+
+    async def _read_running(self) -> dict[AttemptId, RunObservation]:
+        """Return the speed of each running attempt that re-quoted its job.
+
+        A speed is read once, so that a running attempt does not invalidate all quotes with each heartbeat. The memory
+        counts at the end alone, because later rows may be longer.
+        """
+        running = dict[AttemptId, RunObservation]()
+        for row in await self._context.store.live_attempts():
+            attempt = row.attempt
+            if measured_attempt(row.job.forecast) != attempt.number:
+                continue
+            run = self._running.get(attempt.id) or observed(row.job, attempt)
+            if run is not None and run.tokens_per_s is not None:
+                running[attempt.id] = replace(run, peak_bytes=None)
+        return running
 
     async def _read_spots(self) -> None:
         """Read own spot machines and the history of spot markets. Both stay the same objects if nothing is new."""

@@ -52,6 +52,7 @@ TITLES: Mapping[str, tuple[str, str]] = {
     "job.data_deleted": ("🗑️", "Data deleted"),
     "job.idle": ("💤", "Idle"),
     "job.restored": ("🗄️", "Resumed after a restored backup"),
+    "job.requoted": ("⏱️", "Measured: a new forecast"),
     "job.replanned": ("📐", "Memory ran out: another plan"),
     "job.late_forecast": ("📈", "It will be later than its deadline"),
     "job.out_of_time": ("⌛", "Out of time"),

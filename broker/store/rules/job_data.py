@@ -19,8 +19,11 @@ def note_holds(note: Note, job: Job, attempt: Attempt) -> bool:
     return same and _reported_warnings(job.forecast) == _reported_warnings(note.job.forecast)
 
 
-def _reported_warnings(forecast: Forecast | None) -> tuple[bool, bool]:
-    return (False, False) if forecast is None else (forecast.over_cap, forecast.late)
+def _reported_warnings(forecast: Forecast | None) -> tuple[bool, bool, int]:
+    """Return the reported warnings, and the attempt of the reported interval; 0: none."""
+    if forecast is None:
+        return False, False, 0
+    return forecast.over_cap, forecast.late, forecast.interval.attempt if forecast.interval else 0
 
 
 def entry_of(charge: StorageCharge) -> LedgerEntry:

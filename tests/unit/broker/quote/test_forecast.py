@@ -3,6 +3,7 @@
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
+from math import exp
 from typing import Any
 
 import pytest
@@ -17,8 +18,10 @@ from broker.quote.forecast import (
     differs,
     forecast,
     late_message,
+    measured_attempt,
     next_window,
     overrun_message,
+    requote_message,
     sufficient_cap_usd,
 )
 from tests.support import build
@@ -172,8 +175,57 @@ def test_the_words_say_by_how_much_and_what_helps() -> None:
     assert late_message(found, attempt, short, build.at(500)), "the deadline was taken away meanwhile"
 
 
+# ----------------------------------------------------------------------------------------------------------- interval
+
+
+def test_twenty_steps_of_an_attempt_give_an_interval() -> None:
+    """The deviation of a run is 4 % on a GPU; 1.645 deviations are a 90 % interval."""
+    assert made(at_step(19), job()).interval is None
+    assert made(at_step(0, beat=beat(39, resumed_from=20)), job()).interval is None
+    found = made(at_step(50), job())
+    assert found.interval is not None
+    low_s, high_s = 500 / exp(1.645 * 0.04), 500 * exp(1.645 * 0.04)
+    earliest, latest = ((at - build.at(500)).total_seconds() for at in (
+        found.interval.finish_earliest, found.interval.finish_latest,
+    ))  # fmt: skip
+    assert earliest == pytest.approx(low_s, abs=1e-3)
+    assert latest == pytest.approx(high_s, abs=1e-3)
+    assert found.interval.usd_low == pytest.approx(Decimal(0.5 + low_s / 1000), abs=Decimal("0.0001"))
+    assert found.interval.usd_high == pytest.approx(Decimal(0.5 + high_s / 1000), abs=Decimal("0.0001"))
+    resumed = at_step(0, beat=beat(39, resumed_from=30))
+    assert made(resumed, replace(job(), forecast=found)).interval is not None, "the attempt was measured before"
+    assert made(replace(resumed, number=2), replace(job(), forecast=found)).interval is None
+    assert (measured_attempt(None), measured_attempt(found)) == (0, 1)
+
+
+def test_cpus_and_preemptions_widen_the_interval() -> None:
+    def width(attempt: Attempt) -> float:
+        interval = made(attempt, job(checkpoint={"every_s": 300})).interval
+        assert interval is not None
+        return (interval.finish_latest - build.at(500)) / (interval.finish_earliest - build.at(500))
+
+    gpu = width(at_step(50))
+    cpu = replace(LINE, offer=replace(LINE.offer, gpus=0))
+    spot = replace(LINE, offer=replace(LINE.offer, spot=True, preemptions_per_hour=6.0))
+    assert width(at_step(50, line=cpu)) == pytest.approx(gpu ** (0.15 / 0.04), rel=1e-3)
+    assert width(at_step(50, line=spot)) > gpu * 2
+
+
+def test_a_requote_names_forecast_interval_and_quote() -> None:
+    attempt, paid = at_step(50), replace(job(), spent_usd=Decimal("2.5"))
+    found = made(attempt, paid)
+    assert found.interval is not None
+    line = replace(LINE, usd_p50=Decimal("0.8"))
+    message = requote_message(found, found.interval, replace(attempt, line=line), paid)
+    assert message.startswith("10 s a step measured: $3.5000 by 2026-01-01 00:16 UTC (P50); 90 % interval $3.46")
+    assert message.endswith(", 2026-01-01 00:16 UTC to 2026-01-01 00:17 UTC; quoted $3.3000 (P50)")
+    script = replace(attempt, line=replace(LINE, usd_p50=None))
+    assert "quoted" not in requote_message(found, found.interval, script, paid)
+
+
 def test_small_changes_of_a_forecast_are_not_stored() -> None:
     found = made(at_step(50), job())
+    assert differs(found, replace(found, interval=None))
     assert not differs(found, found)
     assert not differs(None, None)
     assert differs(found, None)

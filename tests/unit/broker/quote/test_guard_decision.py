@@ -80,6 +80,24 @@ def test_without_a_measured_step_the_stored_forecast_remains() -> None:
     assert decide_guard(facts(step_rate=None)).forecast is None
 
 
+def test_an_attempt_requotes_its_job_once() -> None:
+    latest = beat(20)
+    quoted = replace(build.line(), usd_p50=Decimal("0.8"))
+    known = facts(attempt=build.attempt(beat=latest, line=quoted), beat=latest)
+    decision = decide_guard(known)
+    (event,) = decision.events
+    assert event.kind == "job.requoted"
+    assert Decimal(event.data["usd_low"]) < Decimal(event.data["usd"]) < Decimal(event.data["usd_high"])
+    assert event.data["finish_earliest"] < event.data["finish_at"] < event.data["finish_latest"]
+    assert Decimal(event.data["quoted_usd"]) == Decimal("0.8")
+    assert kinds(decide_guard(stored(known, decision))) == []
+    second = replace(stored(known, decision), attempt=build.attempt(beat=latest, number=2))
+    assert kinds(decide_guard(second)) == ["job.requoted"], "another machine is measured again"
+    unquoted = replace(known.attempt, line=replace(known.attempt.line, usd_p50=None))
+    (event,) = decide_guard(replace(known, attempt=unquoted)).events
+    assert "quoted_usd" not in event.data
+
+
 def test_an_overrun_proposes_a_cap() -> None:
     decision = decide_guard(facts(build.active_job(cap_usd=Decimal("0.01"))))
     (event,) = decision.events

@@ -316,18 +316,32 @@ class JobDetail(_message.Message):
     def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., owner: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cap_usd: _Optional[str] = ..., spent_usd: _Optional[str] = ..., attempts: _Optional[int] = ..., retries_used: _Optional[int] = ..., stop_requested: _Optional[bool] = ..., retry_of: _Optional[str] = ..., spec: _Optional[_Union[_spec_pb2.JobSpec, _Mapping]] = ..., reserved_usd: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., team: _Optional[str] = ..., forecast: _Optional[_Union[Forecast, _Mapping]] = ..., storage: _Optional[_Union[Storage, _Mapping]] = ..., ran_out_of_memory: _Optional[_Iterable[str]] = ..., machine: _Optional[_Union[JobMachine, _Mapping]] = ...) -> None: ...
 
 class Forecast(_message.Message):
-    __slots__ = ("usd", "finish_at", "step_s", "over_cap", "late")
+    __slots__ = ("usd", "finish_at", "step_s", "over_cap", "late", "interval")
     USD_FIELD_NUMBER: _ClassVar[int]
     FINISH_AT_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
     OVER_CAP_FIELD_NUMBER: _ClassVar[int]
     LATE_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_FIELD_NUMBER: _ClassVar[int]
     usd: str
     finish_at: _timestamp_pb2.Timestamp
     step_s: float
     over_cap: bool
     late: bool
-    def __init__(self, usd: _Optional[str] = ..., finish_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., step_s: _Optional[float] = ..., over_cap: _Optional[bool] = ..., late: _Optional[bool] = ...) -> None: ...
+    interval: ForecastInterval
+    def __init__(self, usd: _Optional[str] = ..., finish_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., step_s: _Optional[float] = ..., over_cap: _Optional[bool] = ..., late: _Optional[bool] = ..., interval: _Optional[_Union[ForecastInterval, _Mapping]] = ...) -> None: ...
+
+class ForecastInterval(_message.Message):
+    __slots__ = ("usd_low", "usd_high", "finish_earliest", "finish_latest")
+    USD_LOW_FIELD_NUMBER: _ClassVar[int]
+    USD_HIGH_FIELD_NUMBER: _ClassVar[int]
+    FINISH_EARLIEST_FIELD_NUMBER: _ClassVar[int]
+    FINISH_LATEST_FIELD_NUMBER: _ClassVar[int]
+    usd_low: str
+    usd_high: str
+    finish_earliest: _timestamp_pb2.Timestamp
+    finish_latest: _timestamp_pb2.Timestamp
+    def __init__(self, usd_low: _Optional[str] = ..., usd_high: _Optional[str] = ..., finish_earliest: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finish_latest: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class Storage(_message.Message):
     __slots__ = ("bytes", "usd", "usd_per_month", "deleted")
