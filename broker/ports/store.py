@@ -81,7 +81,14 @@ class Store(TenantStore, ChannelStore, GlobalPolicies, GlobalJobData, OfferHisto
         ...
 
     async def live_attempts(self) -> Sequence[Leased]:
-        """Return all attempts that have not ended, without a lease (for billing and the sweep)."""
+        """Return all attempts that have not ended, without a lease.
+
+        Its cost grows with the queue, because placement makes attempts ahead of their creates: see `sent_attempts`.
+        """
+        ...
+
+    async def sent_attempts(self) -> Sequence[Leased]:
+        """Return the live attempts whose create was sent, without a lease (for every controller's round)."""
         ...
 
     async def attempts_by_id(self, ids: Sequence[AttemptId]) -> Mapping[AttemptId, Attempt]:

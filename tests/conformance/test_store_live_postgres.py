@@ -30,13 +30,15 @@ SELECT n::text, n::text, 1, n::text, line, created_at, 0, '[]', CASE WHEN n > $2
 FROM attempts, generate_series(1, $1) AS n;
 ANALYZE jobs; ANALYZE attempts
 """
+PLANNED = "state = 'planned', create_sent_at = NULL, ended_at = NULL, reason = NULL"
 INDEX_OF = {
     "live_versions": "attempts_", "live_attempts": "attempts_pkey", "claim_reviews": "attempts_reviewed",
-    "lock_noted_attempts": "attempts_pkey", "note_attempts": "attempts_pkey",
+    "lock_noted_attempts": "attempts_pkey", "note_attempts": "attempts_pkey", "live_changes": "attempts_pkey",
 }  # fmt: skip
 CALLS = {
     "live_versions": (),
     "live_attempts": ("'{1,2,3}'",),
+    "live_changes": ("'{1,2,3}'",),
     "lock_noted_attempts": ("'{1,2,3}'",),
     "note_attempts": ("'{1,2}'", "'{a,b}'", "'{NULL,idle}'", "'{NULL,a}'"),
     "claim_reviews": ("'a'", "'{simulated}'", "50", "180", "180"),
@@ -55,6 +57,17 @@ async def test_no_round_scans_the_attempts_of_the_past(postgres_dsn: str, raw: A
         plan = "\n".join(row[0] for row in await raw.fetch(f"EXPLAIN {query}"))
         assert index in plan
         assert "Seq Scan on attempts" not in plan, plan
+
+
+async def test_no_round_reads_the_attempts_that_are_still_planned(postgres_dsn: str, raw: Any) -> None:
+    store = await PostgresStore.connect(postgres_dsn, pool_size=1)
+    await running(store)
+    await store.close()
+    await raw.execute(COPIES.replace("$1", str(PAST)).replace("$2", str(LIVE)))
+    await raw.execute(f"UPDATE attempts SET {PLANNED} WHERE state = 'ended'; ANALYZE attempts")
+    plan = "\n".join(row[0] for row in await raw.fetch(f"EXPLAIN {QUERIES['sent_versions']}"))
+    assert "attempts_sent" in plan, plan
+    assert "Seq Scan on attempts" not in plan, plan
 
 
 async def test_a_refused_note_leaves_the_others_written(postgres_dsn: str) -> None:

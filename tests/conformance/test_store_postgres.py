@@ -2,9 +2,12 @@
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +15,20 @@ import asyncpg
 import pytest
 
 from broker.domain.errors import StoreUnavailable
-from broker.domain.job import AttemptState
-from broker.ports import Change
-from broker.store.postgres.pool import store_errors
+from broker.domain.ids import AttemptId
+from broker.domain.job import AttemptState, PriceChange, Signal
+from broker.ports import Change, Charge, Lane, Leased, Note
+from broker.store.postgres import row_codec
+from broker.store.postgres.pool import QUERIES, store_errors
 from broker.store.postgres.store import PostgresStore
-from tests.conformance.samples import HOUR, make_event, running, submitted
+from tests.conformance.samples import HOUR, START, make_event, running, submitted
+from trainer.contract.documents import Heartbeat
 
 ROOT = Path(__file__).parents[2]
+
+
+def _id(row: Leased) -> AttemptId:
+    return row.attempt.id
 
 
 @pytest.fixture
@@ -52,6 +62,47 @@ async def test_live_attempts_read_only_rows_that_changed(store: PostgresStore) -
     after = {row.attempt.id: row for row in await store.live_attempts()}
     assert after[quiet.id] is before[quiet.id]  # one value: the row was not read again
     assert after[changed.id] is not before[changed.id]
+
+
+async def test_rows_read_again_equal_rows_read_first(store: PostgresStore, postgres_dsn: str) -> None:
+    attempt, job = await running(store)
+    await running(store, AttemptState.PLANNED)
+    assert len(await store.live_attempts()) == 2
+    (leased,) = await store.claim_attempts(Lane.LIVENESS, owner="a", lease_s=HOUR, limit=1)
+    beaten = replace(leased.attempt, beat=Heartbeat(attempt=attempt.id, boot="b", seq=1, phase="training", step=7))
+    assert await store.apply([Change(attempt=(leased.attempt, beaten))]) == [True]
+    price = PriceChange(since=START, usd_per_hour=Decimal(2))
+    charge = Charge(attempt_id=attempt.id, job_id=job.id, since=None, to=START, usd=Decimal(3), prices=(price,))
+    await store.charge([replace(charge, signal=Signal.CAP)])
+    await store.raise_cap(job.id, Decimal(99), make_event(job))
+    await store.note([Note(attempt=attempt, job=job, forecast=None, idle="gpu")])
+    again = {row.attempt.id: row for row in await store.sent_attempts()}
+    assert (again[attempt.id].attempt.signal, again[attempt.id].job.cap_usd) == (Signal.CAP, Decimal(99))
+    fresh = await PostgresStore.connect(postgres_dsn, pool_size=1)
+    assert again == {row.attempt.id: row for row in await fresh.sent_attempts()}
+    assert sorted(await store.live_attempts(), key=_id) == sorted(await fresh.live_attempts(), key=_id)
+    await fresh.close()
+
+
+async def test_planned_attempts_stay_cached_between_reads(store: PostgresStore) -> None:
+    await running(store, AttemptState.PLANNED)
+    (before,) = await store.live_attempts()
+    assert await store.sent_attempts() == []
+    (after,) = await store.live_attempts()
+    assert after is before
+
+
+def test_no_statement_changes_a_column_that_is_read_once() -> None:
+    """A cached attempt is refreshed without these columns: see `row_codec.changed`."""
+    for name, query in QUERIES.items():
+        for table, fixed in (("jobs", row_codec.FIXED_JOB_FIELDS), ("attempts", row_codec.FIXED_ATTEMPT_FIELDS)):
+            written = {
+                column
+                for update in re.split(r"(?=UPDATE )", query)
+                if update.startswith(f"UPDATE {table} ")
+                for column in re.findall(r"(?:SET|,)\s+(\w+) = ", update)
+            }
+            assert not written & {*fixed}, name
 
 
 @pytest.mark.parametrize("statement", ["UPDATE ledger SET usd = 0", "DELETE FROM ledger", "TRUNCATE ledger"])

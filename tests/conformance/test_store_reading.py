@@ -121,6 +121,23 @@ async def test_live_attempts_show_every_later_write(store: Store) -> None:
     assert [row.attempt.state for row in await store.live_attempts()] == [AttemptState.PLANNED]
 
 
+async def test_planned_attempts_are_not_sent(store: Store) -> None:
+    """Billing, the spend guard and the grants have nothing to do for them, however many wait."""
+    sent, job = await running(store)
+    await running(store, AttemptState.ENDED)
+    planned, _ = await running(store, AttemptState.PLANNED)
+    assert {row.attempt.id for row in await store.live_attempts()} == {sent.id, planned.id}
+    (row,) = await store.sent_attempts()
+    assert (row.attempt, row.job.id) == (sent, job.id)
+    (leased,) = await store.claim_attempts(Lane.LAUNCH, owner="a", lease_s=HOUR, limit=1)
+    launching = in_state(leased.attempt, AttemptState.LAUNCHING)
+    assert await store.apply([Change(attempt=(leased.attempt, launching))]) == [True]
+    assert {row.attempt.id for row in await store.sent_attempts()} == {sent.id, planned.id}
+    (leased,) = await store.claim_attempts(Lane.LIVENESS, owner="a", lease_s=HOUR, limit=1)
+    assert await store.apply([Change(attempt=(leased.attempt, in_state(sent, AttemptState.ENDED)))]) == [True]
+    assert [row.attempt.id for row in await store.sent_attempts()] == [planned.id]
+
+
 async def test_blocked_offers_come_back(timed_store: TimedStore) -> None:
     store = timed_store.store
     await store.block_offer("a", "sold out", for_s=300)

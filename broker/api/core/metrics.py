@@ -72,7 +72,7 @@ class Metrics:
             self._jobs.labels(state.value).set(counts["jobs"].get(state, 0))
         for phase in AttemptState:
             self._attempts.labels(phase.value).set(counts["attempts"].get(phase, 0))
-        live = [leased.attempt for leased in await self._store.live_attempts()]
+        live = [leased.attempt for leased in await self._store.sent_attempts()]
         self._rate.set(
             float(sum((a.line.offer.usd_per_hour * a.line.nodes for a in live if a.create_sent_at), Decimal(0)))
         )

@@ -1,8 +1,9 @@
 """Billing: charges every live attempt by its billing quantum and for its traffic, and signals the cap and time limits.
 
-Steps: read the live attempts; for each, gather `ChargeFacts` and call `decide_charge`; write all charges at once.
-Facts: listed prices, extra machines, the end of listings, the time without any broker. Decisions: no charge, or a
-charge up to a time, with price changes and, if due, the signal CAP or OUT_OF_TIME.
+Steps: read the live attempts whose create was sent; for each, gather `ChargeFacts` and call `decide_charge`; write all
+charges at once.
+Facts: listed prices, extra machines, the end of listings, the time without any broker.
+Decisions: no charge, or a charge up to a time, with price changes and, if due, the signal CAP or OUT_OF_TIME.
 """
 
 import logging
@@ -49,7 +50,7 @@ class Billing:
 
     async def step(self) -> bool:
         self._restart_after_pause()
-        live = await self._context.store.live_attempts()
+        live = await self._context.store.sent_attempts()
         for cache in self._caches:
             cache.keep({row.attempt.id for row in live})
         # A cloud that is configured at another broker only is charged by that broker.

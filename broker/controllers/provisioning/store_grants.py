@@ -95,7 +95,7 @@ class Grants:
         context = self._context
         if context.blobs.local:
             return False
-        live = [row for row in await context.store.live_attempts() if row.attempt.state in RENEWED_STATES]
+        live = [row for row in await context.store.sent_attempts() if row.attempt.state in RENEWED_STATES]
         ids = {row.attempt.id for row in live}
         self._due = {i: at for i, at in self._due.items() if i in ids}
         self._failures = {i: n for i, n in self._failures.items() if i in ids}

@@ -15,7 +15,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt,
 
 from broker.domain.errors import StoreError, StoreUnavailable
 from broker.domain.tenancy import Tenant
-from broker.store.postgres.row_codec import JOB_COLUMNS
+from broker.store.postgres.row_codec import CHANGED_COLUMNS, JOB_COLUMNS
 
 T = TypeVar("T")
 Connection: TypeAlias = "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
@@ -50,7 +50,7 @@ def _load(folder: Path) -> dict[str, str]:
         for name, body in zip(parts[1::2], parts[2::2], strict=True):
             if name in statements:
                 raise ValueError(f"{path}: a statement {name} exists already; name it otherwise")
-            statements[name] = body.replace("{job_columns}", JOB_COLUMNS)
+            statements[name] = body.replace("{job_columns}", JOB_COLUMNS).replace("{changed_columns}", CHANGED_COLUMNS)
     return statements
 
 

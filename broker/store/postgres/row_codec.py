@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -31,7 +32,7 @@ from broker.domain.offer import QuoteLine
 from broker.domain.spec import JobSpec
 from broker.domain.tenancy import AuditEntry, Team
 from broker.domain.workload import RunObservation, Workload
-from broker.ports import Token, Upload
+from broker.ports import Leased, Token, Upload
 from broker.store.rules.fences import clean
 from trainer.contract.documents import Final, Heartbeat
 
@@ -66,6 +67,21 @@ JOB_FIELDS = (
 )  # fmt: skip
 JOB_COLUMNS = ", ".join(f"j.{name} AS j_{name}" for name in JOB_FIELDS)
 """Columns of a job, with the prefix under which `leased` reads them next to those of an attempt."""
+FIXED_JOB_FIELDS = ("id", "team", "owner", "spec", "workload", "created_at", "retry_of")
+"""Columns of a job that no statement changes."""
+FIXED_ATTEMPT_FIELDS = ("id", "job_id", "number", "name", "line", "created_at", "resume_from")
+"""Columns of an attempt that no statement changes."""
+_CHANGED_ATTEMPT_FIELDS = (
+    "reserved_usd", "state", "reason", "detail", "create_sent_at", "launched_by", "handles", "running_at", "booted_at",
+    "first_beat_at", "draining_since", "terminating_since", "destroy_failures", "absent_at", "ended_at", "beat",
+    "earlier_sent", "earlier_received", "final", "charged_usd", "charged_to", "traffic_usd", "signal", "idle", "stays",
+    "epoch",
+)  # fmt: skip
+CHANGED_COLUMNS = ", ".join(
+    [f"a.{name}" for name in _CHANGED_ATTEMPT_FIELDS]
+    + [f"j.{name} AS j_{name}" for name in JOB_FIELDS if name not in FIXED_JOB_FIELDS]
+)
+"""All other columns of an attempt and of its job, which `changed` reads."""
 
 
 def _json(adapter: TypeAdapter[Any], value: Any) -> str:
@@ -106,33 +122,40 @@ def _line(text: str) -> QuoteLine:
 
 def job(row: Record, prefix: str = "") -> Job:
     """Return a job; `prefix` "j_" reads it from a row that begins with an attempt. While leased, `due_at` is None."""
-    get = row.__getitem__ if not prefix else lambda name: row[prefix + name]
     return Job(
-        id=JobId(get("id")),
-        team=get("team"),
-        owner=get("owner"),
-        spec=_spec(get("spec")),
-        workload=_workload(get("workload")),
-        created_at=get("created_at"),
-        state=JobState(get("state")),
-        reason=get("reason"),
-        attempts=get("attempts"),
-        retries_used=get("retries_used"),
-        preemptions_without_progress=get("preemptions_without_progress"),
-        remedy=_REMEDY.validate_json(get("remedy")) if get("remedy") else None,
-        machine_s=get("machine_s"),
-        due_at=get("due_at") if get("lease_until") is None else None,
-        finished_at=get("finished_at"),
-        spent_usd=get("spent_usd"),
-        forecast=_FORECAST.validate_json(get("forecast")) if get("forecast") else None,
-        stored=_STORED.validate_json(get("stored")) if get("stored") else None,
-        deleted=_DELETED.validate_json(get("deleted")),
-        cap_usd=get("cap_usd"),
-        approved_usd=get("approved_usd"),
-        stop_requested=get("stop_requested"),
-        retry_of=get("retry_of"),
-        epoch=get("epoch"),
+        id=JobId(row[f"{prefix}id"]),
+        team=row[f"{prefix}team"],
+        owner=row[f"{prefix}owner"],
+        spec=_spec(row[f"{prefix}spec"]),
+        workload=_workload(row[f"{prefix}workload"]),
+        created_at=row[f"{prefix}created_at"],
+        retry_of=row[f"{prefix}retry_of"],
+        **_job_changes(row, prefix),
     )
+
+
+def _job_changes(row: Record, prefix: str = "") -> dict[str, Any]:
+    """Return the fields of a job that statements change."""
+    get = row.__getitem__ if not prefix else lambda name: row[prefix + name]
+    return {
+        "state": JobState(get("state")),
+        "reason": get("reason"),
+        "attempts": get("attempts"),
+        "retries_used": get("retries_used"),
+        "preemptions_without_progress": get("preemptions_without_progress"),
+        "remedy": _REMEDY.validate_json(get("remedy")) if get("remedy") else None,
+        "machine_s": get("machine_s"),
+        "due_at": get("due_at") if get("lease_until") is None else None,
+        "finished_at": get("finished_at"),
+        "spent_usd": get("spent_usd"),
+        "forecast": _FORECAST.validate_json(get("forecast")) if get("forecast") else None,
+        "stored": _STORED.validate_json(get("stored")) if get("stored") else None,
+        "deleted": _DELETED.validate_json(get("deleted")),
+        "cap_usd": get("cap_usd"),
+        "approved_usd": get("approved_usd"),
+        "stop_requested": get("stop_requested"),
+        "epoch": get("epoch"),
+    }
 
 
 def attempt(row: Record) -> Attempt:
@@ -144,33 +167,47 @@ def attempt(row: Record) -> Attempt:
         name=InstanceName(row["name"]),
         line=_line(row["line"]),
         created_at=row["created_at"],
-        reserved_usd=row["reserved_usd"],
         resume_from=_TEXTS.validate_json(row["resume_from"]),
-        state=AttemptState(row["state"]),
-        reason=Reason(row["reason"]) if row["reason"] else None,
-        detail=row["detail"],
-        create_sent_at=row["create_sent_at"],
-        launched_by=row["launched_by"],
-        handles=_HANDLES.validate_json(row["handles"]),
-        running_at=row["running_at"],
-        booted_at=row["booted_at"],
-        first_beat_at=row["first_beat_at"],
-        draining_since=row["draining_since"],
-        terminating_since=row["terminating_since"],
-        destroy_failures=row["destroy_failures"],
-        absent_at=row["absent_at"],
-        ended_at=row["ended_at"],
-        beat=_BEAT.validate_json(row["beat"]) if row["beat"] else None,
-        earlier_traffic=Traffic(sent=row["earlier_sent"], received=row["earlier_received"]),
-        final=_FINAL.validate_json(row["final"]) if row["final"] else None,
-        charged_usd=row["charged_usd"],
-        charged_to=row["charged_to"],
-        traffic_usd=row["traffic_usd"],
-        prices=_PRICES.validate_json(row["prices"]) if row["prices"] else (),
-        signal=Signal(row["signal"]) if row["signal"] else None,
-        idle=row["idle"],
-        stays=row["stays"],
-        epoch=row["epoch"],
+        **_attempt_changes(row),
+    )
+
+
+def _attempt_changes(row: Record) -> dict[str, Any]:
+    """Return the fields of an attempt that statements change."""
+    return {
+        "reserved_usd": row["reserved_usd"],
+        "state": AttemptState(row["state"]),
+        "reason": Reason(row["reason"]) if row["reason"] else None,
+        "detail": row["detail"],
+        "create_sent_at": row["create_sent_at"],
+        "launched_by": row["launched_by"],
+        "handles": _HANDLES.validate_json(row["handles"]),
+        "running_at": row["running_at"],
+        "booted_at": row["booted_at"],
+        "first_beat_at": row["first_beat_at"],
+        "draining_since": row["draining_since"],
+        "terminating_since": row["terminating_since"],
+        "destroy_failures": row["destroy_failures"],
+        "absent_at": row["absent_at"],
+        "ended_at": row["ended_at"],
+        "beat": _BEAT.validate_json(row["beat"]) if row["beat"] else None,
+        "earlier_traffic": Traffic(sent=row["earlier_sent"], received=row["earlier_received"]),
+        "final": _FINAL.validate_json(row["final"]) if row["final"] else None,
+        "charged_usd": row["charged_usd"],
+        "charged_to": row["charged_to"],
+        "traffic_usd": row["traffic_usd"],
+        "prices": _PRICES.validate_json(row["prices"]) if row["prices"] else (),
+        "signal": Signal(row["signal"]) if row["signal"] else None,
+        "idle": row["idle"],
+        "stays": row["stays"],
+        "epoch": row["epoch"],
+    }
+
+
+def changed(read: Leased, row: Record) -> Leased:
+    """Return an attempt and its job as of a row of `CHANGED_COLUMNS`; the fixed fields are those of `read`."""
+    return Leased(
+        attempt=replace(read.attempt, **_attempt_changes(row)), job=replace(read.job, **_job_changes(row, "j_"))
     )
 
 

@@ -106,7 +106,10 @@ class PostgresStore(
             await self._pool.fetch(name)
 
     async def live_attempts(self) -> Sequence[Leased]:
-        return await self._live.read()
+        return await self._live.read(only_sent=False)
+
+    async def sent_attempts(self) -> Sequence[Leased]:
+        return await self._live.read(only_sent=True)
 
     async def attempts_by_id(self, ids: Sequence[AttemptId]) -> Mapping[AttemptId, Attempt]:
         return {
@@ -233,7 +236,11 @@ class PostgresStore(
 
 
 class _LiveAttempts:
-    """Live attempts of the latest read. A read fetches the versions of all rows, and only the rows that changed."""
+    """Live attempts of the latest reads.
+
+    A read fetches the versions of the selected rows, and the whole rows of new attempts. From other changed rows it
+    fetches only the columns that statements change, because spec and offer are most of a row.
+    """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -241,16 +248,34 @@ class _LiveAttempts:
         """Version of the attempt's and of the job's row, and both rows, by the attempt's id."""
         self._lock = asyncio.Lock()
 
-    async def read(self) -> Sequence[Leased]:
+    async def read(self, *, only_sent: bool) -> Sequence[Leased]:
+        """Return all live attempts, or those whose create was sent. The rows of other planned attempts are retained."""
         async with self._lock:
-            versions = {row["id"]: (row["version"], row["j_version"]) for row in await self._pool.read("live_versions")}
-            rows = {key: known for key, known in self._rows.items() if versions.get(key) == known[0]}
-            if changed := [key for key in versions if key not in rows]:
-                records = await self._pool.read("live_attempts", changed)
-                for record, leased in zip(records, _leased(records), strict=True):
-                    rows[record["id"]] = (record["version"], record["j_version"]), leased
-            self._rows = rows
-            return [leased for _, leased in rows.values()]
+            records = await self._pool.read("sent_versions" if only_sent else "live_versions")
+            versions = {row["id"]: (row["version"], row["j_version"]) for row in records}
+            rows = {
+                key: known
+                for key, known in self._rows.items()
+                if key in versions or (only_sent and known[1].attempt.create_sent_at is None)
+            }
+            new = [key for key in versions if key not in rows]
+            changed = {key for key, version in versions.items() if key in rows and rows[key][0] != version}
+            current = {**await self._new(new), **await self._changed([*changed])}
+            self._rows = {key: known for key, known in rows.items() if key not in changed} | current
+            return [self._rows[key][1] for key in versions if key in self._rows]
+
+    async def _new(self, ids: Sequence[str]) -> dict[str, tuple[tuple[int, int], Leased]]:
+        records = await self._pool.read("live_attempts", ids) if ids else []
+        rows = zip(records, _leased(records), strict=True)
+        return {record["id"]: (_version(record), leased) for record, leased in rows}
+
+    async def _changed(self, ids: Sequence[str]) -> dict[str, tuple[tuple[int, int], Leased]]:
+        records = await self._pool.read("live_changes", ids) if ids else []
+        return {row["id"]: (_version(row), row_codec.changed(self._rows[row["id"]][1], row)) for row in records}
+
+
+def _version(row: row_codec.Record) -> tuple[int, int]:
+    return row["version"], row["j_version"]
 
 
 def _leased(records: Sequence[row_codec.Record]) -> list[Leased]:

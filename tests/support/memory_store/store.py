@@ -210,6 +210,9 @@ class MemoryStore(MemoryTenant, MemoryChannels, MemoryGlobalPolicies, MemoryGlob
         live = [self._state.attempts[i].value for lane in Lane for i in self._state.by_lane[lane]]
         return [Leased(attempt=attempt, job=self._state.jobs[attempt.job_id].value) for attempt in live]
 
+    async def sent_attempts(self) -> Sequence[Leased]:
+        return [row for row in await self.live_attempts() if row.attempt.create_sent_at is not None]
+
     async def attempts_by_id(self, ids: Sequence[AttemptId]) -> Mapping[AttemptId, Attempt]:
         return {i: self._state.attempts[i].value for i in ids if i in self._state.attempts}
 

@@ -216,6 +216,15 @@ SELECT pg_notify('gpubroker', payload) FROM unnest($1::text[]) AS payload;
 SELECT a.id, a.xmin::text::bigint AS version, j.xmin::text::bigint AS j_version
 FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.lane IS NOT NULL;
 
+-- name: sent_versions
+SELECT a.id, a.xmin::text::bigint AS version, j.xmin::text::bigint AS j_version
+FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.lane IS NOT NULL AND a.create_sent_at IS NOT NULL;
+
+-- name: live_changes
+SELECT a.id, prices_of(a.id) AS prices, a.xmin::text::bigint AS version, j.xmin::text::bigint AS j_version, {changed_columns}
+FROM unnest($1::text[]) AS wanted (id) JOIN attempts a ON a.id = wanted.id JOIN jobs j ON j.id = a.job_id
+WHERE a.lane IS NOT NULL;
+
 -- name: live_attempts
 SELECT a.*, prices_of(a.id) AS prices, a.xmin::text::bigint AS version, j.xmin::text::bigint AS j_version, {job_columns}
 FROM unnest($1::text[]) AS wanted (id) JOIN attempts a ON a.id = wanted.id JOIN jobs j ON j.id = a.job_id

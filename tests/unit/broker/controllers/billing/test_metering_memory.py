@@ -32,7 +32,7 @@ class Beating:
 class OneLives:
     """A store with one of the two attempts."""
 
-    async def live_attempts(self) -> Sequence[Leased]:
+    async def sent_attempts(self) -> Sequence[Leased]:
         return [Leased(attempt=build.attempt(), job=build.active_job())]
 
     async def charge(self, charges: object) -> None: ...

@@ -5,7 +5,10 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any, cast
 
+import pytest
+
 from broker.controllers.base.context import ControllerContext
+from broker.controllers.monitoring import spend_guard
 from broker.controllers.monitoring.spend_guard import Guard
 from broker.domain.instance import Caps
 from broker.domain.job import AttemptState, Event, Job, Signal
@@ -14,6 +17,7 @@ from broker.domain.workload import SpotHours
 from broker.estimator.planning.corrections import NO_CORRECTIONS, Corrections
 from broker.estimator.preemption_rate import place_of_offer
 from broker.ports import Blobs, Change, Lane, Provider
+from broker.quote.guard_decision import GuardDecision, GuardFacts, decide_guard
 from tests.conformance.samples import ManualClock, running
 from tests.support import build
 from tests.support.memory_store.store import MemoryStore
@@ -107,6 +111,28 @@ async def test_an_overrun_is_reported_once_with_a_sufficient_cap() -> None:
     assert now is not None
     assert now.forecast is not None
     assert not now.forecast.over_cap
+
+
+async def test_an_attempt_is_judged_once_for_each_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, judged = Rig(), list[int]()
+    job = await rig.start()
+
+    def counted(facts: GuardFacts) -> GuardDecision:
+        judged.append(facts.beat.seq)
+        return decide_guard(facts)
+
+    monkeypatch.setattr(spend_guard, "decide_guard", counted)
+    guard = rig.guard()
+    await rig.beat(20, step=0)
+    for _ in range(3):
+        await guard.step()
+    assert judged == [1]
+    await rig.store.raise_cap(job.id, Decimal(99), Event(job_id=job.id, kind="job.cap_raised", message=""))
+    await guard.step()
+    assert judged == [1, 1]
+    await rig.beat(20, step=2)
+    await guard.step()
+    assert judged == [1, 1, 2]
 
 
 async def test_a_deadline_that_will_be_missed_is_reported() -> None:

@@ -71,7 +71,7 @@ class Live:
     def __init__(self, *live: Leased) -> None:
         self.live, self.events = live, list[Event]()
 
-    async def live_attempts(self) -> Sequence[Leased]:
+    async def sent_attempts(self) -> Sequence[Leased]:
         return self.live
 
     def as_tenant(self, tenant: Tenant) -> "Live":
