@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ async def test_a_job_shows_its_stored_bytes_and_their_price(api: Running) -> Non
     assert await api.service.store.charge_storage(charge)
     assert not await api.service.store.charge_storage(charge), "another broker was first"
     shown = (await api.call("GET", f"/v1/jobs/{name}", me, 200))["storage"]
+    assert datetime.fromisoformat(shown.pop("measured_at")) == stored.to
     assert shown == {"bytes": 10 * 2**30, "usd": "0.500001", "usd_per_month": "0.230000", "deleted": []}
     (line,) = (await api.call("GET", f"/v1/jobs/{name}/ledger", me, 200))["items"]
     assert (line["category"], line["attempt_id"], line["usd"]) == ("storage", None, "0.500001")

@@ -23,14 +23,15 @@ async def test_rm_shows_the_storage_cost_and_deletes_only_when_confirmed(shell: 
     assert ran.code == Exit.BAD_INPUT
     assert "cancel it first" in ran.err
     await end(shell, job, JobState.FAILED)
-    stored = StoredData(bytes=10 * 2**30, accrued_usd=Decimal("0.5"), charged_usd=Decimal("0.5"), to=datetime.now(UTC))
+    measured = datetime.now(UTC) - timedelta(hours=2, minutes=12)
+    stored = StoredData(bytes=10 * 2**30, accrued_usd=Decimal("0.5"), charged_usd=Decimal("0.5"), to=measured)
     charge = StorageCharge(job_id=job, read=None, to=stored, usd=stored.charged_usd, due_in_s=60)
     assert await shell.api.service.store.charge_storage(charge)
     ran = await to_thread(shell.run, "rm", job)
     assert ran.code == Exit.BAD_INPUT
     ran = await to_thread(shell.run, "rm", "--data", job)
     assert ran.code == Exit.BAD_INPUT
-    assert "stores 10.0 GiB, $0.2300 a month, $0.5000 so far" in ran.out
+    assert "stores 10.0 GiB (measured 2 h 12 min ago), $0.2300 a month, $0.5000 so far" in ran.out
     assert "pass -y" in ran.err
     kept = await shell.api.service.store.job(job)
     assert kept is not None

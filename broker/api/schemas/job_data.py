@@ -60,6 +60,8 @@ class StorageView(Wire):
     """Stored data of a job in the blob store. It is charged in addition to the cap."""
 
     bytes: int
+    """Size at `measured_at`; later checkpoints are not included."""
+    measured_at: datetime
     usd: Decimal
     """Dollars charged so far."""
     usd_per_month: Decimal

@@ -78,6 +78,7 @@ def storage(row: Job, usd_per_gib_month: Decimal) -> StorageView | None:
         return None
     return StorageView(
         bytes=row.stored.bytes,
+        measured_at=row.stored.to,
         usd=row.stored.charged_usd,
         usd_per_month=month_usd(row.stored.bytes, usd_per_gib_month),
         deleted=tuple(DeletedView(what=what, at=at) for what, at in sorted(row.deleted.items())),

@@ -54,10 +54,10 @@ def detail(job: JobDetail) -> Table:
 
 
 def storage_message(storage: StorageView | None) -> str:
-    """Return the size of a job's stored data, its monthly cost and its cost so far."""
+    """Return the size of a job's stored data with the age of the figure, its monthly cost and its cost so far."""
     if storage is None:
         return "stores data whose size is not measured yet"
-    text = f"stores {formatting.size(storage.bytes)}, {formatting.money(storage.usd_per_month)} a month"
-    text += f", {formatting.money(storage.usd)} so far"
+    text = f"stores {formatting.size(storage.bytes)} (measured {formatting.ago(storage.measured_at)})"
+    text += f", {formatting.money(storage.usd_per_month)} a month, {formatting.money(storage.usd)} so far"
     deleted = ", ".join(f"{deletion.what} on {deletion.at:%Y-%m-%d}" for deletion in storage.deleted)
     return text + (f"; already deleted: {deleted}" if deleted else "")

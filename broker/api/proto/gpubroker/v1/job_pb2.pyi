@@ -344,16 +344,18 @@ class ForecastInterval(_message.Message):
     def __init__(self, usd_low: _Optional[str] = ..., usd_high: _Optional[str] = ..., finish_earliest: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finish_latest: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class Storage(_message.Message):
-    __slots__ = ("bytes", "usd", "usd_per_month", "deleted")
+    __slots__ = ("bytes", "usd", "usd_per_month", "deleted", "measured_at")
     BYTES_FIELD_NUMBER: _ClassVar[int]
     USD_FIELD_NUMBER: _ClassVar[int]
     USD_PER_MONTH_FIELD_NUMBER: _ClassVar[int]
     DELETED_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_AT_FIELD_NUMBER: _ClassVar[int]
     bytes: int
     usd: str
     usd_per_month: str
     deleted: _containers.RepeatedCompositeFieldContainer[Deleted]
-    def __init__(self, bytes: _Optional[int] = ..., usd: _Optional[str] = ..., usd_per_month: _Optional[str] = ..., deleted: _Optional[_Iterable[_Union[Deleted, _Mapping]]] = ...) -> None: ...
+    measured_at: _timestamp_pb2.Timestamp
+    def __init__(self, bytes: _Optional[int] = ..., usd: _Optional[str] = ..., usd_per_month: _Optional[str] = ..., deleted: _Optional[_Iterable[_Union[Deleted, _Mapping]]] = ..., measured_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class Deleted(_message.Message):
     __slots__ = ("what", "at")
