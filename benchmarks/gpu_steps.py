@@ -69,10 +69,10 @@ def frozen(gpu: str) -> dict[str, Any]:
     """Return all predictions for `gpu`, with their time and a digest that `measured` checks. Raises ValueError."""
     rows = []
     for model, way in cases():
-        found = estimate(model, gpu=gpu, **way)
+        estimated = estimate(model, gpu=gpu, **way)
         speed = (SPEED, f"{SPEED}_interval", f"{SPEED}_evidence")
         kept = ("gpu", "margin_pct", "device_margin_pct", "evidence", "segment", *speed)
-        rows.append({"model": model, "way": way, **{k: found[k] for k in (*KEYS, *kept)}})
+        rows.append({"model": model, "way": way, **{k: estimated[k] for k in (*KEYS, *kept)}})
     return {"frozen_at": datetime.now(UTC).isoformat(timespec="seconds"), "digest": digest(rows), "rows": rows}
 
 

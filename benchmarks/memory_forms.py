@@ -163,8 +163,13 @@ def compared(config: Mapping[str, Any], ask: Mapping[str, Any]) -> tuple[int, in
     peak = memtrace.extrapolate(
         config, memtrace_main.options(memtrace_main.parser().parse_args(arguments), config["model_type"])
     )
-    found = estimate(config=config, **ask)
-    return peak.peak_allocated_bytes, found["peak_allocated_bytes"] - CUBLAS_WORKSPACE, peak.segment, found["segment"]
+    estimated = estimate(config=config, **ask)
+    return (
+        peak.peak_allocated_bytes,
+        estimated["peak_allocated_bytes"] - CUBLAS_WORKSPACE,
+        peak.segment,
+        estimated["segment"],
+    )
 
 
 def _p90(errors: Collection[float]) -> float:

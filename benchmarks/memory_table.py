@@ -158,13 +158,13 @@ def peft() -> Iterator[Compared | Refused]:
             "lora_targets": "gate_proj,up_proj,down_proj" if "mlp" in name else "q_proj,v_proj",
         }  # fmt: skip
         what, method = "reserved", "full" if row["peft"] == "FULL" else "lora"
-        found = estimate(**asked, method=method, lora_r=int(row["r"] or 16))
-        if row["peft"] not in ("FULL", "LORA") or found["trainable_parameters"] != int(row["trainable"]):
+        estimated = estimate(**asked, method=method, lora_r=int(row["r"] or 16))
+        if row["peft"] not in ("FULL", "LORA") or estimated["trainable_parameters"] != int(row["trainable"]):
             what = "reserved, other adapter"
-            found = estimate(**asked, method="adapter", trainable_parameters=int(row["trainable"]))
+            estimated = estimate(**asked, method="adapter", trainable_parameters=int(row["trainable"]))
         yield Compared(
             source="peft", name=name, what=what, measured=int(row["mem_max"]),
-            estimated=found["device_used_bytes"] - 2**29, margin=found["margin_pct"] / 100,
+            estimated=estimated["device_used_bytes"] - 2**29, margin=estimated["margin_pct"] / 100,
         )  # fmt: skip
 
 
@@ -185,7 +185,7 @@ def traced() -> Iterator[Compared | Refused]:
             arguments += " --gradient-checkpointing" if checkpointing else ""
             asked = memtrace_main.options(memtrace_main.parser().parse_args(arguments.split()))
             peak = memtrace.extrapolate(given, asked)
-            found = estimate(
+            estimated = estimate(
                 config=given,
                 method=method,
                 precision="bf16-autocast" if precision == "bf16" else precision,
@@ -199,7 +199,7 @@ def traced() -> Iterator[Compared | Refused]:
             )
             yield Compared(
                 source="trace", name=words, what="allocated", measured=peak.peak_allocated_bytes,
-                estimated=found["peak_allocated_bytes"] - workspace, margin=found["margin_pct"] / 100,
+                estimated=estimated["peak_allocated_bytes"] - workspace, margin=estimated["margin_pct"] / 100,
             )  # fmt: skip
 
 

@@ -325,20 +325,20 @@ async def test_secrets_are_never_shown(shell: Shell) -> None:
 
 
 async def test_tokens_are_created_listed_and_revoked(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = (await to_thread(shell.run, "token", "new", "bob", "--scope", "read", "--json")).document
-    assert made["scopes"] == ["read"]
+    document = (await to_thread(shell.run, "token", "new", "bob", "--scope", "read", "--json")).document
+    assert document["scopes"] == ["read"]
     listed = await to_thread(shell.run, "token", "ls", "--json")
-    assert made["token"] not in listed.out
-    assert made["id"] in listed.out
+    assert document["token"] not in listed.out
+    assert document["id"] in listed.out
     assert (await to_thread(shell.run, "token", "new", "bob", "--scope", "all")).code == Exit.BAD_INPUT
     with monkeypatch.context() as bobs:
-        bobs.setenv("GPUBROKER_TOKEN", made["token"])
+        bobs.setenv("GPUBROKER_TOKEN", document["token"])
         assert (await to_thread(shell.run, "ls")).code == 0
         ran = await to_thread(shell.run, "submit", shell.spec(), "-y", "-d")
         assert ran.code == Exit.UNAUTHORISED
         assert "scope" in ran.err
-    assert (await to_thread(shell.run, "token", "rm", made["id"])).code == 0
-    monkeypatch.setenv("GPUBROKER_TOKEN", made["token"])
+    assert (await to_thread(shell.run, "token", "rm", document["id"])).code == 0
+    monkeypatch.setenv("GPUBROKER_TOKEN", document["token"])
     assert (await to_thread(shell.run, "ls")).code == Exit.UNAUTHORISED
 
 

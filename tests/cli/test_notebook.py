@@ -96,8 +96,8 @@ async def test_fit_draws_a_panel_in_the_thread_of_the_cell(shell: Shell, monkeyp
 async def test_answers_are_tables_and_plots_in_a_notebook(shell: Shell) -> None:
     def use() -> tuple[str, str, str]:
         with Client() as client:
-            kept = client.upload(CSV.encode(), name="words.csv")
-            train = {"model": MODEL, "data": {"path": kept.ref, "completion": "{definition}"}}
+            upload = client.upload(CSV.encode(), name="words.csv")
+            train = {"model": MODEL, "data": {"path": upload.ref, "completion": "{definition}"}}
             spec = {"name": "<cynic>", "cap_usd": "5", "train": train}
             impossible = {**spec, "cap_usd": "0.0001"}
             job = client.submit({**spec, "name": "cynic"}, key="k")

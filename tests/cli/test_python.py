@@ -53,10 +53,10 @@ async def test_a_blocking_client_submits_follows_and_raises(shell: Shell) -> Non
 
     def use() -> list[str]:
         with Client() as client:
-            kept = client.upload(CSV.encode(), name="words.csv")
+            upload = client.upload(CSV.encode(), name="words.csv")
             spec = {
                 "name": "cynic", "cap_usd": "5",
-                "train": {"model": MODEL, "data": {"path": kept.ref, "completion": "{definition}"}},
+                "train": {"model": MODEL, "data": {"path": upload.ref, "completion": "{definition}"}},
             }  # fmt: skip
             job = client.submit(spec, key="k")
             assert client.submit(spec, key="k").id == job.id
@@ -86,8 +86,8 @@ async def test_a_client_of_nothing_says_so(own_home: Path) -> None:
 async def test_a_client_needs_no_with_and_takes_names(shell: Shell) -> None:
     def use() -> None:
         client = Client()
-        kept = client.upload(CSV.encode(), name="words.csv")
-        train = {"model": MODEL, "data": {"path": kept.ref, "completion": "{definition}"}}
+        upload = client.upload(CSV.encode(), name="words.csv")
+        train = {"model": MODEL, "data": {"path": upload.ref, "completion": "{definition}"}}
         spec = {"name": "cynic", "cap_usd": "5", "train": train}
         first = client.submit(spec, key="a")
         assert client.job("cynic").id == first.id
@@ -110,8 +110,8 @@ async def test_a_client_needs_no_with_and_takes_names(shell: Shell) -> None:
 async def test_a_name_never_means_another_owners_job_next_to_ones_own(shell: Shell) -> None:
     def submit(headers: dict[str, str], key: str, name: str = "train") -> str:
         with Client(shell.api.url, headers["Authorization"].removeprefix("Bearer ")) as client:
-            kept = client.upload(CSV.encode(), name="words.csv")
-            train = {"model": MODEL, "data": {"path": kept.ref, "completion": "{definition}"}}
+            upload = client.upload(CSV.encode(), name="words.csv")
+            train = {"model": MODEL, "data": {"path": upload.ref, "completion": "{definition}"}}
             return client.submit({"name": name, "cap_usd": "5", "train": train}, key=key).id
 
     own = await to_thread(submit, await shell.api.token("ada", "read", "submit"), "own")

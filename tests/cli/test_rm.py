@@ -33,9 +33,9 @@ async def test_rm_shows_the_storage_cost_and_deletes_only_when_confirmed(shell: 
     assert ran.code == Exit.BAD_INPUT
     assert "stores 10.0 GiB (measured 2 h 12 min ago), $0.2300 a month, $0.5000 so far" in ran.out
     assert "pass -y" in ran.err
-    kept = await shell.api.service.store.job(job)
-    assert kept is not None
-    assert not kept.deleted
+    stored_job = await shell.api.service.store.job(job)
+    assert stored_job is not None
+    assert not stored_job.deleted
     ran = await to_thread(shell.run, "rm", "--data", job, "-k", "logs", "-y", "--json")
     assert ran.code == 0, ran.err
     assert [one["what"] for one in ran.document["storage"]["deleted"]] == ["logs"]

@@ -70,8 +70,8 @@ def test_a_short_form_means_the_same_everywhere(name: str, tmp_path: Path) -> No
 
 async def test_the_python_client_sends_the_full_form(shell: Shell) -> None:
     async with AsyncClient.found() as client:
-        kept = await client.upload(CSV.encode(), name="words.csv")
-        train = {"model": MODEL, "data": {"path": kept.ref, "completion": {"definition": None}}}
+        upload = await client.upload(CSV.encode(), name="words.csv")
+        train = {"model": MODEL, "data": {"path": upload.ref, "completion": {"definition": None}}}
         spec = {
             "name": "a",
             "cap_usd": "1",

@@ -27,18 +27,18 @@ async def test_a_team_gets_a_token_that_ends(shell: Shell, monkeypatch: pytest.M
     assert (await to_thread(shell.run, "team", "new", "red")).code != 0
     assert (await to_thread(shell.run, "team", "new", "No Name")).code == Exit.BAD_INPUT
     new = ("token", "new", "mia", "--team", "red", "--scope", "manage", "--scope", "read", "--expires")
-    made = (await to_thread(shell.run, *new, "30d", "--json")).document
-    left = datetime.fromisoformat(made["expires_at"]) - datetime.now(UTC)
+    document = (await to_thread(shell.run, *new, "30d", "--json")).document
+    left = datetime.fromisoformat(document["expires_at"]) - datetime.now(UTC)
     assert timedelta(days=29) < left <= timedelta(days=30)
-    assert made["team"] == "red"
+    assert document["team"] == "red"
     for wrong in ("soon", "2027-01-31T12:00:00", "3y"):
         ran = await to_thread(shell.run, *new, wrong)
         assert (ran.code, "not a time; write it as 2h, 7d" in ran.err) == (Exit.BAD_INPUT, True)
     with monkeypatch.context() as mias:
-        mias.setenv("GPUBROKER_TOKEN", made["token"])
+        mias.setenv("GPUBROKER_TOKEN", document["token"])
         assert [t["name"] for t in (await to_thread(shell.run, "team", "ls", "--json")).document["items"]] == ["red"]
         listed = (await to_thread(shell.run, "token", "ls", "--json")).document["items"]
-        assert [t["id"] for t in listed] == [made["id"]]
+        assert [t["id"] for t in listed] == [document["id"]]
         assert (await to_thread(shell.run, "team", "new", "blue")).code == Exit.UNAUTHORISED
     assert (await to_thread(shell.run, "team", "rm", "red")).code == 0
     assert (await to_thread(shell.run, "team", "rm", "red")).code == Exit.NOT_FOUND
@@ -83,9 +83,9 @@ async def test_the_audit_names_actor_and_action(shell: Shell) -> None:
 async def test_last_means_the_callers_own_newest_job(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = (await to_thread(shell.run, "submit", shell.spec(), "-y", "-d", "--json")).document["id"]
     assert "owner" not in (await to_thread(shell.run, "ls")).out
-    made = (await to_thread(shell.run, "token", "new", "bob", "--json")).document
+    document = (await to_thread(shell.run, "token", "new", "bob", "--json")).document
     with monkeypatch.context() as bobs:
-        bobs.setenv("GPUBROKER_TOKEN", made["token"])
+        bobs.setenv("GPUBROKER_TOKEN", document["token"])
         assert "you have no job yet" in (await to_thread(shell.run, "get", "last")).err
         theirs = (await to_thread(shell.run, "submit", shell.spec(), "-y", "-d", "--json")).document["id"]
         assert (await to_thread(shell.run, "get", "last", "--json")).document["id"] == theirs

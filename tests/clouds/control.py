@@ -84,10 +84,10 @@ class Control:
         return found
 
     def _vast_offers(self, what: str) -> Sequence[VastOffer]:
-        found = [offer for offer in self._vast.offers.values() if what in {offer.gpu, str(offer.id)}]
-        if not found:
+        offers = [offer for offer in self._vast.offers.values() if what in {offer.gpu, str(offer.id)}]
+        if not offers:
             raise KeyError(f"Vast has no {what}")
-        return found
+        return offers
 
     def sell_instead(self, cloud: CloudName, what: str) -> None:
         """Sell `what` (Vast: an offer's id) to the next buyer instead of its choice, at the price of its choice."""

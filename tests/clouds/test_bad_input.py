@@ -246,12 +246,12 @@ class Daemon:
         """Return the reason for which a script with these resources waits."""
         job = await self._submit(resources)
         async with asyncio.timeout(300):
-            while not (found := await self.client.job(job)).reason:  # noqa: ASYNC110 - of another process
+            while not (stored_job := await self.client.job(job)).reason:  # noqa: ASYNC110 - of another process
                 await asyncio.sleep(0.05)
         events = (await self.client.events_now(job)).items
-        assert found.state is JobState.QUEUED
-        assert found.reason in {event.message for event in events if event.kind == "job.waiting"}
-        return found.reason
+        assert stored_job.state is JobState.QUEUED
+        assert stored_job.reason in {event.message for event in events if event.kind == "job.waiting"}
+        return stored_job.reason
 
     async def refuses(self, **resources: Any) -> str:
         """Return the line with which a script with these resources is refused."""

@@ -194,10 +194,10 @@ class Story:
     async def rest(self, job: Job, *, within_s: float = 3600.0) -> Job:
         async with asyncio.timeout(within_s):
             while True:
-                found = await self.store.job(job.id)
-                assert found is not None
-                if found.state in RESTING_JOB_STATES:
-                    return found
+                stored_job = await self.store.job(job.id)
+                assert stored_job is not None
+                if stored_job.state in RESTING_JOB_STATES:
+                    return stored_job
                 await asyncio.sleep(5)
 
     async def told(self, job: Job) -> str:

@@ -100,9 +100,9 @@ def test_all_caps_together_hold_to_the_limit(usd: str, clouds: int, cap: str) ->
 
 
 def test_the_job_is_one_that_the_broker_takes() -> None:
-    made: Any = job("vast", Decimal("0.66"), steps=3)
-    made["train"]["data"]["path"] = "upload://x"
-    spec = JobSpec.model_validate(made)
+    document: Any = job("vast", Decimal("0.66"), steps=3)
+    document["train"]["data"]["path"] = "upload://x"
+    spec = JobSpec.model_validate(document)
     assert spec.cap_usd == Decimal("0.66")
     assert spec.resources.providers == ("vast",)
 

@@ -140,10 +140,10 @@ async def test_a_broker_cut_off_from_a_cloud_leaves_its_rows_to_others_first(tim
     await timed_store.pass_time(500)
 
     async def claims(later_s: float) -> int:
-        found = await timed_store.store.claim_attempts(
+        claimed_attempts = await timed_store.store.claim_attempts(
             Lane.LIVENESS, owner="o", lease_s=HOUR, limit=9, turns={own: later_s}
         )
-        return len(found)
+        return len(claimed_attempts)
 
     assert await claims(800.0) == 0
     await timed_store.pass_time(500)

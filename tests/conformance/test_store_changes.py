@@ -204,9 +204,9 @@ async def test_a_charge_is_made_once(store: Store) -> None:
     assert await store.charge([first, later]) == [False, True]
     assert await store.charge([nothing]) == [True]
     (after,) = await store.attempts(job.id)
-    found = await store.job(job.id)
-    assert found is not None
-    assert (after.charged_usd, after.charged_to, found.spent_usd) == (
+    stored_job = await store.job(job.id)
+    assert stored_job is not None
+    assert (after.charged_usd, after.charged_to, stored_job.spent_usd) == (
         Decimal("0.120001"),
         nothing.to,
         Decimal("0.120001"),
@@ -223,9 +223,9 @@ async def test_racing_brokers_charge_once(store: Store) -> None:
     charge = Charge(attempt_id=attempt.id, job_id=job.id, since=None, to=START, usd=Decimal(1))
     answers = await asyncio.gather(*(store.charge([charge]) for _ in range(8)))
     assert sorted(ok for (ok,) in answers) == [False] * 7 + [True]
-    found = await store.job(job.id)
-    assert found is not None
-    assert found.spent_usd == 1
+    stored_job = await store.job(job.id)
+    assert stored_job is not None
+    assert stored_job.spent_usd == 1
 
 
 async def test_the_cap_signal_is_never_taken_back(store: Store) -> None:
@@ -242,9 +242,9 @@ async def test_an_adjustment_counts_into_what_was_spent(store: Store) -> None:
         kind=LedgerKind.ADJUSTMENT, note="seen after its end",
     )  # fmt: skip
     assert list(await store.charge([late, late])) == [True, False]
-    found = await store.job(job.id)
-    assert found is not None
-    assert found.spent_usd == (await store.attempts(job.id))[0].charged_usd == Decimal("0.5")
+    stored_job = await store.job(job.id)
+    assert stored_job is not None
+    assert stored_job.spent_usd == (await store.attempts(job.id))[0].charged_usd == Decimal("0.5")
     assert (await store.ledger(job.id))[-1] == LedgerEntry(
         job_id=job.id, attempt_id=attempt.id, kind=LedgerKind.ADJUSTMENT, usd=Decimal("0.5"), note="seen after its end"
     )

@@ -134,9 +134,9 @@ async def test_a_refused_admission_leaves_nothing(store: Store) -> None:
     assert await store.attempts(job.id) == []
     assert await store.ledger(job.id) == []
     assert await store.events(job.id, after=0, limit=9) == []
-    found = await store.job(job.id)
-    assert found is not None
-    assert (found.state, found.attempts) == (JobState.QUEUED, 0)
+    stored_job = await store.job(job.id)
+    assert stored_job is not None
+    assert (stored_job.state, stored_job.attempts) == (JobState.QUEUED, 0)
 
 
 async def test_admissions_of_one_batch_are_judged_one_after_the_other(store: Store) -> None:

@@ -52,12 +52,12 @@ async def learned(store: Store) -> Corrections:
 def preferred(corrections: Corrections) -> str | None:
     """Return the offer that a job with a deadline buys now."""
     deadline = (START + timedelta(hours=10)).isoformat()
-    made = quote(
+    quoted = quote(
         spec(deadline=deadline), WORK, [A, B, ON_DEMAND], now=START, local_files=False, scoped_store=True,
         spent=Decimal(0), cap_left=Decimal(100), excluded={}, caps=CAPS, learned=corrections,
     )  # fmt: skip
-    assert made.spot_outlook is not None
-    return made.spot_outlook.offer_id
+    assert quoted.spot_outlook is not None
+    return quoted.spot_outlook.offer_id
 
 
 async def test_a_zone_that_preempts_often_is_avoided(store: Store) -> None:

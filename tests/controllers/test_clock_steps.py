@@ -70,7 +70,7 @@ async def _story(state: Path, step_s: float, **wanted: Any) -> tuple[SteppedRig,
             assert attempt.beat != before  # it is still observed
             assert attempt.charged_usd <= _at_most(attempt.line.offer.usd_per_hour, rig.clock.monotonic())
             assert bool(clock.step_s) == bool(ahead_s)
-        while (found := await rig.store.job(job)) is not None and found.state is JobState.ACTIVE:
+        while (stored_job := await rig.store.job(job)) is not None and stored_job.state is JobState.ACTIVE:
             await rig.clock.sleep(10)
         return rig, job
     finally:
@@ -87,16 +87,16 @@ def _at_most(usd_per_hour: Decimal, seconds: float) -> Decimal:
 def test_a_step_charges_nothing_and_ends_no_job(tmp_path: Path, step_s: float) -> None:
     async def story() -> None:
         rig, job = await _story(tmp_path, step_s, cap_usd="5", max_duration=7200.0)
-        found = await rig.store.job(job)
+        stored_job = await rig.store.job(job)
         (attempt,) = await rig.attempts(job)
-        assert found is not None
-        assert found.state is JobState.SUCCEEDED, found.reason
+        assert stored_job is not None
+        assert stored_job.state is JobState.SUCCEEDED, stored_job.reason
         seconds = (attempt.ended_at - attempt.create_sent_at).total_seconds()  # type: ignore[operator]
         assert 2500 < seconds < 3600
-        assert found.spent_usd == attempt.charged_usd <= _at_most(attempt.line.offer.usd_per_hour, seconds)
+        assert stored_job.spent_usd == attempt.charged_usd <= _at_most(attempt.line.offer.usd_per_hour, seconds)
         assert not await rig.machines()
         booked = [at for at, entry in rig.store._state.policies.booked if entry.usd]
-        assert found.created_at <= min(booked)
+        assert stored_job.created_at <= min(booked)
         assert max(booked) <= rig.clock.now()
 
     run_in_virtual_time(story())

@@ -86,10 +86,10 @@ def test_every_job_is_saved_and_continues_when_the_broker_comes_back(tmp_path: P
         async with rig.running("second"):
             await all_done(rig, jobs)
             for job in jobs:
-                found = await rig.store.job(job)
+                stored_job = await rig.store.job(job)
                 stopped, resumed = await rig.attempts(job)
-                assert found is not None
-                assert (found.state, found.retries_used) == (JobState.SUCCEEDED, 0)
+                assert stored_job is not None
+                assert (stored_job.state, stored_job.retries_used) == (JobState.SUCCEEDED, 0)
                 assert stopped.reason is Reason.DEADMAN
                 assert stopped.final is not None
                 assert stopped.final.step > 0
@@ -129,8 +129,8 @@ def test_long_broker_absence_is_charged_up_to_the_self_stop_only(tmp_path: Path,
 
 
 async def _done(rig: VirtualTimeRig, job: JobId) -> bool:
-    found = await rig.store.job(job)
-    return found is not None and found.state is JobState.SUCCEEDED
+    stored_job = await rig.store.job(job)
+    return stored_job is not None and stored_job.state is JobState.SUCCEEDED
 
 
 def test_a_broker_frozen_for_hours_lists_machines_before_it_charges(tmp_path: Path) -> None:

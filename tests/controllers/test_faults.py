@@ -235,14 +235,14 @@ async def test_a_machine_seen_after_its_end_is_charged_once(
         await rig.eventually(lambda: _lists(rig, [stuck]))
     # No broker charges now: the last charge may come after the machine's end.
     late = [e.usd for e in await rig.store.ledger(job) if e.kind is LedgerKind.ADJUSTMENT]
-    found = await rig.store.job(job)
+    stored_job = await rig.store.job(job)
     (ended,) = await rig.attempts(job)
-    assert found is not None
+    assert stored_job is not None
     assert attempt.ended_at is not None
     lasted = (rig.clock.now() - attempt.ended_at).total_seconds()
     rate = attempt.line.offer.usd_per_hour / 3600
     assert 0 < sum(late) <= usd(rate * Decimal(lasted + 2))
-    assert found.spent_usd == ended.charged_usd == attempt.charged_usd + sum(late)
+    assert stored_job.spent_usd == ended.charged_usd == attempt.charged_usd + sum(late)
 
 
 async def test_a_cap_too_small_to_checkpoint_in_buys_nothing(build_rig: RigBuilder) -> None:

@@ -141,7 +141,7 @@ def test_alternating_listings_do_not_delay_the_boot_deadline(
         async def by_turns() -> Sequence[Observed]:
             nonlocal turn
             turn += 1
-            return [one for one in await every() if one.handle.id.endswith("-1") is (turn % 2 == 0)]
+            return [machine for machine in await every() if machine.handle.id.endswith("-1") is (turn % 2 == 0)]
 
         monkeypatch.setattr(rig.provider, "list", by_turns)
         async with rig.running():
@@ -166,6 +166,6 @@ def _once_without(rig: VirtualTimeRig, end: str) -> Callable[..., Any]:
     async def listing() -> Sequence[Observed]:
         nonlocal listings
         listings += 1
-        return [one for one in await every() if listings != 2 or not one.handle.id.endswith(end)]
+        return [machine for machine in await every() if listings != 2 or not machine.handle.id.endswith(end)]
 
     return listing

@@ -55,14 +55,14 @@ def test_refusals_cost_neither_money_nor_time(refusal: ProviderError, tmp_path: 
         rig = build(tmp_path, faults=refusing(refusal))
         async with rig.running():
             job = await rig.submit(cap_usd="10", max_duration=1800)
-            while (found := await rig.store.job(job)) is not None and found.state not in RESTING_JOB_STATES:
+            while (stored_job := await rig.store.job(job)) is not None and stored_job.state not in RESTING_JOB_STATES:
                 await rig.clock.sleep(10)
-            assert found is not None
-            assert found.state is JobState.SUCCEEDED, found.reason
+            assert stored_job is not None
+            assert stored_job.state is JobState.SUCCEEDED, stored_job.reason
             *before, _ = await rig.attempts(job)
             assert len(before) == REFUSALS
             assert {one.charged_usd for one in before} == {ZERO}
-            assert found.machine_s < 600
+            assert stored_job.machine_s < 600
             offers = {MarketGroup.of(one.line.offer) for one in before}
             recorded = await _refused(rig, {group.accelerator for group in offers})
             assert recorded == (offers if isinstance(refusal, NoCapacity) else set()), "throttling is not a shortage"
@@ -76,10 +76,10 @@ def test_a_refusal_that_ends_its_job_costs_nothing_either(refusal: ProviderError
         rig = build(tmp_path, faults=refusing(refusal))
         async with rig.running():
             job = await rig.submit(cap_usd="10", retry={"max": 2})
-            while (found := await rig.store.job(job)) is not None and found.state not in RESTING_JOB_STATES:
+            while (stored_job := await rig.store.job(job)) is not None and stored_job.state not in RESTING_JOB_STATES:
                 await rig.clock.sleep(10)
-            assert found is not None
-            assert found.spent_usd == ZERO
+            assert stored_job is not None
+            assert stored_job.spent_usd == ZERO
 
     run_in_virtual_time(story())
 
@@ -115,8 +115,8 @@ def test_cloud_without_credit_is_skipped_and_costs_no_retry(tmp_path: Path) -> N
             await rig.state_of(jobs[0], JobState.SUCCEEDED, JobState.FAILED, within_s=900)
             jobs.append(await rig.submit(cap_usd="10", retry={"max": 0}))
             for job in jobs:
-                found = await rig.state_of(job, JobState.SUCCEEDED, JobState.FAILED, within_s=900)
-                assert (found.state, found.retries_used) == (JobState.SUCCEEDED, 0), found.reason
+                job_now = await rig.state_of(job, JobState.SUCCEEDED, JobState.FAILED, within_s=900)
+                assert (job_now.state, job_now.retries_used) == (JobState.SUCCEEDED, 0), job_now.reason
             first, *others = cloud.creates
             assert len(await rig.attempts(jobs[-1])) == 1
             assert others.count(first) < len(jobs) - 1
@@ -133,11 +133,11 @@ def test_a_job_whose_only_cloud_refuses_the_account_waits_and_asks_seldom(tmp_pa
         async with rig.running():
             job = await rig.submit(cap_usd="10", retry={"max": 0})
             await rig.clock.sleep(3 * 3600)
-            found = await rig.store.job(job)
-            assert found is not None
-            assert found.state is JobState.QUEUED
-            assert "refuses: insufficient balance; add credit" in found.reason
-            assert found.spent_usd == ZERO
+            stored_job = await rig.store.job(job)
+            assert stored_job is not None
+            assert stored_job.state is JobState.QUEUED
+            assert "refuses: insufficient balance; add credit" in stored_job.reason
+            assert stored_job.spent_usd == ZERO
             assert max(Counter(cloud.creates).values()) <= 6
             cloud.broke = set()
             await rig.state_of(job, JobState.SUCCEEDED, within_s=4000)
@@ -154,10 +154,10 @@ def test_an_image_that_was_pulled_since_is_not_refused_twice(tmp_path: Path) -> 
             while not any(attempt.state is AttemptState.TRAINING for attempt in await rig.attempts(job)):
                 await rig.clock.sleep(1)
             rig.body._instances.clear()
-            found = await rig.state_of(job, JobState.SUCCEEDED, JobState.FAILED, within_s=900)
+            job_now = await rig.state_of(job, JobState.SUCCEEDED, JobState.FAILED, within_s=900)
             reasons = [attempt.reason for attempt in await rig.attempts(job)]
             assert reasons[0] is reasons[2] is Reason.IMAGE
-            assert (found.state, reasons[3]) == (JobState.SUCCEEDED, Reason.COMPLETED), found.reason
+            assert (job_now.state, reasons[3]) == (JobState.SUCCEEDED, Reason.COMPLETED), job_now.reason
 
     run_in_virtual_time(story())
 
@@ -170,10 +170,10 @@ def test_nothing_is_bought_where_the_listing_is_refused(tmp_path: Path) -> None:
         async with rig.running():
             job = await rig.submit(cap_usd="10")
             await rig.clock.sleep(600)
-            found = await rig.store.job(job)
-            assert found is not None
-            assert (found.state, rig.provider.calls) == (JobState.QUEUED, [])
-            assert "simulated refuses to list its machines: the key may not list" in found.reason
+            stored_job = await rig.store.job(job)
+            assert stored_job is not None
+            assert (stored_job.state, rig.provider.calls) == (JobState.QUEUED, [])
+            assert "simulated refuses to list its machines: the key may not list" in stored_job.reason
             rig.faults.list_error = None
             await rig.state_of(job, JobState.SUCCEEDED, within_s=900)
 

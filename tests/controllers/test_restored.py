@@ -265,8 +265,8 @@ async def test_nothing_is_deleted_of_a_job_with_an_unknown_attempts_checkpoints(
 
         async def looked() -> bool:
             await keeper.step()
-            found = await rig.store.job(job)
-            return found is not None and found.stored is not None
+            stored_job = await rig.store.job(job)
+            return stored_job is not None and stored_job.stored is not None
 
         await rig.eventually(looked)
         await keeper.step()

@@ -48,12 +48,12 @@ async def run_job(state: Path, spot_from_s: float) -> tuple[Job, Sequence[Attemp
         deadline = (began + timedelta(seconds=DEADLINE_S)).isoformat()
         work = replace(WORK, shape=SMOLLM2_135M, steps=100, eval_rows=0)
         job = await rig.submit(work, cap_usd="100", deadline=deadline)
-        while (found := await rig.store.job(job)) is not None and found.finished_at is None:
+        while (stored_job := await rig.store.job(job)) is not None and stored_job.finished_at is None:
             await rig.clock.sleep(10)
-        assert found is not None
-        assert found.finished_at is not None
+        assert stored_job is not None
+        assert stored_job.finished_at is not None
         waits = [event.message for event in await rig.events(job) if event.kind == "job.waiting"]
-        return found, await rig.attempts(job), waits, (found.finished_at - began).total_seconds()
+        return stored_job, await rig.attempts(job), waits, (stored_job.finished_at - began).total_seconds()
 
 
 @pytest.mark.parametrize("spot_from_s", [3600.0, 1e9], ids=["spot comes back", "spot never comes back"])

@@ -249,9 +249,9 @@ def test_slow_destroy_is_requested_once_and_charged_while_listed(
         await yard.sweeps(yard.sweep(), 200)
         # Again only after it was answered, where a listing that lags shows it still.
         assert len(asked) == 1 if late == "answer" else len(asked) <= 2
-        assert {one.attempt_id for one in charged} == {ended}
+        assert {entry.attempt_id for entry in charged} == {ended}
         # Before it, for who does not live to hear the answer; at each look at the call under way; and once more.
-        looks = [one.to for one in charged]
+        looks = [entry.to for entry in charged]
         paid_s = (looks[-1] - looks[0]).total_seconds()
         assert paid_s >= 40 if late == "effect" else paid_s <= LAG_S + RECHECK_S + WAIT_S
         assert max((b - a).total_seconds() for a, b in pairwise(looks)) <= RECHECK_S + WAIT_S

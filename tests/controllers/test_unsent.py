@@ -74,8 +74,8 @@ async def test_an_unsent_create_costs_neither_money_nor_a_retry(
             await rig.eventually(lambda so_many=number: reported(so_many), within_s=120)  # type: ignore[misc]
             rig.clock.forward(rig.provider.caps.boot_deadline_s + rig.intervals.quote_ttl_s)
         shut[0] = False
-        found = await rig.state_of(job, JobState.SUCCEEDED, JobState.FAILED, within_s=120)
-        assert (found.state, found.retries_used) == (JobState.SUCCEEDED, 0), found.reason
+        job_now = await rig.state_of(job, JobState.SUCCEEDED, JobState.FAILED, within_s=120)
+        assert (job_now.state, job_now.retries_used) == (JobState.SUCCEEDED, 0), job_now.reason
         *unsent, last = await rig.attempts(job)
         assert {one.reason for one in unsent} == {Reason.QUOTE_EXPIRED}
         assert {(one.charged_usd, one.create_sent_at) for one in unsent} == {(ZERO, None)}

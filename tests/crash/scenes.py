@@ -95,8 +95,8 @@ async def enumerate_points(services: SharedServices, name: str = "") -> list[Poi
             trouble = await deviations(rig, name) if name else []
         if not trouble:
             return [
-                Point(name=one.name, number=one.number, moment=moment)
-                for one in _chosen(rig.daemon.gate.passages, name)
+                Point(name=passage.name, number=passage.number, moment=moment)
+                for passage in _chosen(rig.daemon.gate.passages, name)
                 for moment in ("before", "after")
             ]
     raise AssertionError(f"{name} is not what it is to be, {TRIES} times: {trouble}")

@@ -98,11 +98,11 @@ class Soak:
             job = await self._submit()
             disturbing = asyncio.create_task(meanwhile(self)) if meanwhile else None
             async with asyncio.timeout(self.ticks * self.tick_s + 600):
-                while (found := await self.store.job(job)) is None or found.state not in TERMINAL_JOB_STATES:
+                while (stored_job := await self.store.job(job)) is None or stored_job.state not in TERMINAL_JOB_STATES:
                     await self.store.wait(f"job/{job}", 0.5)
             if disturbing is not None:
                 await disturbing
-            return await self._outcome(found)
+            return await self._outcome(stored_job)
         finally:
             for task in work:
                 task.cancel()

@@ -191,11 +191,11 @@ async def _sweep(installation: LiveInstallation, cloud: str) -> None:
     while empty < 2:
         if standing := await installation.machines(cloud):
             empty = 0
-            for one in standing:
-                print(f"  sweep: destroying {one.handle.name} ({one.handle.id}) at {cloud}")
-                found_machine = outside.FoundMachine(provider=cloud, observed=one, orphan="the run has ended")
+            for machine in standing:
+                print(f"  sweep: destroying {machine.handle.name} ({machine.handle.id}) at {cloud}")
+                found_machine = outside.FoundMachine(provider=cloud, observed=machine, orphan="the run has ended")
                 if why := await outside.destroy(found_machine, native, clock):  # type: ignore[arg-type]  # it lists and destroys
-                    raise ProviderError(f"{one.handle.name} ({one.handle.id}) stands: {why}")
+                    raise ProviderError(f"{machine.handle.name} ({machine.handle.id}) stands: {why}")
             continue
         empty += 1
         if empty < 2:

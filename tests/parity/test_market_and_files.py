@@ -126,11 +126,11 @@ async def test_providers_are_listed_and_checked(servers: ApiServers) -> None:
 async def test_an_upload_is_known_by_its_hash(servers: ApiServers) -> None:
     ada = await servers.transport()
     digest = hashlib.sha256(CSV.encode()).hexdigest()
-    kept = await ada.upload(CSV.encode(), name="words.csv", sha256=digest)
-    assert (kept.ref, kept.sha256, kept.bytes) == (f"upload:{digest}", digest, len(CSV))
-    assert kept.summary is not None
-    assert (kept.summary["rows"], kept.summary["format"]) == (40, "csv")
-    assert kept == await (await servers.transport(kind="http")).upload(CSV.encode(), name="words.csv")
+    upload = await ada.upload(CSV.encode(), name="words.csv", sha256=digest)
+    assert (upload.ref, upload.sha256, upload.bytes) == (f"upload:{digest}", digest, len(CSV))
+    assert upload.summary is not None
+    assert (upload.summary["rows"], upload.summary["format"]) == (40, "csv")
+    assert upload == await (await servers.transport(kind="http")).upload(CSV.encode(), name="words.csv")
 
 
 async def test_a_bad_upload_is_refused_and_nothing_is_kept(servers: ApiServers) -> None:

@@ -238,8 +238,8 @@ async def test_a_group_of_submissions_keeps_its_teams_apart(postgres_dsn: str) -
         assert isinstance(refused, StoreError)
         assert [answer[1] for answer in made if isinstance(answer, tuple)] == [True] * 40
         for team, tenant in tenants.items():
-            found = await tenant.jobs(JobFilter(limit=99))
-            assert {job.id for job in found} == {job.id for job in jobs if job.team == team}
+            stored_jobs = await tenant.jobs(JobFilter(limit=99))
+            assert {job.id for job in stored_jobs} == {job.id for job in jobs if job.team == team}
         assert await store.job(forged.id) is None
     finally:
         await store.close()

@@ -34,8 +34,8 @@ class Keeping:
 
     def saved(self, job_id: JobId, but: str = "") -> int:
         """Return the furthest saved step. `but`: key to ignore, because a surviving trainer may save a step twice."""
-        found = furthest_first([key for key in self._world.objects.below(keys.checkpoints(job_id)) if key != but])
-        return step_of(found[0]) if found else 0
+        furthest = furthest_first([key for key in self._world.objects.below(keys.checkpoints(job_id)) if key != but])
+        return step_of(furthest[0]) if furthest else 0
 
     def before_manifest(self, key: str, data: bytes) -> None:
         """Check that all files of a checkpoint exist before its manifest, and equal those of an uninterrupted
@@ -105,12 +105,12 @@ class Keeping:
         """
         state = self._world.state
         attempts = [state.attempts[i].value for i in state.of_job[job_id]]
-        found = furthest_first(self._world.objects.below(keys.checkpoints(job_id)))
+        furthest = furthest_first(self._world.objects.below(keys.checkpoints(job_id)))
         number = {attempt.id: attempt.number for attempt in attempts if not attempt.live}.get(AttemptId(_attempt(key)))
         if number is None:
             return False
         later = [attempt.id for attempt in attempts if attempt.number > number]
-        beyond = [_attempt(other) for other in found if step_of(other) >= step_of(key)]
+        beyond = [_attempt(other) for other in furthest if step_of(other) >= step_of(key)]
         return any(beyond.count(attempt) >= ENOUGH for attempt in later)
 
     def tick(self) -> None:

@@ -79,9 +79,9 @@ class MoneyChecks:
             if attempt is not None and stand[name] > attempt.line.nodes:
                 self._surplus_seen.setdefault(attempt.id, {}).setdefault(process.id, self._world.loop.time())
         prices: dict[InstanceName, list[Decimal]] = {}
-        for told in shown:
-            if told.usd_per_hour is not None:
-                prices.setdefault(told.handle.name, []).append(told.usd_per_hour)
+        for machine in shown:
+            if machine.usd_per_hour is not None:
+                prices.setdefault(machine.handle.name, []).append(machine.usd_per_hour)
         one = Listed(begun=begun, answered=self._world.loop.time(), shown=there, prices=prices)
         self._listed.setdefault(process.id, []).append(one)
 

@@ -40,7 +40,7 @@ class OmittingGate(RateLimitedProvider):
         share = 0.5 if self._world.weather.hits("cloud.list_omits") else self._world.blinks
         omitted = {o.handle.id for o in shown if o.handle.id not in self._left_out and self._world.sometimes(share)}
         self._left_out = omitted
-        left = self._blink([one for one in shown if one.handle.id not in omitted])
+        left = self._blink([machine for machine in shown if machine.handle.id not in omitted])
         self._world.watch.budgets.listed(self._process, begun, left)
         return left
 
@@ -53,15 +53,17 @@ class OmittingGate(RateLimitedProvider):
         if not self._world.weather.lasts("cloud.list_stopped"):
             self._blinked = set()
             return shown
-        there = {one.handle.name for one in shown if one.state is InstanceState.RUNNING}
+        there = {machine.handle.name for machine in shown if machine.state is InstanceState.RUNNING}
         may = sorted(name for name in there - self._blinked if self._beats(name))
         self._blinked = {name for name in may if self._world.sometimes(0.5)}
         for name in self._blinked:
             self._world.strikes.note("cloud.list_stopped", self._world.job_of(name))
         stopped, runs = InstanceState.STOPPED, InstanceState.RUNNING
         return [
-            replace(one, state=stopped) if one.handle.name in self._blinked and one.state is runs else one
-            for one in shown
+            replace(machine, state=stopped)
+            if machine.handle.name in self._blinked and machine.state is runs
+            else machine
+            for machine in shown
         ]
 
     def _beats(self, name: InstanceName) -> bool:

@@ -302,7 +302,7 @@ _ADMIT = memory.MemoryStore._admit
 
 
 async def forget_recovering(self: Any, states: Any, **more: Any) -> Any:
-    return await _CLAIM_JOBS(self, [one for one in states if one is not JobState.RECOVERING], **more)
+    return await _CLAIM_JOBS(self, [state for state in states if state is not JobState.RECOVERING], **more)
 
 
 _CLAIM_JOBS = memory.MemoryStore.claim_jobs

@@ -19,7 +19,7 @@ _UNTIL = charged_until
 
 def rise_from_now(attempt: Attempt, seen: tuple[Any, ...], now: datetime, stood: Machines) -> Changes:
     """Charge a rise as of its listing, not since the charge before."""
-    return [replace(one, since=now) for one in _CHANGES(attempt, seen, now, stood)]
+    return [replace(change, since=now) for change in _CHANGES(attempt, seen, now, stood)]
 
 
 def all_prices_move(attempt: Attempt, seen: tuple[Any, ...], now: datetime, stood: Machines) -> Changes:
@@ -28,8 +28,8 @@ def all_prices_move(attempt: Attempt, seen: tuple[Any, ...], now: datetime, stoo
 
 
 def no_falls(attempt: Attempt, seen: tuple[Any, ...], now: datetime, stood: Machines) -> Changes:
-    found = _CHANGES(attempt, seen, now, stood)
-    return [one for one in found if one.usd_per_hour > price_now(attempt)]
+    changes = _CHANGES(attempt, seen, now, stood)
+    return [change for change in changes if change.usd_per_hour > price_now(attempt)]
 
 
 def only_listed_machines(inventory: Inventory, attempt: Attempt, *, max_age_s: float) -> Machines:

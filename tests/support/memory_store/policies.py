@@ -61,7 +61,9 @@ class MemoryTenantPolicies(MemoryPart):
 
     async def policies(self) -> Sequence[StoredPolicy]:
         kept = (row.kept for row in self._state.policies.rows.values())
-        return [one for one in kept if one is not None and self._sees(one.policy.team or "")]
+        return [
+            policy_row for policy_row in kept if policy_row is not None and self._sees(policy_row.policy.team or "")
+        ]
 
     async def policy_history(self, team: str | None, name: str) -> Sequence[PolicyVersion]:
         row = self._state.policies.rows.get((team, name)) if self._sees(team or "") else None

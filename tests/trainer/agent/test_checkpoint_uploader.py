@@ -90,9 +90,9 @@ async def test_a_snapshot_in_removal_is_not_uploaded_again(
     monkeypatch.undo()
     assert await saver.flush()
     slow.go_on.set()
-    found = await committed(saver)
-    assert {manifest.step for manifest in found} == {steps[-1]}
-    assert all({file.path for file in manifest.files} == set(FILES) for manifest in found)
+    manifests = await committed(saver)
+    assert {manifest.step for manifest in manifests} == {steps[-1]}
+    assert all({file.path for file in manifest.files} == set(FILES) for manifest in manifests)
 
 
 async def test_an_upload_that_is_cut_short_is_made_again(saver: Saver, run: RunFolder) -> None:

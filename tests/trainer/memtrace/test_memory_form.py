@@ -71,7 +71,7 @@ def test_the_simulation_equals_the_trace(family: str, method: str, precision: st
         gradient_checkpointing=checkpointing,
     )
     traced = extrapolate(config, TraceOptions(train=train, sequence=512))
-    found = estimate(
+    estimated = estimate(
         config=config,
         method=method,
         precision="bf16-autocast" if precision == "bf16" else precision,
@@ -79,7 +79,7 @@ def test_the_simulation_equals_the_trace(family: str, method: str, precision: st
         micro_batch=4,
         gradient_checkpointing=checkpointing,
     )
-    assert found["peak_allocated_bytes"] - CUBLAS_WORKSPACE == pytest.approx(traced.peak_allocated_bytes, rel=0.02)
+    assert estimated["peak_allocated_bytes"] - CUBLAS_WORKSPACE == pytest.approx(traced.peak_allocated_bytes, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_a_classifying_decoder_is_simulated_as_traced(family: str, method: str, 
     config = {"model_type": family, **CONFIGS[family], "id2label": {"0": "a", "1": "b", "2": "c"}}
     words = ["--config", "x", "--task", task, "--method", method, "--seq", "256", "--gradient-checkpointing"]
     traced = extrapolate(config, memtrace_main.options(memtrace_main.parser().parse_args(words), family))
-    found = estimate(config=config, task=task, method=method, seq=256, micro_batch=4, gradient_checkpointing=True)
-    assert found["peak_allocated_bytes"] - CUBLAS_WORKSPACE == pytest.approx(traced.peak_allocated_bytes, rel=0.02)
+    estimated = estimate(config=config, task=task, method=method, seq=256, micro_batch=4, gradient_checkpointing=True)
+    assert estimated["peak_allocated_bytes"] - CUBLAS_WORKSPACE == pytest.approx(traced.peak_allocated_bytes, rel=0.02)
 
 
 @pytest.fixture(scope="module")
@@ -167,11 +167,11 @@ def test_attention_that_stores_its_scores_is_simulated(
     words += ["--attention", "eager", "--lora-targets", targets]
     words += ["--gradient-checkpointing"] if checkpointing else []
     traced = extrapolate(config, memtrace_main.options(memtrace_main.parser().parse_args(words), family))
-    found = estimate(
+    estimated = estimate(
         config=config, method=method, precision=precision, seq=512, micro_batch=4, attention="eager",
         gradient_checkpointing=checkpointing, lora_targets=targets,
     )  # fmt: skip
-    assert found["peak_allocated_bytes"] - CUBLAS_WORKSPACE == pytest.approx(traced.peak_allocated_bytes, rel=0.005)
+    assert estimated["peak_allocated_bytes"] - CUBLAS_WORKSPACE == pytest.approx(traced.peak_allocated_bytes, rel=0.005)
 
 
 @pytest.mark.parametrize("family", sorted(ENCODERS))
@@ -235,10 +235,10 @@ def test_exact_counts_a_model_without_a_closed_form() -> None:
     config = {"model_type": "olmo2", **WIDE}
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
-    found = estimate(config=config, seq=128, micro_batch=4, lora_targets="q_proj,v_proj", exact=True)
-    assert found["parameters"] == sum(p.numel() for p in model.parameters())
-    assert found["trainable_parameters"] == 6 * 16 * (2 * 256 + 256 + 64)
-    assert (found["evidence"], found["margin_pct"], found["tokens_per_s"]) == ("exact", 10.0, None)
-    assert sum(found["by_category"].values()) == found["device_used_bytes"]
+    estimated = estimate(config=config, seq=128, micro_batch=4, lora_targets="q_proj,v_proj", exact=True)
+    assert estimated["parameters"] == sum(p.numel() for p in model.parameters())
+    assert estimated["trainable_parameters"] == 6 * 16 * (2 * 256 + 256 + 64)
+    assert (estimated["evidence"], estimated["margin_pct"], estimated["tokens_per_s"]) == ("exact", 10.0, None)
+    assert sum(estimated["by_category"].values()) == estimated["device_used_bytes"]
     with pytest.raises(EstimateError, match="--exact traces no pattern for such a model"):
         estimate(config=config, lora_targets=".*q_proj$", exact=True)

@@ -239,10 +239,10 @@ def test_a_run_does_not_continue_with_other_rows_than_it_began_with() -> None:
     ],
 )
 def test_settings_that_a_checkpoint_depends_on_may_not_change(changes: dict[str, Any], said: str) -> None:
-    found = compared(**changes)
-    assert found is not None
-    assert found.startswith(said)
-    assert found.endswith("; set it back, or give another --output")
+    comparison = compared(**changes)
+    assert comparison is not None
+    assert comparison.startswith(said)
+    assert comparison.endswith("; set it back, or give another --output")
 
 
 def test_length_speed_and_destination_may_change() -> None:

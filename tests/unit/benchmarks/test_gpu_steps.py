@@ -29,17 +29,17 @@ def test_every_case_is_a_row_also_one_that_failed(tmp_path: Path, monkeypatch: p
     def measured(model: str, way: dict[str, object]) -> dict[str, object]:
         if "gemma" in model:
             return {"error": "CUDA out of memory"}
-        found = estimate(model, gpu="H100-80GB", **way)  # type: ignore[arg-type]
+        estimated = estimate(model, gpu="H100-80GB", **way)  # type: ignore[arg-type]
         more, faster = (1.5, 5) if "phi" in model else (1, 1)
-        memory = {key: found[key] * more for key in gpu_steps.KEYS}
-        return {**memory, gpu_steps.SPEED: found[gpu_steps.SPEED] * faster}
+        memory = {key: estimated[key] * more for key in gpu_steps.KEYS}
+        return {**memory, gpu_steps.SPEED: estimated[gpu_steps.SPEED] * faster}
 
     monkeypatch.setattr(gpu_steps, "in_process", measured)
     file = tmp_path / "p.json"
     file.write_text(json.dumps(gpu_steps.frozen("H100-80GB")))
     gpu_steps.measured(file, 60)
     rows = json.loads((tmp_path / "p.measured.json").read_text())["rows"]
-    told = gpu_steps.summary(rows)
-    assert (told["n"], told["failed"]) == (len(list(gpu_steps.cases())), 4)
-    assert told["peak_allocated_bytes"] == {"median_abs_pct": 0.0, "max_abs_pct": 33.33, "under_beyond_margin": 3}
-    assert told["tokens_per_s unchecked"]["in_interval"] == told["tokens_per_s unchecked"]["n"] - 3
+    summary = gpu_steps.summary(rows)
+    assert (summary["n"], summary["failed"]) == (len(list(gpu_steps.cases())), 4)
+    assert summary["peak_allocated_bytes"] == {"median_abs_pct": 0.0, "max_abs_pct": 33.33, "under_beyond_margin": 3}
+    assert summary["tokens_per_s unchecked"]["in_interval"] == summary["tokens_per_s unchecked"]["n"] - 3

@@ -41,12 +41,12 @@ def test_the_benchmark_scores_the_speed_that_estimate_reports(method: str, named
     """`estimate` with the libraries of a measured row, whose checkpointing recomputes whole blocks."""
     name = f"Mistral-7B {named} {method} batch {rows}, 1 GPU"
     (row,) = (r for r in fms() if isinstance(r, Row) and r.name == name)
-    told = estimate(
+    estimated = estimate(
         "mistralai/Mistral-7B-v0.1", method=method, optimizer="adamw_foreach", seq=4096, micro_batch=rows,
         precision="bf16-autocast" if method == "qlora" else "bf16", gradient_checkpointing=True, attention="flash",
         lora_targets="q_proj,k_proj,v_proj,o_proj", lora_dropout=0.1, stack="transformers=4.48.1", gpu="A100-80GB",
     )  # fmt: skip
-    assert told["tokens_per_s"] == pytest.approx(row.rate * math.exp(surprise(row, FITTED)), rel=1e-3)
+    assert estimated["tokens_per_s"] == pytest.approx(row.rate * math.exp(surprise(row, FITTED)), rel=1e-3)
 
 
 def test_an_unfitted_gpu_and_unfitted_libraries_are_close() -> None:

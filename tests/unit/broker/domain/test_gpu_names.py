@@ -116,10 +116,10 @@ def test_another_product_is_not_taken_for_one_that_is_known(said: str, name: str
     assert gpu_name(said) == name
     assert not any(matches(name, known) for known in TABLE)
     assert not candidates(said)
-    found = estimate("openai-community/gpt2", seq=64, gpu=said)
-    assert (found["gpu"], found["fits"], found["tokens_per_s"]) == (None, None, None)
-    assert found["peak_allocated_bytes"] == estimate("openai-community/gpt2", seq=64)["peak_allocated_bytes"]
-    assert found["tokens_per_s_basis"].startswith(f"--gpu {said}: not known")
+    estimated = estimate("openai-community/gpt2", seq=64, gpu=said)
+    assert (estimated["gpu"], estimated["fits"], estimated["tokens_per_s"]) == (None, None, None)
+    assert estimated["peak_allocated_bytes"] == estimate("openai-community/gpt2", seq=64)["peak_allocated_bytes"]
+    assert estimated["tokens_per_s_basis"].startswith(f"--gpu {said}: not known")
 
 
 ESTIMATED = {
@@ -148,10 +148,14 @@ def test_a_card_that_no_job_uses_is_estimated_and_matches_no_offer(said: str, na
     assert not any(matches(gpu_name(said), known) for known in TABLE)
     assert accelerator(said, None) not in TABLE
     assert accelerator(said, CARDS[name].memory_bytes) not in TABLE
-    found = estimate("openai-community/gpt2", seq=64, gpu=said, precision="fp16-autocast")
-    assert (found["gpu"], found["gpu_memory_bytes"], found["fits"]) == (name, CARDS[name].memory_bytes, True)
-    assert (found["tokens_per_s"] is None) == (name == "mi300x")
-    assert any("assumed to be" in note for note in found["notes"]) == (said in ("V100", "NVIDIA GH200 480GB"))
+    estimated = estimate("openai-community/gpt2", seq=64, gpu=said, precision="fp16-autocast")
+    assert (estimated["gpu"], estimated["gpu_memory_bytes"], estimated["fits"]) == (
+        name,
+        CARDS[name].memory_bytes,
+        True,
+    )
+    assert (estimated["tokens_per_s"] is None) == (name == "mi300x")
+    assert any("assumed to be" in note for note in estimated["notes"]) == (said in ("V100", "NVIDIA GH200 480GB"))
 
 
 def test_estimates_of_other_cards_are_kept_apart_from_the_table_of_offers() -> None:
@@ -171,10 +175,10 @@ def test_estimates_of_other_cards_are_kept_apart_from_the_table_of_offers() -> N
     ],
 )
 def test_a_card_without_a_speed_says_why_and_compares_memory(gpu: str, why: str) -> None:
-    found = estimate("openai-community/gpt2", seq=64, gpu=gpu)
-    assert (found["tokens_per_s"], found["tokens_per_s_basis"], found["fits"]) == (None, why, True)
-    assert f"tokens/s: unknown: {why}" in str(found)
-    with pytest.raises(EstimateError, match=f"--gpu {found['gpu']}: "):
+    estimated = estimate("openai-community/gpt2", seq=64, gpu=gpu)
+    assert (estimated["tokens_per_s"], estimated["tokens_per_s_basis"], estimated["fits"]) == (None, why, True)
+    assert f"tokens/s: unknown: {why}" in str(estimated)
+    with pytest.raises(EstimateError, match=f"--gpu {estimated['gpu']}: "):
         what_if("gpus=1", model="openai-community/gpt2", gpu=gpu, ask=EstimateOptions(length=64))
 
 

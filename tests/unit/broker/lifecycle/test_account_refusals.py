@@ -33,10 +33,11 @@ def offer(**changes: object) -> Offer:
 
 
 def refused(message: str = CREDIT, **changes: object) -> Attempt:
-    made = build.attempt(AttemptState.ENDED, reason=Reason.REJECTED, first_beat_at=None, handles=(), booted_at=None)
-    found = account_refusal(offer(), message)
-    detail = f"{found.message} ({message})" if found else message
-    return replace(made, line=replace(made.line, offer=offer()), running_at=None, **{"detail": detail, **changes})  # type: ignore[arg-type]
+    attempt = build.attempt(AttemptState.ENDED, reason=Reason.REJECTED, first_beat_at=None, handles=(), booted_at=None)
+    refusal = account_refusal(offer(), message)
+    detail = f"{refusal.message} ({message})" if refusal else message
+    line = replace(attempt.line, offer=offer())
+    return replace(attempt, line=line, running_at=None, **{"detail": detail, **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

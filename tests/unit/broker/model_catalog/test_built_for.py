@@ -27,12 +27,12 @@ BERT: dict[str, Any] = {"model_type": "bert", "num_hidden_layers": 2}
 )
 def test_the_class_of_a_config_says_its_task(config: dict[str, Any], built: str, task: str) -> None:
     given = config | {"architectures": [built], "num_labels": 7}
-    found = estimate(config=given, seq=64)
+    estimated = estimate(config=given, seq=64)
     asked = estimate(config=given, seq=64, task=task)
-    assert f"task {task}, by the config's architectures" in found["notes"]
-    assert {**found, "notes": []} == {**asked, "notes": []}
+    assert f"task {task}, by the config's architectures" in estimated["notes"]
+    assert {**estimated, "notes": []} == {**asked, "notes": []}
     more = estimate(config=given | {"num_labels": 1007}, seq=64)
-    assert more["trainable_parameters"] - found["trainable_parameters"] >= 1000
+    assert more["trainable_parameters"] - estimated["trainable_parameters"] >= 1000
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def test_the_class_of_a_config_says_its_task(config: dict[str, Any], built: str,
     ],
 )
 def test_any_other_class_is_a_decoder_as_before(built: object) -> None:
-    found = estimate(config=LLAMA | {"architectures": built}, seq=64)
-    assert {**found, "notes": []} == {**estimate(config=LLAMA, seq=64), "notes": []}
+    estimated = estimate(config=LLAMA | {"architectures": built}, seq=64)
+    assert {**estimated, "notes": []} == {**estimate(config=LLAMA, seq=64), "notes": []}
 
 
 def test_a_scaling_table_has_the_same_head() -> None:
@@ -63,5 +63,5 @@ def test_a_scaling_table_has_the_same_head() -> None:
 
 def test_an_encoder_decoder_stays_one_that_writes() -> None:
     small = {"model_type": "t5", "is_encoder_decoder": True, "num_layers": 2}
-    found = estimate(config=small | {"architectures": ["T5ForSequenceClassification"]}, seq=64)
-    assert found["parameters"] == estimate(config=small, seq=64)["parameters"]
+    estimated = estimate(config=small | {"architectures": ["T5ForSequenceClassification"]}, seq=64)
+    assert estimated["parameters"] == estimate(config=small, seq=64)["parameters"]

@@ -63,8 +63,8 @@ def test_a_multimodal_config_is_that_of_its_language_model_and_says_so() -> None
         "model_type": "gemma3",
         "text_config": LLAMA | {"model_type": "gemma3_text"},
     }
-    found = estimate(config=nested, seq=64)
-    assert found["family"] == "gemma3_text"
+    estimated = estimate(config=nested, seq=64)
+    assert estimated["family"] == "gemma3_text"
     lacking = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "num_hidden_layers": 3}}
     assert "the config lacks hidden_size" in estimate(config=lacking, seq=64)["notes"][0]
     tied = estimate(config={"text_config": LLAMA, "tie_word_embeddings": True}, seq=64)

@@ -29,8 +29,8 @@ def test_a_kind_of_the_same_code_is_estimated_as_that(kind: str, as_one: str, ta
 def test_the_class_of_a_kind_gives_its_task(name: str) -> None:
     kind = "camembert" if name.startswith("Camem") else "xlm-roberta"
     task = "token_classification" if "Token" in name else "text_classification"
-    found = estimate(config={"model_type": kind, "architectures": [name], **BASE}, seq=512)
-    assert f"task {task}, by the config's architectures" in found["notes"]
+    estimated = estimate(config={"model_type": kind, "architectures": [name], **BASE}, seq=512)
+    assert f"task {task}, by the config's architectures" in estimated["notes"]
     assert task_shape(kind, {"model_type": kind, **BASE}, task) is not None, "a job of it has a quote with hours"
 
 
@@ -41,8 +41,8 @@ def test_the_counts_are_those_of_its_classes(kind: str) -> None:
         model = transformers.AutoModelForSequenceClassification.from_config(
             transformers.AutoConfig.for_model(kind, **BASE)
         )
-    found = estimate(config={"model_type": kind, **BASE}, seq=512, method="full")
-    assert found["parameters"] == sum(p.numel() for p in model.parameters())
+    estimated = estimate(config={"model_type": kind, **BASE}, seq=512, method="full")
+    assert estimated["parameters"] == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize("kind", sorted(BIDIRECTIONAL - ENCODERS - SAME_CODE.keys() - PARTS.keys()))

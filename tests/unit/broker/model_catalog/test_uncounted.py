@@ -53,9 +53,9 @@ def test_a_number_counts_every_parameter_of_the_class(kind: str) -> None:
     with torch.device("meta"):
         model = getattr(transformers, NUMBERS[kind]).from_config(transformers.AutoConfig.for_model(kind))
     for method in ("lora", "full"):
-        found = estimate(config=config, method=method)
-        assert found["parameters"] == sum(p.numel() for p in model.parameters())
-        assert found["margin_pct"] <= 20
+        estimated = estimate(config=config, method=method)
+        assert estimated["parameters"] == sum(p.numel() for p in model.parameters())
+        assert estimated["margin_pct"] <= 20
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
@@ -102,9 +102,9 @@ def test_an_unknown_kind_is_refused_for_a_field_that_a_llama_lacks(more: dict[st
 
 def test_an_unknown_kind_with_a_llamas_fields_is_counted_as_one() -> None:
     config = LLAMA | {"model_type": "own", "layer_types": ["full_attention"] * 5, "hidden_act": "silu"}
-    found = estimate(config=config, seq=512)
-    assert (found["evidence"], found["margin_pct"]) == ("unchecked", 140.0)
-    assert found["parameters"] == estimate(config=LLAMA | {"model_type": "llama"}, seq=512)["parameters"]
+    estimated = estimate(config=config, seq=512)
+    assert (estimated["evidence"], estimated["margin_pct"]) == ("unchecked", 140.0)
+    assert estimated["parameters"] == estimate(config=LLAMA | {"model_type": "llama"}, seq=512)["parameters"]
 
 
 @pytest.mark.parametrize("kind", ["falcon_h1", "llava", "gpt_oss", "opt"])

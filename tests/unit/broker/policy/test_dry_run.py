@@ -62,7 +62,7 @@ def test_jobs_of_other_teams_are_not_covered() -> None:
 def test_a_launch_waits_for_the_one_before_it_and_is_charged_later() -> None:
     first, second = past("a", SINCE, 2), past("b", SINCE + timedelta(hours=1, minutes=5), 2)
     done = dry_run(policy(max_jobs=1), SINCE, history(first, second))
-    assert [(one.job_id, one.attempt, one.at, one.until) for one in done.held] == [("b", 1, second.at, first.ended_at)]
+    assert [(row.job_id, row.attempt, row.at, row.until) for row in done.held] == [("b", 1, second.at, first.ended_at)]
     assert "max_jobs is 1, 1 hold machines" in done.held[0].reason
     assert done.usd_not_spent == 0
 
@@ -74,7 +74,7 @@ def test_a_launch_at_the_moment_of_an_end_does_not_wait() -> None:
 
 def test_a_launch_held_to_the_end_spends_nothing() -> None:
     done = dry_run(policy(max_gpus=0), SINCE, history(past("a", SINCE), past("a", SINCE + DAY, number=2, usd="5")))
-    assert [(one.job_id, one.attempt, one.until) for one in done.held] == [("a", 1, None)]
+    assert [(row.job_id, row.attempt, row.until) for row in done.held] == [("a", 1, None)]
     assert done.launches == 1  # the second attempt never came up
     assert (done.usd_spent, done.usd_not_spent) == (Decimal(12), Decimal(12))
 
@@ -83,7 +83,7 @@ def test_a_budget_holds_a_launch_to_the_next_day() -> None:
     rules = policy(budgets=[{"limit_usd": "30", "per": "day"}])
     evening = SINCE + timedelta(hours=20)
     done = dry_run(rules, SINCE, history(past("a", SINCE, 12, "1"), past("b", evening, 1, "1")))
-    assert [(one.job_id, one.until) for one in done.held] == [("b", SINCE + DAY)]
+    assert [(row.job_id, row.until) for row in done.held] == [("b", SINCE + DAY)]
 
 
 def test_the_next_attempt_follows_the_one_that_came_later() -> None:
@@ -104,9 +104,9 @@ def test_a_drained_job_continues_in_the_next_period() -> None:
     rules = policy(budgets=[{"limit_usd": "40", "per": "day", "thresholds": [{"at": "0.25", "action": "drain"}]}])
     long = past("a", SINCE, 15, "1")
     done = dry_run(rules, SINCE, history(long))
-    assert [(one.job_id, one.attempt, one.at) for one in done.drained] == [("a", 1, SINCE + timedelta(hours=9))]
-    assert [(one.at, one.until) for one in done.held] == [(SINCE + timedelta(hours=9), SINCE + DAY)]
-    assert [(one.budget, one.share, one.action.value) for one in done.crossed] == [
+    assert [(row.job_id, row.attempt, row.at) for row in done.drained] == [("a", 1, SINCE + timedelta(hours=9))]
+    assert [(row.at, row.until) for row in done.held] == [(SINCE + timedelta(hours=9), SINCE + DAY)]
+    assert [(row.budget, row.share, row.action.value) for row in done.crossed] == [
         ("day/calendar", Decimal("0.25"), "drain")
     ]
     assert done.usd_not_spent == 0
@@ -128,7 +128,7 @@ def test_a_threshold_is_reported_once_a_period() -> None:
 def test_approval_is_asked_once_a_job_and_taken_to_come() -> None:
     rules = policy(approval_above_usd="10", max_jobs=1)
     done = dry_run(rules, SINCE, history(past("a", SINCE), past("a", SINCE + DAY, number=2), past("b", SINCE + DAY)))
-    assert [(one.job_id, one.at) for one in done.asked] == [("a", SINCE), ("b", SINCE + DAY)]
+    assert [(row.job_id, row.at) for row in done.asked] == [("a", SINCE), ("b", SINCE + DAY)]
     assert len(done.held) == 1
 
 
@@ -138,13 +138,13 @@ def test_spending_before_the_period_counts_without_being_judged() -> None:
     stored = StorageSpending(team="nlp", owner="bob", at=SINCE - DAY, usd=Decimal(1))
     done = dry_run(rules, SINCE, history(before, past("b", SINCE), others=(stored,)))
     assert (done.launches, done.usd_spent) == (1, Decimal(2))
-    assert [(one.job_id, one.until) for one in done.held] == [("b", SINCE - DAY + timedelta(days=7) + QUARTER)]
+    assert [(row.job_id, row.until) for row in done.held] == [("b", SINCE - DAY + timedelta(days=7) + QUARTER)]
 
 
 def test_running_attempts_hold_their_reservation() -> None:
     running = past("a", SINCE, 2, ended_at=None)
     done = dry_run(policy(max_jobs=1), SINCE, history(running, past("b", SINCE + DAY)))
-    assert [(one.job_id, one.until) for one in done.held] == [("b", None)]
+    assert [(row.job_id, row.until) for row in done.held] == [("b", None)]
     assert done.usd_not_spent == 2
 
 

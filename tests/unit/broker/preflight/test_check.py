@@ -28,18 +28,18 @@ async def offline(config: TrainConfig) -> ModelShape | Unshaped:
 
 
 async def test_a_job_becomes_a_workload_and_a_report() -> None:
-    found = await preflight(spec(), summary=SUMMARY, resolve=offline)
-    assert found.report is not None
-    assert found.workload.steps == 12  # 95 rows to train on, by 8
-    assert found.workload.tokens_per_row == pytest.approx(500 / 3.6)
-    assert found.workload.shape is not None
-    assert found.workload.shape.family == "gpt2"
+    check = await preflight(spec(), summary=SUMMARY, resolve=offline)
+    assert check.report is not None
+    assert check.workload.steps == 12  # 95 rows to train on, by 8
+    assert check.workload.tokens_per_row == pytest.approx(500 / 3.6)
+    assert check.workload.shape is not None
+    assert check.workload.shape.family == "gpt2"
 
 
 async def test_a_script_is_not_checked() -> None:
     script = JobSpec.model_validate({"name": "s", "cap_usd": "1", "script": {"code": "x", "command": ["true"]}})
-    found = await preflight(script, summary=None, resolve=offline)
-    assert (found.workload.method, found.report) == ("script", None)
+    check = await preflight(script, summary=None, resolve=offline)
+    assert (check.workload.method, check.report) == ("script", None)
 
 
 @pytest.mark.parametrize(
@@ -107,17 +107,17 @@ async def test_a_task_that_is_not_estimated_says_so() -> None:
         return Unshaped(name="some")
 
     data = {"path": "a.csv", "prompt": "{t}", "label": "n"}
-    found = await preflight(spec(task="text_regression", data=data), summary=SUMMARY, resolve=nothing)
-    assert (found.workload.shape, found.workload.steps) == (None, 12)
-    assert found.workload.unestimated == "task text_regression of such a model"
+    check = await preflight(spec(task="text_regression", data=data), summary=SUMMARY, resolve=nothing)
+    assert (check.workload.shape, check.workload.steps) == (None, 12)
+    assert check.workload.unestimated == "task text_regression of such a model"
 
 
 async def test_missing_adapter_targets_are_refused_before_any_purchase() -> None:
     """Targets that the architecture lacks are refused before anything is bought."""
     llama = "HuggingFaceTB/SmolLM2-135M"
     good = {"kind": "qlora", "targets": ["self_attn.q_proj", "down_proj", "lm_head"]}
-    found = await preflight(spec(model=llama, method=good), summary=SUMMARY, resolve=offline)
-    assert found.workload.method == "qlora"
+    check = await preflight(spec(model=llama, method=good), summary=SUMMARY, resolve=offline)
+    assert check.workload.method == "qlora"
     for kind, targets, wrong in (
         ("lora", ["q_proj", "c_attn"], "'c_attn'"), ("qlora", ["c_attn"], "'c_attn'"),
         ("lora", ["q_proj", "embed_tokens"], "'embed_tokens'"), ("lora", ["mlp.q_proj"], "'mlp.q_proj'"),
@@ -135,8 +135,8 @@ async def test_an_unknown_architecture_accepts_any_module_name() -> None:
         return replace(shape, family="unheard_of", known=False)
 
     method = {"kind": "lora", "targets": ["wq"]}
-    found = await preflight(spec(method=method), summary=SUMMARY, resolve=unknown)
-    assert found.workload.lora_targets == "wq"
+    check = await preflight(spec(method=method), summary=SUMMARY, resolve=unknown)
+    assert check.workload.lora_targets == "wq"
 
 
 async def test_experts_are_not_quantised_so_a_qlora_of_a_mixture_is_refused() -> None:

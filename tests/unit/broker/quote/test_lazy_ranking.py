@@ -31,10 +31,10 @@ def test_first_lines_are_those_of_a_full_ranking(offers: int) -> None:
     assert near == summaries[:FIRST_LINES]
     assert single == summaries[: len(single)]
     assert [line.offer.id for line in made.lines[-2:]] == summaries[-2:]
-    kept = [line for line in made.lines if line.drop is None]
-    order = sorted(kept, key=lambda line: (line.usd_p50, line.offer.id))
-    assert [line.offer.id for line in kept] == [line.offer.id for line in order]
-    assert offers < 1500 or len(kept) > FIRST_LINES
+    lines = [line for line in made.lines if line.drop is None]
+    order = sorted(lines, key=lambda line: (line.usd_p50, line.offer.id))
+    assert [line.offer.id for line in lines] == [line.offer.id for line in order]
+    assert offers < 1500 or len(lines) > FIRST_LINES
 
 
 def test_the_best_on_demand_line_is_the_first_kept_one() -> None:

@@ -130,10 +130,10 @@ def test_bad_input_is_one_line_that_names_it(words: list[str], told: str) -> Non
 
 def test_a_missing_config_field_is_a_reported_default() -> None:
     """transformers writes only what differs from its class: MistralConfig() is a Mistral-7B."""
-    found = estimate(config={"model_type": "mistral", "max_position_embeddings": 32768}, seq=512)
-    assert found["parameters"] == 7_241_732_096
-    assert "lacks num_hidden_layers, hidden_size" in found["notes"][0]
-    assert "mistral's defaults" in found["notes"][0]
+    estimated = estimate(config={"model_type": "mistral", "max_position_embeddings": 32768}, seq=512)
+    assert estimated["parameters"] == 7_241_732_096
+    assert "lacks num_hidden_layers, hidden_size" in estimated["notes"][0]
+    assert "mistral's defaults" in estimated["notes"][0]
     few = estimate(config={"model_type": "mistral", "num_attention_heads": 4, "hidden_size": 256}, seq=512)
     assert "num_key_value_heads" not in few["notes"][0]
 
@@ -148,19 +148,19 @@ def test_a_file_that_is_no_text_and_json_that_is_no_object_are_refused(tmp_path:
 
 @pytest.mark.parametrize("more", [{"sharding": "hybrid", "offload": True}, {"sharding": "tensor"}, {"gpus": 32_768}])
 def test_no_speed_is_given_for_options_outside_the_speed_model(more: dict[str, Any]) -> None:
-    found = estimate(MISTRAL, gpu="h100-sxm", **{"gpus": 16, "nodes": 2, **more})
-    assert (found["tokens_per_s"], found["tokens_per_s_evidence"]) == (None, None)
-    assert "no basis" in found["tokens_per_s_basis"]
+    estimated = estimate(MISTRAL, gpu="h100-sxm", **{"gpus": 16, "nodes": 2, **more})
+    assert (estimated["tokens_per_s"], estimated["tokens_per_s_evidence"]) == (None, None)
+    assert "no basis" in estimated["tokens_per_s_basis"]
 
 
 def test_a_mixture_of_experts_is_estimated_and_its_speed_is_uncertain() -> None:
     asked: dict[str, Any] = {"gpu": "a100-80gb-sxm", "method": "qlora", "gradient_checkpointing": True}
-    found = estimate("mistralai/Mixtral-8x7B-v0.1", **asked, stack="transformers=4.48.1")
-    assert found["parameters"] == 46_702_792_704
-    low, high = found["tokens_per_s_interval"]
+    estimated = estimate("mistralai/Mixtral-8x7B-v0.1", **asked, stack="transformers=4.48.1")
+    assert estimated["parameters"] == 46_702_792_704
+    low, high = estimated["tokens_per_s_interval"]
     assert high / low == pytest.approx(SPREAD_OTHER_CODE**2, rel=1e-3)
-    assert "only active experts are counted" in found["tokens_per_s_basis"]
-    assert 25 * GIB < found["peak_allocated_bytes"] < 40 * GIB
+    assert "only active experts are counted" in estimated["tokens_per_s_basis"]
+    assert 25 * GIB < estimated["peak_allocated_bytes"] < 40 * GIB
 
 
 def test_the_task_decides_what_is_estimated() -> None:
@@ -198,9 +198,9 @@ def test_a_task_that_cannot_be_estimated_is_one_line(words: list[str], told: str
 
 
 def test_speed_without_a_basis_is_unknown() -> None:
-    found = estimate(MISTRAL, gpu="a100-80gb-sxm", method="adapter", trainable_parameters=1000)
-    assert (found["tokens_per_s"], found["tokens_per_s_interval"]) == (None, None)
-    assert "no run of such an adapter" in found["tokens_per_s_basis"]
+    estimated = estimate(MISTRAL, gpu="a100-80gb-sxm", method="adapter", trainable_parameters=1000)
+    assert (estimated["tokens_per_s"], estimated["tokens_per_s_interval"]) == (None, None)
+    assert "no run of such an adapter" in estimated["tokens_per_s_basis"]
 
 
 def test_speed_of_several_gpus_and_of_a_quantised_base() -> None:
@@ -229,10 +229,10 @@ def test_speed_of_several_gpus_and_of_a_quantised_base() -> None:
     ],
 )
 def test_speed_states_its_evidence_and_interval(asked: dict[str, Any], told: str) -> None:
-    found = estimate(MISTRAL, micro_batch=16, **asked)
-    assert told in found["tokens_per_s_basis"]
-    low, high = found["tokens_per_s_interval"]
-    assert low < found["tokens_per_s"] < high
+    estimated = estimate(MISTRAL, micro_batch=16, **asked)
+    assert told in estimated["tokens_per_s_basis"]
+    low, high = estimated["tokens_per_s_interval"]
+    assert low < estimated["tokens_per_s"] < high
     known = estimate(MISTRAL, micro_batch=16, gpu="a100-80gb-sxm")
     assert high / low >= known["tokens_per_s_interval"][1] / known["tokens_per_s_interval"][0] * 0.99
 
@@ -327,9 +327,9 @@ def test_a_decoder_with_classes_makes_no_vocabularys_logits(method: str, accumul
     model, asked = "HuggingFaceTB/SmolLM2-135M", {"method": method, "accumulate": accumulate, "seq": 512}
     words = estimate(model, micro_batch=8, **asked)["by_category"]
     for task in ("text_classification", "token_classification"):
-        found = estimate(model, task=task, micro_batch=8, **asked)
-        assert found["by_category"]["logits"] < words["logits"] / 10
-        assert not found["notes"]
+        estimated = estimate(model, task=task, micro_batch=8, **asked)
+        assert estimated["by_category"]["logits"] < words["logits"] / 10
+        assert not estimated["notes"]
     number = estimate(model, task="reward_model", micro_batch=4, **asked)
     assert (
         number["peak_allocated_bytes"]
@@ -373,26 +373,26 @@ def test_what_does_not_fit_names_fsdp_and_the_gpus_that_would_do() -> None:
 
 
 def test_recomputation_is_proposed_before_more_gpus() -> None:
-    found = estimate(MISTRAL, gpu="A100-80GB", seq=8192, micro_batch=4)
-    assert found["would_fit"] | {"device_used_bytes": 0} == {
+    estimated = estimate(MISTRAL, gpu="A100-80GB", seq=8192, micro_batch=4)
+    assert estimated["would_fit"] | {"device_used_bytes": 0} == {
         "gpus": 1, "nodes": 1, "sharding": "none", "gradient_checkpointing": True, "device_used_bytes": 0,
     }  # fmt: skip
-    assert "would fit: --gradient-checkpointing (" in str(found)
+    assert "would fit: --gradient-checkpointing (" in str(estimated)
 
 
 def test_where_nothing_would_fit_other_ways_are_named() -> None:
-    found = estimate("meta-llama/Llama-3.1-405B", method="qlora", gpu="L40S")
-    assert found["would_fit"] is None
-    assert "would fit: nothing found up to 64 GPUs" in str(found)
+    estimated = estimate("meta-llama/Llama-3.1-405B", method="qlora", gpu="L40S")
+    assert estimated["would_fit"] is None
+    assert "would fit: nothing found up to 64 GPUs" in str(estimated)
 
 
 def test_the_result_prints_with_units_and_stays_a_document() -> None:
-    found = estimate(MISTRAL, gpu="A100-80GB")
-    assert json.loads(json.dumps(found)) == dict(found)
-    assert found.peak_gib == pytest.approx(found["peak_allocated_bytes"] / GIB)
-    assert found.device_gib == pytest.approx(found["device_used_bytes"] / GIB)
-    assert (found.fits, found.tokens_per_s) == (True, found["tokens_per_s"])
-    text = repr(found)
-    assert text == str(found)
-    assert re.search(rf"^in nvidia-smi +{found.device_gib:.2f} GiB$", text, re.MULTILINE)
+    estimated = estimate(MISTRAL, gpu="A100-80GB")
+    assert json.loads(json.dumps(estimated)) == dict(estimated)
+    assert estimated.peak_gib == pytest.approx(estimated["peak_allocated_bytes"] / GIB)
+    assert estimated.device_gib == pytest.approx(estimated["device_used_bytes"] / GIB)
+    assert (estimated.fits, estimated.tokens_per_s) == (True, estimated["tokens_per_s"])
+    text = repr(estimated)
+    assert text == str(estimated)
+    assert re.search(rf"^in nvidia-smi +{estimated.device_gib:.2f} GiB$", text, re.MULTILINE)
     assert text.splitlines() == run(MISTRAL, "--gpu", "A100-80GB").stdout.splitlines()

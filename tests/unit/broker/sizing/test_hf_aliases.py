@@ -101,9 +101,9 @@ def test_a_config_may_begin_with_a_mark(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("said", [NF4, {"load_in_4bit": True}])
 def test_a_config_of_4_bits_is_that_of_qlora(said: dict[str, Any]) -> None:
-    found = estimate(config={**TINY, "quantization_config": said}, method="qlora", **OLD)
-    assert found["peak_allocated_bytes"] == peak(method="qlora")
-    assert [note.endswith("estimated as quantised too") for note in found["notes"]] == [said is not NF4]
+    estimated = estimate(config={**TINY, "quantization_config": said}, method="qlora", **OLD)
+    assert estimated["peak_allocated_bytes"] == peak(method="qlora")
+    assert [note.endswith("estimated as quantised too") for note in estimated["notes"]] == [said is not NF4]
     table = what_if(
         "gpus=1",
         config={**TINY, "quantization_config": said},

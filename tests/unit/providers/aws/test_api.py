@@ -35,9 +35,9 @@ def test_every_code_is_distinguished(code: str, status: int, error: type[Provide
     ],
 )  # fmt: skip
 def test_signature_time_errors_name_the_clock(code: str, message: str) -> None:
-    told = error_for_code("get_caller_identity in us-east-1", code, message, 403)
-    assert type(told) is Rejected
-    assert "this computer's clock is wrong" in str(told)
+    error = error_for_code("get_caller_identity in us-east-1", code, message, 403)
+    assert type(error) is Rejected
+    assert "this computer's clock is wrong" in str(error)
 
 
 def test_exceptions_before_a_request_are_refusals_and_lost_replies_are_not() -> None:

@@ -134,7 +134,7 @@ async def test_machines_are_listed_by_our_tag_in_all_regions(world: World) -> No
     other = world.launch(WEST, InstanceType="p4d.24xlarge")
     for label in (None, "gb-aaab-" + "b" * 13 + "-1a2b3c4d", f"{NAME}c-1a2b3c4d", "x" + NAME):
         world.launch(label=label)
-    seen = {one.handle.id: one for one in await cloud.list()}
+    seen = {machine.handle.id: machine for machine in await cloud.list()}
     assert set(seen) == {spot, other}
     first, second = seen[spot], seen[other]
     assert first.handle == handle(spot)

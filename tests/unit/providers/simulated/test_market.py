@@ -47,12 +47,12 @@ def test_prices_drift_without_jumps() -> None:
 
 
 def test_the_market_shows_what_a_quote_must_explain() -> None:
-    found = offers(SimulatedConfig(seed=1), GpuAsk(), NOON, cores=2)
-    assert {o.cloud for o in found} == {"runpod", "lambda", "vast", "aws"}
-    assert {o.accelerator for o in found} >= {"h100-sxm", "a100-80gb-sxm", "l40s", "rtx4090"}
-    assert min(o.gpu_memory_bytes for o in found) < 2e9
-    assert all((o.emulated_on, o.emulated_vcpus, o.provider) == ("cpu", 2, "simulated") for o in found)
-    assert all((o.preemptions_per_hour is not None) == o.spot for o in found)
+    listed_offers = offers(SimulatedConfig(seed=1), GpuAsk(), NOON, cores=2)
+    assert {o.cloud for o in listed_offers} == {"runpod", "lambda", "vast", "aws"}
+    assert {o.accelerator for o in listed_offers} >= {"h100-sxm", "a100-80gb-sxm", "l40s", "rtx4090"}
+    assert min(o.gpu_memory_bytes for o in listed_offers) < 2e9
+    assert all((o.emulated_on, o.emulated_vcpus, o.provider) == ("cpu", 2, "simulated") for o in listed_offers)
+    assert all((o.preemptions_per_hour is not None) == o.spot for o in listed_offers)
     sold_out = [o for hour in range(24)
                 for o in offers(SimulatedConfig(seed=1), GpuAsk(), NOON + timedelta(hours=hour), cores=2)
                 if not o.available]  # fmt: skip

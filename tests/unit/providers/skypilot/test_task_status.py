@@ -113,8 +113,8 @@ def test_a_failure_is_reported_in_one_line_with_what_to_do(seen: SkyJob, expecte
 
 def test_no_secret_is_reported() -> None:
     log = "GET https://store.example/t?key=s3cret\ngpubroker-setup: cannot fetch s3cret"
-    told = start_result(job("FAILED_SETUP", log), ["s3cret"])
-    assert told == "cannot fetch *** (output: GET https://store.example/t?key=***)"
+    result = start_result(job("FAILED_SETUP", log), ["s3cret"])
+    assert result == "cannot fetch *** (output: GET https://store.example/t?key=***)"
 
 
 def test_with_unknown_secrets_only_the_brokers_lines_are_shown() -> None:

@@ -25,10 +25,10 @@ class LostAnswerStore(MemoryStore):
     async def claim_attempts(
         self, lane: Lane, *, owner: str, lease_s: float, limit: int, turns: Mapping[str, float] | None = None
     ) -> Sequence[Leased]:
-        found = await super().claim_attempts(lane, owner=owner, lease_s=lease_s, limit=limit, turns=turns)
+        claimed_attempts = await super().claim_attempts(lane, owner=owner, lease_s=lease_s, limit=limit, turns=turns)
         if self.loses:
             raise StoreUnavailable("the commit's fate is unknown")
-        return found
+        return claimed_attempts
 
 
 @pytest.fixture

@@ -120,12 +120,12 @@ async def test_paused_broker_counts_no_silence_it_did_not_observe() -> None:
     watched.store.beat = Heartbeat(attempt=OWN, boot="b", seq=1, phase="training", step=3)
     watched.store.mates = mate(1)
     await watched.polls(False)
-    one = build.attempt(AttemptState.TRAINING, running_at=build.T0)
-    two = replace(one, line=replace(one.line, nodes=2))
-    await watched.looker.observe(two, {one.line.offer.provider})
+    attempt = build.attempt(AttemptState.TRAINING, running_at=build.T0)
+    two = replace(attempt, line=replace(attempt.line, nodes=2))
+    await watched.looker.observe(two, {attempt.line.offer.provider})
     await watched.polls(False, False)
     watched.clock.advance(24.0)
-    _, seen = await watched.looker.observe(two, {one.line.offer.provider})
+    _, seen = await watched.looker.observe(two, {attempt.line.offer.provider})
     assert [seen.beat_age_s, seen.progress_age_s, seen.peers_silent_s] == [2 * POLL_S] * 3
 
 
