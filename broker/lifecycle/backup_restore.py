@@ -5,20 +5,28 @@ final report may exist. The job's attempt count therefore skips such numbers.
 """
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
-from broker.domain.ids import AttemptId, attempt_id
+from broker.domain.ids import AttemptId, JobId, attempt_id
 from broker.domain.job import Job, Reason
 from trainer.contract.documents import Desired, Final
 
 AHEAD = 16
 """Number of attempt numbers to check after a job's latest. Unsent attempts leave no trace, but later attempts may."""
+JOBS = 512
+"""Number of jobs whose possible attempts are cached. One decision reads them three times; a round decides 200 jobs."""
 _ENDING_REASONS = frozenset({Reason.STOPPED, Reason.CAPPED})
 """Drain reasons that end the job."""
 
 
 def possible_attempts(job: Job) -> Mapping[AttemptId, int]:
     """Return the ids of the next attempts of a job, with their numbers in order."""
-    return {attempt_id(job.id, number): number for number in range(job.attempts + 1, job.attempts + 1 + AHEAD)}
+    return _attempts_after(job.id, job.attempts)
+
+
+@lru_cache(maxsize=JOBS)
+def _attempts_after(job: JobId, number: int) -> Mapping[AttemptId, int]:
+    return {attempt_id(job, later): later for later in range(number + 1, number + 1 + AHEAD)}
 
 
 def attempts_without_row(job: Job, checkpoints: Iterable[str]) -> tuple[str, ...]:

@@ -89,7 +89,7 @@ class ObservedRuns:
         counts at the end alone, because later rows may be longer.
         """
         running = dict[AttemptId, RunObservation]()
-        for row in await self._context.store.live_attempts():
+        for row in await self._context.store.sent_attempts():
             attempt = row.attempt
             if measured_attempt(row.job.forecast) != attempt.number:
                 continue

@@ -24,6 +24,7 @@ JOB = replace(build.active_job(), attempts=2)
 def test_the_next_numbers_follow_the_last_in_order() -> None:
     assert [*possible_attempts(JOB).values()] == [*range(3, 3 + AHEAD)]
     assert next(iter(possible_attempts(JOB))) == attempt_id(JOB.id, 3)
+    assert possible_attempts(JOB) is possible_attempts(JOB)  # a decision reads them three times, and each id is a hash
 
 
 def test_an_attempt_is_known_by_its_number_whether_or_not_it_has_a_row() -> None:
