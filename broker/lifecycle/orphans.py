@@ -50,7 +50,7 @@ def _orphan_message(attempt: Attempt | None, machine: Observed) -> str | None:
 
 
 def _first_created_at(listed: Sequence[Observed], machine: Observed) -> datetime | None:
-    """Return the earliest creation time of the machines with this name; None: one of them is unknown.
+    """Return the earliest creation time of the machines with this name; None: a creation time is unknown.
 
     The earliest time counts, because the charge of one machine covers all machines of its attempt.
     """

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 MAX_LINES = 100_000
 """Lines of a journal that are read, about a second of CPU. A line of the trainer has over 80 bytes."""
-
-
 MAX_STEP = 2**53 - 1
 """Largest step of a journal that is read. JSON's readers keep integers exact up to here."""
 MAX_ATTEMPT = 2**31 - 1
@@ -68,7 +66,7 @@ def _number(value: object) -> float | None:
 
 
 def downsampled(points: Sequence[MetricPoint], max_points: int) -> list[MetricPoint]:
-    """Return at most `max_points` points: the last of each equal share of steps, with its mean loss and speed."""
+    """Return at most `max_points` points: the last of each equal share of steps, with the share's mean loss and speed."""
     if len(points) <= max_points:
         return list(points)
     shares = [points[i * len(points) // max_points : (i + 1) * len(points) // max_points] for i in range(max_points)]

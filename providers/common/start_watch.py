@@ -25,7 +25,7 @@ class StartWatch:
         self._tasks: dict[InstanceName, asyncio.Task[str | None]] = {}
 
     def follow(self, names: Set[InstanceName]) -> None:
-        """Start checks of new machines, and stop checks of machines that are gone."""
+        """Start checks of new machines, and stop checks of machines that no longer exist."""
         for name in self._tasks.keys() - names:
             self._tasks.pop(name).cancel()
         for name in names - self._tasks.keys():

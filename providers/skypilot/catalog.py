@@ -60,7 +60,7 @@ class SkyCatalog:
             self._held |= rows_by_key
             self._holders.update(rows_by_key.keys())
         try:
-            # Under the condition's lock, so that no two writers merge into the same file.
+            # The condition's lock prevents two writers from merging into the same file.
             async with self._change:
                 await asyncio.to_thread(self._write_rows, rows)
             yield

@@ -50,7 +50,7 @@ def _position_limit(config: Any) -> int | None:
 
 
 def _count(config: Any) -> int | None:
-    """Return the positions that a config counts, without those before a row's first token; None: it counts none."""
+    """Return the config's number of positions from a row's first token on; None: the config has no limit."""
     count = getattr(config, "max_position_embeddings", None)
     if not isinstance(count, int) or count < 1:  # XLNet's config has -1.
         return None
