@@ -167,11 +167,13 @@ class AwsMarket:
             ),
             self._aws.call("ec2", region, "describe_availability_zones"),
         )  # fmt: skip
-        ids = {zone["ZoneName"]: zone["ZoneId"] for zone in zones["AvailabilityZones"]}
+        pairs = ((_text_of(zone, "ZoneName"), _text_of(zone, "ZoneId")) for zone in zones["AvailabilityZones"])
+        ids = {name: zone_id for name, zone_id in pairs if name and zone_id}
         zones_by_type: dict[str, dict[str, str]] = {}
         for offering in offered:
-            if (zone := offering["Location"]) in ids:
-                zones_by_type.setdefault(offering["InstanceType"], {})[zone] = ids[zone]
+            zone, name = _text_of(offering, "Location"), _text_of(offering, "InstanceType")
+            if zone in ids and name:
+                zones_by_type.setdefault(name, {})[zone] = ids[zone]
         return zones_by_type
 
     async def _spot(self, region: str) -> Mapping[tuple[str, str], Decimal]:
@@ -186,11 +188,14 @@ class AwsMarket:
         )  # fmt: skip
         latest: dict[tuple[str, str], tuple[Any, Decimal]] = {}
         for entry in history:
-            key = (entry["InstanceType"], entry["AvailabilityZone"])
-            price = (entry["Timestamp"], Decimal(entry["SpotPrice"]))
-            if entry["InstanceType"] in spot_types:
-                latest[key] = max(latest.get(key, price), price, key=lambda dated: dated[0])
-        return {key: usd(price) for key, (_, price) in latest.items()}
+            try:
+                key = (entry["InstanceType"], entry["AvailabilityZone"])
+                price = (entry["Timestamp"], usd(Decimal(entry["SpotPrice"])))
+                if entry["InstanceType"] in spot_types:
+                    latest[key] = max(latest.get(key, price), price, key=lambda dated: dated[0])
+            except _UNREADABLE:
+                continue  # the zone has no spot offer, and the others keep theirs
+        return {key: price for key, (_, price) in latest.items()}
 
     async def _on_demand(self, kind: str) -> Mapping[str, Decimal]:
         products = await self._products("AmazonEC2", {**_ON_DEMAND, "instanceType": kind})
@@ -222,6 +227,12 @@ class AwsMarket:
         )  # fmt: skip
         values = ((score.get("AvailabilityZoneId"), as_integer(score.get("Score"))) for score in scores)
         return {zone: value for zone, value in values if zone is not None and value is not None}
+
+
+def _text_of(row: Any, field: str) -> str:
+    """Return a text of a row; empty: the row has none, so the row alone is left out."""
+    value = row.get(field) if isinstance(row, dict) else None
+    return value if isinstance(value, str) else ""
 
 
 def _machine(kind: Mapping[str, Any]) -> AwsMachineType | str:

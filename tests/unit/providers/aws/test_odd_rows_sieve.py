@@ -149,6 +149,31 @@ async def test_odd_quotas_and_scores_cost_no_other(aws: Answers, cloud: AwsCloud
     assert offers == (ALL - {(L40S, False)} if operation == "list_service_quotas" else ALL)
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        spot(L40S, None), spot(L40S, ""), spot(L40S, "free"), spot(L40S, "Infinity"), {"InstanceType": L40S}, None,
+        spot(L40S, "0.70", Timestamp=None), spot(L40S, "0.70", AvailabilityZone=None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("at", [0, 2])
+async def test_an_odd_spot_price_costs_itself_alone(aws: Answers, cloud: AwsCloud, row: Any, at: int) -> None:
+    aws.rows["describe_spot_price_history"].insert(at, row)
+    assert (await sold(cloud))[0] == ALL
+
+
+async def test_spot_rows_that_are_all_odd_leave_on_demand(aws: Answers, cloud: AwsCloud) -> None:
+    aws.rows["describe_spot_price_history"] = [spot(L40S, "Infinity"), spot(H100, None)]
+    assert (await sold(cloud))[0] == {(L40S, False), (H100, False)}
+
+
+@pytest.mark.parametrize("row", [None, {}, {"ZoneName": None, "ZoneId": "x"}, {"ZoneName": f"{EAST}b"}])
+async def test_an_odd_zone_costs_itself_alone(aws: Answers, cloud: AwsCloud, row: Any) -> None:
+    aws.answers["describe_availability_zones"]["AvailabilityZones"].append(row)
+    aws.rows["describe_instance_type_offerings"] += [row, {"InstanceType": L40S}, {"Location": f"{EAST}a"}]
+    assert (await sold(cloud))[0] == ALL
+
+
 def listed(**changes: Any) -> list[Any]:
     tags = [{"Key": TAG, "Value": f"{NAME}-1a2b3c4d"}]
     machine = {"InstanceId": "i-1", "InstanceType": L40S, "State": {"Name": "running"}, "Tags": tags} | changes
