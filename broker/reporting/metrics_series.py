@@ -66,7 +66,7 @@ def _number(value: object) -> float | None:
 
 
 def downsampled(points: Sequence[MetricPoint], max_points: int) -> list[MetricPoint]:
-    """Return at most `max_points` points: the last of each equal share of steps, with the share's mean loss and speed."""
+    """Return at most `max_points` points: the last of each equal share of steps, with its means of loss and speed."""
     if len(points) <= max_points:
         return list(points)
     shares = [points[i * len(points) // max_points : (i + 1) * len(points) // max_points] for i in range(max_points)]
