@@ -27,6 +27,8 @@ MIB = 1024**2
 PRICING_REGION = "us-east-1"
 """Region that serves the Pricing API; its answers cover all regions."""
 HOUR_S = 3600.0
+NOT_A_PRICE = Decimal("NaN")
+"""Spot price that cannot be read; the filter of offers counts it."""
 RETRY_S = 300.0
 """Seconds before a failed call is repeated; a failed call for spot prices is repeated at once."""
 KNOWN_GPUS = frozenset({"h100-sxm", "h200-sxm", "b200", "a100-80gb-sxm", "a100-40gb", "l40s", "a10g", "l4"})
@@ -187,15 +189,19 @@ class AwsMarket:
             InstanceTypes=spot_types, ProductDescriptions=list(_LINUX), StartTime=now, EndTime=now,
         )  # fmt: skip
         latest: dict[tuple[str, str], tuple[Any, Decimal]] = {}
+        unreadable: set[tuple[str, str]] = set()
         for entry in history:
             try:
                 key = (entry["InstanceType"], entry["AvailabilityZone"])
-                price = (entry["Timestamp"], usd(Decimal(entry["SpotPrice"])))
-                if entry["InstanceType"] in spot_types:
+                dollars = _decimal(entry["SpotPrice"])
+                if dollars is None:
+                    unreadable.add(key)
+                elif entry["InstanceType"] in spot_types:
+                    price = (entry["Timestamp"], usd(dollars))
                     latest[key] = max(latest.get(key, price), price, key=lambda dated: dated[0])
             except _UNREADABLE:
                 continue  # the zone has no spot offer, and the others keep theirs
-        return {key: price for key, (_, price) in latest.items()}
+        return dict.fromkeys(unreadable, NOT_A_PRICE) | {key: price for key, (_, price) in latest.items()}
 
     async def _on_demand(self, kind: str) -> Mapping[str, Decimal]:
         products = await self._products("AmazonEC2", {**_ON_DEMAND, "instanceType": kind})

@@ -167,6 +167,12 @@ async def test_spot_rows_that_are_all_odd_leave_on_demand(aws: Answers, cloud: A
     assert (await sold(cloud))[0] == {(L40S, False), (H100, False)}
 
 
+async def test_an_answer_that_cannot_be_read_is_no_answer(aws: Answers, cloud: AwsCloud) -> None:
+    aws.answers["describe_availability_zones"] = {}
+    with pytest.raises(OutcomeUnknown, match="AWS: an answer about us-east-1 cannot be read"):
+        await sold(cloud)
+
+
 @pytest.mark.parametrize("row", [None, {}, {"ZoneName": None, "ZoneId": "x"}, {"ZoneName": f"{EAST}b"}])
 async def test_an_odd_zone_costs_itself_alone(aws: Answers, cloud: AwsCloud, row: Any) -> None:
     aws.answers["describe_availability_zones"]["AvailabilityZones"].append(row)

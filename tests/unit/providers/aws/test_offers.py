@@ -59,10 +59,12 @@ async def test_a_machine_that_lacks_a_field_is_counted_and_the_others_are_sold(w
     assert dropped["unreadable"] > 0
 
 
-async def test_an_answer_that_cannot_be_read_is_no_answer(world: World) -> None:
+async def test_a_spot_price_that_cannot_be_read_is_counted(world: World) -> None:
     world.front.spot[("g6e.xlarge", f"{EAST}a")] = "cheap"
-    with pytest.raises(OutcomeUnknown, match="AWS: an answer about us-east-1 cannot be read"):
-        await offers(world.open())
+    found, dropped = await offers(world.open())
+    assert f"aws/aws/{EAST}/g6e.xlarge/spot/{EAST}b" in found
+    assert f"aws/aws/{EAST}/g6e.xlarge/spot/{EAST}a" not in found
+    assert dropped["price that is not a number"] == 1
 
 
 async def test_a_quota_of_0_takes_its_machines_away_with_the_reason(world: World) -> None:
