@@ -167,6 +167,6 @@ def test_an_upload_is_deleted_if_two_checks_find_no_owner(rounds: list[tuple[set
 
 
 def test_objects_beyond_the_limit_of_a_listing_are_checked_again() -> None:
-    """After the deletion of all listed objects, a job that has ended would not be checked any more."""
     """A partial listing keeps the job of deleted objects due, because further objects may exist."""
+    assert last(facts(defaults=SHORT)).due_in_s is None
     assert last(facts(defaults=SHORT, is_partial=True)).due_in_s == CHECK_ENDED_S
