@@ -23,7 +23,7 @@ from broker.sizing.estimate import estimate, model_shape
 
 WINDOWS: Mapping[str, Mapping[str, Any]] = {
     **{family: {"sliding_window": 128} for family in ("mistral", "gemma2", "starcoder2", "phi3")},
-    "gemma3_text": {"sliding_window": 128, "sliding_window_pattern": 3},
+    **{family: {"sliding_window": 128, "sliding_window_pattern": 3} for family in ("gemma3_text", "cohere2")},
     "qwen3": {"sliding_window": 128, "use_sliding_window": True, "max_window_layers": 2},
 }
 """Windows shorter than the drawn rows, which then need a mask: in all layers, or in some of them."""

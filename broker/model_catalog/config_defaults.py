@@ -43,6 +43,8 @@ DEFAULTS: Mapping[str, Fields] = {
     "gemma3_text": _of(
         26, 2304, 9216, 8, 262208, num_key_value_heads=4, head_dim=256, hidden_activation="gelu_pytorch_tanh"
     ),
+    "olmo2": _of(32, 4096, 11008, 32, 50304),
+    "cohere2": _of(40, 8192, 22528, 64, 256000),
     "falcon": {
         "num_hidden_layers": 32, "hidden_size": 4544, "num_attention_heads": 71, "vocab_size": 65024,
         "activation": "gelu",

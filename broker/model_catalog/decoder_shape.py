@@ -22,7 +22,7 @@ def _invalid(message: str) -> InvalidInput:
     return InvalidInput(Problem(field="train.model", message=message))
 
 
-WINDOWED = frozenset({"mistral", "gemma2", "gemma3_text"})
+WINDOWED = frozenset({"mistral", "gemma2", "gemma3_text", "cohere2"})
 """Families whose class has a sliding window of 4096 tokens by default."""
 CAPPED = {"gemma2": 30.0, "gemma3_text": None}
 """Families that may cap logits, and the default cap of their class."""
@@ -163,7 +163,8 @@ def _windowed(family: str, config: Mapping[str, Any]) -> tuple[bool, ...]:
     if family == "smollm3":  # the layers without rotary positions
         every = parameter_count.number(config, "no_rope_layer_interval", default=4)
         return tuple((i + 1) % every == 0 for i in range(layers))
-    full = {"gemma2": 2, "gemma3_text": config.get("sliding_window_pattern") or 6}.get(family, 0)
+    patterns = {"gemma2": 2, "gemma3_text": config.get("sliding_window_pattern") or 6}
+    full = (patterns | {"cohere2": config.get("sliding_window_pattern") or 4}).get(family, 0)
     return tuple(bool((i + 1) % full) for i in range(layers)) if full else ()
 
 
@@ -179,6 +180,7 @@ def _traits(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
         "falcon": is_new_decoder or bool(config.get("parallel_attn", True)),
         "gpt_neox": bool(config.get("use_parallel_residual", True)),
         "phi": True,
+        "cohere2": True,
     }.get(family, False)
     window = config.get("sliding_window", 4096 if family in WINDOWED else None)
     if "use_sliding_window" in config or family in ("qwen2", "qwen3", "qwen3_moe", "smollm3"):

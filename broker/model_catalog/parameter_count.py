@@ -14,14 +14,14 @@ from trainer.contract.architectures import SCALED_ROTARY, position_offset
 
 Config = Mapping[str, Any]
 TIED = frozenset({
-    "bart", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "smollm3", "starcoder2", "t5",
+    "bart", "cohere2", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "smollm3", "starcoder2", "t5",
 })  # fmt: skip
 """Families whose word embeddings are tied by default."""
 
 PLAIN_HEADS = frozenset({"falcon", "gpt2", "gpt_bigcode", "gpt_neox"})
 """Families whose heads divide the hidden size. A config's fields for their width and for shared keys are ignored."""
 BIASED_MLP = frozenset({"granite", "llama", "smollm3"})
-BIASED_ATTENTION = BIASED_MLP | {"gemma", "gemma2", "gemma3_text", "qwen3", "qwen3_moe"}
+BIASED_ATTENTION = BIASED_MLP | {"cohere2", "gemma", "gemma2", "gemma3_text", "olmo2", "qwen3", "qwen3_moe"}
 """Families whose linear modules have a bias if their config says so."""
 
 
@@ -67,7 +67,8 @@ def is_tied(c: Config) -> bool:
 def head_dim(c: Config) -> int:
     """Return the width of one attention head."""
     width = number(c, "hidden_size", "n_embd") // number(c, "num_attention_heads", "n_head")
-    return width if c.get("model_type") in PLAIN_HEADS else number(c, "head_dim", default=width)
+    is_derived = c.get("model_type") in PLAIN_HEADS or c.get("model_type") == "cohere2"
+    return width if is_derived else number(c, "head_dim", default=width)
 
 
 def kv_heads(c: Config) -> int:
@@ -120,6 +121,10 @@ def _decoder(c: Config) -> int:
             layer += 2 * d
         case "gemma2":
             layer += 2 * h
+        case "olmo2":
+            layer += q + kv
+        case "cohere2":  # one norm for attention and MLP
+            layer -= h
         case "gemma3_text":
             layer += 2 * h + 2 * d
     return _embeddings(c) + h + number(c, "num_hidden_layers") * layer

@@ -18,7 +18,6 @@ from trainer.contract.architectures import BIDIRECTIONAL
 
 Config = Mapping[str, Any]
 PARTS = {
-    "cohere2": "its parallel layers with one norm and alternating windows",
     "deepseek_v2": "latent attention, routed and shared experts",
     "deepseek_v3": "latent attention, routed and shared experts, dense first layers",
     "falcon_h1": "Mamba blocks next to the attention of every layer",
@@ -33,7 +32,6 @@ PARTS = {
     "mamba": "Mamba blocks",
     "mamba2": "Mamba 2 blocks",
     "modernbert": "alternating windows and the gated MLP of this encoder",
-    "olmo2": "norms after attention and MLP, and over all heads of queries and keys",
     "phi4_multimodal": "vision and audio towers, and the adapters for them",
     "phi4mm": "vision and audio towers, and the adapters for them",
     "qwen3_next": "linear attention, routed and shared experts",

@@ -12,13 +12,19 @@ class FamilySpec:
     """Structure of a family's layer; `names` maps the role of each linear module to its name."""
 
     names: Mapping[str, str]
-    norm: Literal["rms", "gemma", "layer"] = "rms"
-    norms: Literal[2, 4] = 2
+    norm: Literal["rms", "gemma", "layer", "olmo", "cohere"] = "rms"
+    norms: Literal[1, 2, 4] = 2
     """Norms in a layer. With 4, attention and MLP each have a norm before and a norm after."""
+    output_norms: bool = False
+    """Attention and MLP have a norm after each, before its residual connection, and none before (OLMo 2)."""
     head_norms: bool = False
+    whole_norms: bool = False
+    """The norms of queries and of keys are over all heads together, not over each head."""
     rotary: bool = True
     scaled: bool = False
     """The outputs of attention and MLP, embeddings and logits are multiplied by a constant (granite)."""
+    scaled_logits: bool = False
+    """The logits alone are multiplied by a constant."""
     scaled_embeddings: bool = False
     cached_casts: bool = True
     """Autocast caches the half-precision copies of weights. False where matrices are transposed before their product,
@@ -28,6 +34,12 @@ class FamilySpec:
     """Both norms are computed first if attention and MLP are parallel, and Python variables hold them until the layer
     ends.
     """
+    added_in_turn: bool = False
+    """The outputs of parallel attention and MLP are added one after the other. Python variables hold them, and the
+    norm's output, until the layer ends.
+    """
+    wide_rotary: bool = False
+    """Rotary positions are applied in float32, to queries and keys together."""
     masked: bool = False
     """A mask is made for each row, even where a kernel could derive it."""
     mask_buffer: bool = False
@@ -74,6 +86,10 @@ FAMILIES: Mapping[str, FamilySpec] = {
     "gemma": FamilySpec(names=SPLIT | GATED, norm="gemma", scaled_embeddings=True),
     "gemma2": FamilySpec(names=SPLIT | GATED, norm="gemma", norms=4, scaled_embeddings=True, capped_scores=True),
     "gemma3_text": FamilySpec(names=SPLIT | GATED, norm="gemma", norms=4, head_norms=True, scaled_embeddings=True),
+    "olmo2": FamilySpec(names=SPLIT | GATED, norm="olmo", output_norms=True, head_norms=True, whole_norms=True),
+    "cohere2": FamilySpec(
+        names=SPLIT | GATED, norm="cohere", norms=1, scaled_logits=True, added_in_turn=True, wide_rotary=True
+    ),
     "falcon": FamilySpec(
         names=BLOOM_NAMES,
         norm="layer",

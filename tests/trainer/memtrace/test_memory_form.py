@@ -232,7 +232,7 @@ def test_exact_runs_the_tracer_and_agrees() -> None:
 
 
 def test_exact_counts_a_model_without_a_closed_form() -> None:
-    config = {"model_type": "olmo2", **WIDE}
+    config = {"model_type": "arcee", **WIDE}
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     estimated = estimate(config=config, seq=128, micro_batch=4, lora_targets="q_proj,v_proj", exact=True)

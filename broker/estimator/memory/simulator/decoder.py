@@ -221,7 +221,7 @@ class DecoderSimulator:
         self.normed = normed
         if not self.step.loss.in_model:
             tape.drop(normed)
-        if family_spec(self.shape).scaled:
+        if family_spec(self.shape).scaled or family_spec(self.shape).scaled_logits:
             logits = tape.after(logits, tape.scale(logits))
         if self.shape.softcap:
             logits = tape.after(logits, tape.scale(logits))

@@ -20,17 +20,17 @@ GEMMA3: dict[str, Any] = {
 }  # fmt: skip
 NUMBERS = {
     "mixtral": "AutoModelForCausalLM", "qwen3_moe": "AutoModelForCausalLM", "whisper": "AutoModelForSpeechSeq2Seq",
-    "gemma3": "AutoModelForCausalLM",
+    "gemma3": "AutoModelForCausalLM", "olmo2": "AutoModelForCausalLM", "cohere2": "AutoModelForCausalLM",
 }  # fmt: skip
 REFUSED = {
     "gpt_oss": "attention sinks", "llama4": "shared experts", "deepseek_v3": "latent attention",
     "granitemoe": "routed experts", "granitemoehybrid": "Mamba layers", "jamba": "Mamba layers",
     "mamba2": "Mamba 2 blocks", "falcon_h1": "Mamba blocks", "gemma3n": "vision and audio towers",
-    "qwen3_next": "linear attention", "olmo2": "norms after attention", "cohere2": "parallel layers",
+    "qwen3_next": "linear attention",
     "qwen2_5_vl": "vision_config", "llava": "vision_config", "phi4_multimodal": "vision and audio towers",
     "modernbert": "alternating windows",
 }  # fmt: skip
-TRACED = {"mamba2", "falcon_h1", "olmo2", "cohere2", "modernbert"}
+TRACED = {"mamba2", "falcon_h1", "modernbert"}
 
 
 def published(kind: str) -> dict[str, Any]:

@@ -36,12 +36,21 @@ class Attention:
         raw = [self.ops.linear(x, role) for role in ("q", "k", "v")]
         if self.build.head_norms or s.head_norms:
             for number, parts in enumerate((s.heads, s.kv_heads)):
-                normed = self.ops.norm(raw[number], parts)
+                normed = self.ops.norm(raw[number], 1 if self.build.whole_norms else parts)
                 tape.drop(raw[number])
                 raw[number] = normed
-        turned = self.rotate(raw[0]), self.rotate(raw[1])
+        turned = self._rotated_wide(raw[:2]) if self.build.wide_rotary else [self.rotate(x) for x in raw[:2]]
         tape.drop(raw[0], raw[1])
-        return *turned, raw[2]
+        return turned[0], turned[1], raw[2]
+
+    def _rotated_wide(self, heads: Sequence[Tensor]) -> list[Tensor]:
+        """Apply rotary positions in float32. All casts live until the queries and the keys are cast back."""
+        tape = self.tape
+        wide = [tape.cast(x, 4) for x in heads]
+        turned = [self.rotate(x) for x in wide]
+        narrow = [tape.cast(x, heads[0].width) for x in turned]
+        tape.drop(*turned, *wide)
+        return narrow
 
     def _fused_heads(self, fused: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split the fused projection into views; it lives as long as any of them. Falcon copies its keys and values."""

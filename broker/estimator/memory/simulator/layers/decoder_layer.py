@@ -20,7 +20,7 @@ class Layer:
         tape = self.tape
         if self.build.norm_after:
             return self._norms_behind(x)
-        normed = self.ops.norm(x)
+        normed = self._normed(x)
         ahead = [self.ops.norm(x)] if self.build.normed_first and self.shape.parallel_norms == 2 else []
         attended = self.attention.weigh(*(heads := self.attention.heads(normed)))
         out = self.ops.linear(attended, "o")
@@ -31,17 +31,21 @@ class Layer:
         if self.build.names_attended:
             out.retain()
         between = self.add(x, out)
-        normed = self.ops.norm(between)
+        normed = self._normed(between)
         more = self.mlp(normed)
         tape.drop(normed)
         result = self.add(between, more)
         tape.drop(between, *([out] if self.build.names_attended else ()))
         return result
 
+    def _normed(self, x: Tensor) -> Tensor:
+        """Return the input of attention or MLP."""
+        return self.tape.hold(x) if self.build.output_norms else self.ops.norm(x)
+
     def add(self, x: Tensor, more: Tensor) -> Tensor:
         """Add a residual connection and consume `more`. Some families scale it or apply dropout first."""
         tape = self.tape
-        if self.build.norms == 4:
+        if self.build.norms == 4 or self.build.output_norms:
             more = tape.after(more, self.ops.norm(more))
         if self.build.scaled:
             more = tape.after(more, tape.scale(more))
@@ -85,7 +89,12 @@ class Layer:
         if self.shape.parallel_norms == 2 and not named:
             normed = tape.after(normed, self.ops.norm(x))
         more = self.mlp.mlp(*(ahead or [normed]))
-        tape.drop(*[] if named else [normed])
+        tape.drop(*[] if named or self.build.added_in_turn else [normed])
+        if self.build.added_in_turn:
+            first = tape.add(x, attended)
+            output = tape.after(first, tape.add(first, more))
+            tape.drop(normed, more, attended)
+            return output
         summed = tape.add(more, attended)
         tape.drop(more, attended)
         output = self.add(x, summed)

@@ -6,9 +6,11 @@ The saved tensors follow from torch's derivatives.yaml, the order of frees from 
 
 from broker.domain.workload import ModelShape
 from broker.estimator.architecture.families import Numerics, copies, family_spec, linears
-from broker.estimator.memory.simulator.layers.norms import gemma_norm, layer_norm, rms_norm
+from broker.estimator.memory.simulator.layers.norms import cohere_norm, gemma_norm, layer_norm, olmo_norm, rms_norm
 from broker.estimator.memory.simulator.tape import Tape
 from broker.estimator.memory.simulator.tensors import EARLIER, Tensor, Weight
+
+NORMS = {"rms": rms_norm, "gemma": gemma_norm, "olmo": olmo_norm, "cohere": cohere_norm}
 
 
 class LayerOps:
@@ -116,7 +118,7 @@ class LayerOps:
             return self.tape.layer_norm(x, weight, rows)
         if self.build.norm == "layer":
             return layer_norm(self.tape, x, weight, rows, autocast=n.autocast)
-        return (gemma_norm if self.build.norm == "gemma" else rms_norm)(self.tape, x, weight, rows)
+        return NORMS[self.build.norm](self.tape, x, weight, rows)
 
     def norm_weight(self, count: int) -> Weight:
         """Return the weight of a norm over `count` elements."""

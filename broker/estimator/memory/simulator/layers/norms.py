@@ -28,6 +28,32 @@ def gemma_norm(tape: Tape, x: Tensor, weight: Weight, rows: int) -> Tensor:
         return tape.cast(scaled, x.width)
 
 
+def olmo_norm(tape: Tape, x: Tensor, weight: Weight, rows: int) -> Tensor:
+    """Apply OLMo 2's norm, which multiplies by the weight in float32 and casts back."""
+    back = x.count * 4 if weight.trained else 0
+    with tape.scope(_divided_by_root(tape, x, rows)) as variables:
+        (normal,) = variables.tensors
+        scaled = variables.hold(tape.scale_by_weight(normal, weight, 4, back=back))
+        return tape.cast(scaled, x.width)
+
+
+def cohere_norm(tape: Tape, x: Tensor, weight: Weight, rows: int) -> Tensor:
+    """Apply Cohere's norm, which computes a layer norm in float32 and subtracts the mean twice."""
+    back = x.count * 4 if weight.trained else 0
+    with tape.scope() as variables:
+        wide = tape.cast(x, 4)
+        mean = variables.hold(tape.resize(wide, rows))
+        centred = tape.add(wide, mean)
+        squares = tape.after(centred, tape.elementwise(centred, back=2 * x.count * 4))
+        root = variables.hold(tape.after(squares, tape.resize(squares, rows)))
+        centred = tape.add(wide, mean)
+        normal = variables.hold(tape.after(centred, tape.bilinear(centred, root, x.count, back=x.count * 4)))
+        tape.drop(wide)
+        copy = None if weight.width == 4 else variables.hold(tape.new(weight.count, 4))
+        scaled = variables.hold(tape.scale_by_weight(normal, weight, 4, factor=copy, back=back))
+        return tape.cast(scaled, x.width)
+
+
 def t5_norm(tape: Tape, x: Tensor, weight: Weight, rows: int) -> Tensor:
     """Apply T5's norm, which divides by the root mean square and does not cast `x` for the scaling."""
     wide = tape.cast(x, 4)
