@@ -19,6 +19,7 @@ LOWERED = frozenset(
         functional.prelu,
         *(torch.matmul, torch.mm, torch.bmm, torch.baddbmm, torch.addmm, torch.Tensor.matmul, torch.Tensor.bmm),
         *(torch.Tensor.__matmul__, torch.Tensor.__rmatmul__),
+        *(torch.einsum, torch.tensordot),  # made of products that autocast lowers one by one
     }
 )
 """Functions that autocast computes in half precision on every device (torch's autocast_mode.h)."""
